@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -16,125 +16,128 @@ ifneq ($(shell cat $(VENV) 2>/dev/null),$(CURDIR))
 .PHONY: $(VENV)
 endif
 
-help: ## print this list
+help: ## list all targets
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry, succeed
+demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry and succeed
 	@tools/demo.sh
 
-test: wheel ## build the wheel and run all tests on it; ARGS="-k name" is passed to pytest
+test: $(VENV) wheel ## build the wheel and run all tests on it (ARGS="-k name" goes to pytest)
 	@tools/test_wheel.sh dist/*.whl $(ARGS)
 
-quick: $(VENV) ## run the tests that wait for no other process on the sources; ARGS="-m jobs" for trainings
+quick: $(VENV) ## test the sources without waiting for other processes (ARGS="-m jobs" runs trainings)
 	@$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=5 -m 'not slow' $(ARGS)
 
-timing: $(VENV) ## run the tests that measure speed, one by one; they need a machine that does nothing else
+timing: $(VENV) ## run the tests that measure speed, on an idle machine
 	@$(BIN)/pytest -m timing $(ARGS)
 
-matrix: $(VENV) ## run all 24 combinations of raises; print how long they took
+matrix: $(VENV) ## run all 24 combinations of raised exceptions and print their times
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
 
-process: $(VENV) ## run trainings that change their own process, on machines that refuse much; compare all that differs
+process: $(VENV) ## compare workers with torch's own, in trainings that change their process and on restricted machines
 	@FIRSTFAULT_PROCESS=all $(BIN)/pytest tests/torch_agent/test_own_process.py tests/torch_agent/test_hostile_processes.py $(ARGS)
 
-frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and Hydra, in an environment of its own
+frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and Hydra (25 minutes)
 	@tools/quietly.sh "installing the frameworks" tools/make_frameworks_venv.sh
 	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/lab/test_frameworks.py tests/lab/test_framework_launchers.py tests/lab/test_framework_scripts.py $(ARGS)
 
-nvrx: $(VENV) ## test the adapter for NVIDIA's nvidia-resiliency-ext with the real package, in an environment of its own
+nvrx: $(VENV) ## test the adapter for the real nvidia-resiliency-ext in a separate environment
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
 	@build/nvrx-venv/bin/python -m pytest -q -W ignore tests/plugin/test_nvrx.py $(ARGS)
 
-agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
+agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals) and print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)
 
-chaos: $(VENV) ## kill each process at each step of a failure, break the storage; print faults x promises
+chaos: $(VENV) ## kill each process at each step of a failure, break the storage, and print which promises held
 	@$(BIN)/python lab/chaos/chaos.py $(ARGS)
 
-cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
+cascades: $(VENV) ## record missing cascades (ARGS="hang" selects names by prefix)
 	@$(BIN)/python lab/cascades/record.py $(ARGS)
 
-hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 49 ways, score what the agents tell; ARGS="4 loader" for some
+hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 49 ways and score the reports (ARGS="4 loader" selects some)
 	@$(BIN)/python lab/stalls/stall_lab.py $(ARGS)
 
-consoles: $(VENV) ## record missing console logs of jobs without firstfault, score all; ARGS="srun" for some; needs root
+consoles: $(VENV) ## record and score console logs of jobs without firstfault, as root (ARGS="srun" selects some)
 	@tools/quietly.sh "starting Slurm, if it is installed" tools/start_slurm.sh
 	@tools/quietly.sh "installing DeepSpeed and Ray" tools/make_consoles_venv.sh
 	@$(BIN)/python lab/consoles/record.py $(ARGS)
 
-generated: $(VENV) ## run 100 trainings composed at random, judge each verdict; ARGS="--seeds 400", ARGS="17" for one
+generated: $(VENV) ## run 100 random trainings and judge each verdict (ARGS="--seeds 400" for more, ARGS="17" for one)
 	@$(BIN)/python lab/generated/campaign.py $(ARGS)
 
-scale: $(VENV) ## fail and stall jobs of many simulated nodes; count their requests and seconds; ARGS="--nodes 1024"
+scale: $(VENV) ## fail and stall jobs of many simulated nodes, and count requests and seconds (ARGS="--nodes 1024")
 	@$(BIN)/python lab/benchmarks/scale.py $(ARGS)
 	@$(BIN)/python lab/stalls/scale.py
 
-simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
+simulation: $(VENV) ## score the strategies on 2,000 simulated cascades of 1,024 workers (ARGS="--cascades 100" for fewer)
 	@$(BIN)/python lab/cascades/simulation.py $(ARGS)
 
-replay: $(VENV) ## judge the strategies on the recorded cascades, and count what a confidence is worth; ARGS=-v explains
+replay: $(VENV) ## score the strategies and their confidence on recorded cascades (ARGS=-v explains misses)
 	@$(BIN)/python lab/cascades/replay.py --simulated 100 $(ARGS)
 
-bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes); ARGS="read" for a part
+bench: $(VENV) ## measure reading, raising, failing and succeeding in about an hour (ARGS="read" for a part)
 	@$(BIN)/python lab/benchmarks/bench.py $(ARGS)
 
-bench-restart: $(VENV) ## restart after faults, side by side with NVIDIA's Wrapper (fifteen minutes); ARGS="--runs 1" for fewer
+bench-restart: $(VENV) ## compare restarts with NVIDIA's Wrapper in fifteen minutes (ARGS="--runs 1" for fewer)
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
 	@build/nvrx-venv/bin/python -W ignore lab/benchmarks/restarting.py $(ARGS)
 
-soak: $(VENV) ## run 200 attempts with random faults; name what they leave, and what grows; ARGS="--attempts 20 --seed 3"
+soak: $(VENV) ## run 200 attempts with random faults and check for leaks (ARGS="--attempts 20 --seed 3" for fewer)
 	@$(BIN)/python lab/benchmarks/soak.py $(ARGS)
 
-fuzz: $(VENV) ## look for bytes that make a reader raise, four times fifteen seconds; ARGS="--seconds 300 --target reader"
+fuzz: $(VENV) ## search for input that makes a reader raise, for one minute (ARGS="--seconds 300 --target reader")
 	@$(BIN)/python -c "import atheris" 2>/dev/null || tools/quietly.sh "installing atheris" $(BIN)/pip install atheris
 	@$(BIN)/python tools/fuzz.py $(ARGS)
 
-golden: $(VENV) ## rewrite the texts with which tests compare reports; read the difference
+golden: $(VENV) ## rewrite the expected reports and print a summary of the changes
 	@FIRSTFAULT_GOLDEN=write $(BIN)/pytest -q tests/reports/test_golden.py
 	@git diff --stat tests/reports/golden
 
-pictures: $(VENV) ## make README's pictures from a real failing job
+pictures: $(VENV) ## create README's pictures from a real failing job
 	@$(BIN)/python tools/pictures.py $(ARGS)
+
+docs: $(VENV) ## build the documentation site in build/docs and fail on warnings
+	@rm -rf build/docs
+	@$(BIN)/sphinx-build -q -W --keep-going -E -b html -d build/docs-cache docs build/docs
 
 lint: $(VENV) ## check style, format and import contracts
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/lint-imports
 
-format: $(VENV) ## format every file
+format: $(VENV) ## format all files
 	@$(BIN)/ruff format
 
 types: $(VENV) ## check types
 	@$(BIN)/mypy
 
-proto: ## generate the protobuf code from its .proto file
+proto: ## generate the protobuf code from the .proto file
 	@tools/generate_proto.sh
 
-proto-check: ## fail if the checked-in protobuf code is not what its .proto file generates
+proto-check: ## fail if the checked-in protobuf code doesn't match the .proto file
 	@tools/quietly.sh "generating the protobuf code and comparing it" tools/check_generated.sh
 
-floors: $(VENV) ## test with the oldest supported dependencies; ARGS=2.3.1 also with that torch (5 GB)
+floors: $(VENV) ## test with the oldest supported dependencies (ARGS=2.3.1 adds that torch, 5 GB)
 	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh $(ARGS)
 
-newest: $(VENV) ## test with the newest torch, flytekit and kfpytorch (several GB of CUDA packages); ARGS=2.14.1 for that torch
+newest: $(VENV) ## download and test the newest torch, flytekit and kfpytorch, several GB (ARGS=2.14.1 for that torch)
 	@tools/test_newest.sh $(ARGS)
 
-gpu: $(VENV) ## run faults of two ranks on a real GPU with both of torch's NCCL backends; print a table; ten minutes
+gpu: $(VENV) ## run faults of two ranks on a real GPU with both NCCL backends in ten minutes
 	@tools/test_gpu.sh $(ARGS)
 
-pythons: ## run the quick tests and one job on Python 3.10, 3.12 and 3.13, if they are found; ARGS="3.13" for one
+pythons: ## run the quick tests and one job on Python 3.10, 3.12 and 3.13 (ARGS="3.13" for one)
 	@tools/test_pythons.sh $(ARGS)
 
-sizes: $(VENV) ## print how large the product and the tests are: lines, modules, functions, parameters
+sizes: $(VENV) ## print sizes of the product and the tests: lines, modules, functions, parameters
 	@$(BIN)/python tools/sizes.py
 
-walk: $(VENV) ## list the modules that a failure passes from `raise` to the error that Flyte shows
+walk: $(VENV) ## list the modules that a failure passes, from `raise` to the error in Flyte
 	@$(BIN)/python tools/walk.py
 
-wheel: $(VENV) ## build the source distribution and the wheel into dist/
-	@rm -rf dist
-	@tools/quietly.sh "building dist/" $(BIN)/python -m build --no-isolation
+wheel: ## build the source distribution and the wheel in dist/, without .venv
+	@tools/quietly.sh "building dist/" tools/build_dist.sh
 
-clean: ## remove everything that was made, .venv included
+clean: ## remove all generated files, including .venv
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find plugin readers proto tests lab examples tools -name __pycache__ -prune -exec rm -rf {} +

@@ -185,7 +185,7 @@ def handler() -> Callable[..., Any]:
                 import logging  # noqa: PLC0415 - as above
 
                 logging.getLogger(__name__).warning(
-                    "firstfault: its import failed (%s: %s); torch's own agent runs the workers; nothing is recorded",
+                    "firstfault: import failed (%s: %s), so torch's own agent runs the workers and nothing is recorded",
                     type(error).__name__,
                     error,
                 )

@@ -11,8 +11,7 @@ from firstfault.render.flyte_message import flyte_message
 from firstfault.render.html import deck_html, page
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
-from firstfault.render.terminal import print_report
-from firstfault.render.text import terminal_text
+from firstfault.render.terminal import print_report, terminal_text
 from firstfault.report import Report
 
 

@@ -16,14 +16,14 @@ from firstfault.strategies.rules import RULES
 from firstfault.wire.json_schemas import DECISION, RESTART, RESTART_SCHEMA, VERDICT
 
 DOCS = Path(__file__).parents[1] / "docs"
-FORMAT = DOCS / "format.md"
-STRATEGIES = DOCS / "strategies.md"
+FORMAT = DOCS / "reference" / "format.md"
+STRATEGIES = DOCS / "guides" / "strategies.md"
 SCHEMA = DOCS / "schemas" / "verdict-v1.schema.json"
 _WIDTH = 110
 
 
 def described(page: str) -> str:
-    """Return the text of docs/format.md with today's list of a restart's keys."""
+    """Return the text of docs/reference/format.md with today's list of a restart's keys."""
     record = [(key, value["description"]) for key, value in RESTART.schema["properties"].items()]
     record.insert(0, ("schema", f"`{RESTART_SCHEMA}`"))
     rows = (f"| `{name}` | {meaning} |\n" for name, meaning in record)
@@ -31,7 +31,7 @@ def described(page: str) -> str:
 
 
 def with_rules(page: str) -> str:
-    """Return the text of docs/strategies.md with today's rules."""
+    """Return the text of docs/guides/strategies.md with today's rules."""
     rows = (f"| `{rule.name}` | {rule.root_cause} | {rule.max_confidence} |\n" for rule in RULES)
     return _with_rows(page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows)
 

@@ -1,6 +1,6 @@
-"""Prints the table of docs/budgets.md, and adds up the limits that a terminated node waits for one after the other.
+"""Print the table of all time limits, and add up those that a terminated node waits for one after the other.
 
-``python tools/describe_limits.py`` prints the table; tests/torch_agent/test_budgets.py fails if the page differs.
+tests/torch_agent/test_budgets.py fails if the sum exceeds what Kubernetes grants.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from firstfault.render.html import page
     from firstfault.render.json_report import json_report
     from firstfault.render.markdown import markdown
-    from firstfault.render.text import terminal_text
+    from firstfault.render.terminal import terminal_text
     from firstfault.testing import make_error, make_presence
     from firstfault.utils.text import clean, one_line, printable
     from firstfault.wire.documents import decode, decode_presence, encode, encode_presence, pack, unpack

@@ -1,6 +1,6 @@
 """Faults of two ranks on one real GPU, with both NCCL backends of torch: ``make gpu``, ten minutes.
 
-Prints a table for docs/accuracy.md. ``--backend gloo`` runs the faults that need no GPU, to try this script itself.
+Prints a table for docs/project/accuracy.md. ``--backend gloo`` runs the faults that need no GPU, to try this script.
 """
 
 from __future__ import annotations

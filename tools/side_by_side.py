@@ -1,6 +1,6 @@
-"""Writes docs/side_by_side.md: one fault, as torchrun, stock kfpytorch in Flyte and firstfault tell it.
+"""Write an excerpt of one fault into docs/project/comparison.md: torchrun, stock kfpytorch in Flyte, firstfault.
 
-    python tools/side_by_side.py [--out docs/side_by_side.md]
+    python tools/side_by_side.py [--out docs/project/comparison.md]
 
 Each runs the same training on two nodes of two workers on this machine. A record without a label makes the data loader
 of rank 3 raise, while the other ranks wait in a collective.
@@ -24,8 +24,12 @@ BIN = Path(sys.executable).parent
 _NODES = 2
 _LIMIT_S = 120
 _WIDTH = 160
-_LINES = 60
-"""Of one output; the middle of a longer one is left out."""
+_LINES = 10
+"""Lines of one output to show: its last ones."""
+_ANSWERS = ("Cause:", "Where:", "Retry:")
+"""Beginnings of the lines to show of firstfault's output instead."""
+_BEGIN, _END = "<!-- side by side -->\n", "<!-- /side by side -->\n"
+"""What's between these marks of the page is replaced."""
 
 DATASET = """\
 from torch.utils.data import Dataset
@@ -74,11 +78,6 @@ from train import train
 def run_training() -> float:
     return train()
 """
-
-_INTRODUCTION = """\
-A record without a label makes the data loader of rank 3 raise `KeyError: 'label'` at `dataset.py:13`, while the other
-ranks wait for it in a collective. Two nodes of two workers, on one machine. `python tools/side_by_side.py` writes this
-page from real runs; paths are shortened."""
 
 
 def torchrun(folder: Path) -> str:
@@ -150,39 +149,34 @@ def run_task(name: str) -> str:
 
 
 def _shown(text: str, folder: Path) -> tuple[str, int]:
-    """Return an output with the paths that a container has, without the middle if it is long; and its lines."""
+    """Return an excerpt of an output with the paths of a container, and the output's number of lines."""
     text = text.replace(f"{folder}/runs", "s3://bucket/metadata").replace(str(folder), "/root")
     text = text.replace(str(BIN.parent), "/opt/venv").replace(str(ROOT), "/opt/firstfault")
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(socket.gethostname(), "gpu-node-7")
     text = text.replace(os.path.realpath(sys.base_prefix), "/usr").replace("```", "'''")
     lines = [line.rstrip() for line in text.strip().split("\n")]
     count = len(lines)
-    left = count - _LINES
-    if left > 1:
-        lines = [*lines[: _LINES // 2], f"... {left} lines left out here ...", *lines[-_LINES // 2 :]]
+    if answers := [line for line in lines if line.startswith(_ANSWERS)]:
+        lines = answers
+    elif count > _LINES:
+        lines = [f"... {count - _LINES} lines left out here ...", *lines[-_LINES:]]
     return "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines), count
 
 
-def page(outputs: dict[str, tuple[str, int]]) -> str:
-    """Return the page: of each title the shown text, and how many lines it had."""
-    parts = [
-        "# One fault, told by three",
-        _INTRODUCTION,
-    ]
-    for title, (text, count) in outputs.items():
-        first = text.partition("\n")[0][:55].rstrip()
-        parts += [
-            f"## {title}",
-            f"{count} lines. Flyte's lists show: `{first}`" if "Flyte" in title else f"{count} lines, in the logs.",
-            f"```\n{text}\n```",
-        ]
-    return "\n\n".join(parts) + "\n"
+def page(current: str, outputs: dict[str, tuple[str, str, int]]) -> str:
+    """Return the page with new excerpts: of each title the first line, the excerpt, and the number of lines."""
+    parts = []
+    for title, (first, text, count) in outputs.items():
+        shown = f"Flyte's lists show: `{first[:55].rstrip()}`" if "Flyte" in title else "in the logs."
+        parts.append(f"### {title}\n\n{count} lines{'. ' if 'Flyte' in title else ', '}{shown}\n\n```\n{text}\n```\n")
+    before, _, rest = current.partition(_BEGIN)
+    return before + _BEGIN + "\n".join(parts) + _END + rest.partition(_END)[2]
 
 
 def main() -> None:
     """Run all three, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "side_by_side.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "project" / "comparison.md")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.task:
@@ -197,7 +191,8 @@ def main() -> None:
             "Stock kfpytorch in Flyte": flyte(folder, "flytekitplugins.kfpytorch"),
             "firstfault in Flyte": flyte(folder, "flytekitplugins.firstfault"),
         }
-        given.out.write_text(page({title: _shown(text, folder) for title, text in outputs.items()}))
+        shown = {title: (text.strip().partition("\n")[0], *_shown(text, folder)) for title, text in outputs.items()}
+        given.out.write_text(page(given.out.read_text(), shown))
     print(given.out)
 
 

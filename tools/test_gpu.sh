@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test_gpu.sh
-# Runs faults of two ranks on one GPU with the newest torch, and prints a table for docs/accuracy.md; ten minutes.
+# Runs faults of two ranks on one GPU with the newest torch, and prints a table for docs/project/accuracy.md; ten minutes.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 if ! nvidia-smi -L >/dev/null 2>&1; then

@@ -1,4 +1,4 @@
-"""Scores how the recorded console logs are read, and prints the tables of docs/accuracy.md."""
+"""Scores how the recorded console logs are read, and prints the tables of docs/project/accuracy.md."""
 
 from __future__ import annotations
 

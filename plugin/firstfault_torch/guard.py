@@ -29,6 +29,8 @@ SIGCHLD when one of its processes has died.
 """
 _NO_THREAD = "can't start new thread"
 _AT_THE_END = "at interpreter shutdown"
+MAX_CONSECUTIVE_ERRORS = 3
+"""Internal errors in a row after which a loop ends."""
 _refused_threads = threading.Event()
 """Set after the first warning that the system allows no more threads: one warning is enough."""
 
@@ -52,7 +54,7 @@ def suppress_internal_errors(activity: str, *, through: tuple[type[BaseException
         if isinstance(error, RuntimeError) and text == _NO_THREAD:
             if not _refused_threads.is_set():
                 _refused_threads.set()
-                logger.warning("doing without what needs a thread: %s (first while %s)", text, activity)
+                logger.warning("can't start more threads: %s (first while %s)", text, activity)
             return
         logger.warning(
             "failed while %s (%s: %s); the job continues without it",
@@ -100,6 +102,23 @@ def call_with_timeout(  # noqa: PLR0913 - keywords
     return results[0] if results else None
 
 
+def run_loop(step: Callable[[], bool], activity: str) -> None:
+    """Call `step` until it returns False.
+
+    A training may run for months, so one internal error must not end the loop: it is logged, and `step` is called
+    again. `MAX_CONSECUTIVE_ERRORS` in a row end the loop with a warning. A step has to wait before it can fail: after
+    an error it is called again at once.
+    """
+    errors = 0
+    while errors < MAX_CONSECUTIVE_ERRORS:
+        errors += 1
+        with suppress_internal_errors(activity):
+            if not step():
+                return
+            errors = 0
+    logger.warning("stopped %s after %d errors in a row", activity, errors)
+
+
 def start_in_thread(call: Callable[[], object], activity: str) -> threading.Event:
     """Start a call in a daemon thread; return an event that is set when it has ended or couldn't start."""
     ended = threading.Event()
@@ -123,7 +142,7 @@ def _start(call: Callable[[], object], ended: threading.Event, activity: str, *,
     except RuntimeError as refused:
         if not local:
             raise
-        logger.info("%s while %s; doing that without a limit of time", refused, activity)
+        logger.info("%s while %s; continuing without a timeout", refused, activity)
         run()
 
 

@@ -118,7 +118,7 @@ class NodeContext:
             return cls(**{**told, "identity": Identity(**told["identity"])})
         except (ValueError, TypeError, KeyError) as error:
             logger.warning(
-                "this process records nothing: it cannot read %s (%s: %s). Install the firstfault of its agent",
+                "this process records nothing: can't read %s (%s: %s). Install the agent's version of firstfault",
                 NODE_CONTEXT_VARIABLE,
                 type(error).__name__,
                 error,

@@ -22,7 +22,7 @@ from firstfault.utils.text import elide
 from firstfault_torch.time_limits import OTEL_TIMEOUT_SECONDS, WEBHOOK_TIMEOUT_SECONDS
 
 Stall = Mapping[str, Any]
-"""What `docs/platform.md` promises about a stall."""
+"""What `docs/guides/teams.md` promises about a stall."""
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""
 
@@ -83,7 +83,7 @@ def post(about: Report | Stall) -> None:
     except (ValueError, http.client.InvalidURL):
         raise OSError(f"the URL in {WEBHOOK_VARIABLE} is not valid") from None
     except http.client.HTTPException as error:
-        raise OSError(f"there was no valid answer of HTTP ({type(error).__name__})") from None
+        raise OSError(f"no valid HTTP response ({type(error).__name__})") from None
 
 
 post.on_stall = post  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def send_record(about: Report | Stall) -> None:
     exporter = OTLPLogExporter(timeout=OTEL_TIMEOUT_SECONDS)
     sent = exporter.export([ReadableLogRecord(record, resource, InstrumentationScope(_NAME))])
     if sent is not LogRecordExportResult.SUCCESS:
-        raise OSError("the OTLP endpoint did not take the record")
+        raise OSError("the OTLP endpoint rejected the record")
 
 
 send_record.on_stall = send_record  # type: ignore[attr-defined]

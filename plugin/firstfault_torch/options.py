@@ -102,7 +102,7 @@ class Hang:
             if seconds is not None and not (is_number and 0 < seconds < math.inf):
                 raise UsageError(f"Hang.{name} must be a number of seconds above 0, or None, not {seconds!r}")
         if self.busy_seconds is not None and self.end_seconds is None:
-            raise UsageError("Hang.busy_seconds needs end_seconds, after which a rank that does not work is ended")
+            raise UsageError("Hang.busy_seconds needs end_seconds, which must be set, too")
 
 
 def parse_hang(text: str) -> Hang | None:

@@ -1,7 +1,7 @@
 """Records a rank that no agent starts: one of srun, mpirun, deepspeed, Ray, or Lightning's own launcher.
 
 ``python -m firstfault_torch.record train.py ...`` runs a program in this process's place; ``import
-firstfault_torch.record``, as a program's first import, records the program that runs. See docs/torchrun.md.
+firstfault_torch.record``, as a program's first import, records the program that runs. See docs/start/torchrun.md.
 """
 
 from __future__ import annotations

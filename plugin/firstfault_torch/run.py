@@ -1,4 +1,4 @@
-"""Runs one node of a job, from launch to exit: the middle of the road in docs/design.md, from top to bottom.
+"""Runs one node of a job, from launch to exit: the middle of the road in docs/project/design.md, from top to bottom.
 
     launch, run_node   run the workers under a reporting agent, until its last round ends with a `RoundEnd`
     reach_verdict      agrees on a verdict with the peer nodes, or concludes alone

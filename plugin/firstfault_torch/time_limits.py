@@ -1,7 +1,7 @@
 """All time limits of a node, in seconds: who waits, for what, and what happens when the time is up.
 
-The recorder's own are in `firstfault.recorder.time_limits`, which doesn't import torch. tools/describe_limits.py prints
-the table of docs/budgets.md from both, and adds up consecutive waits.
+The recorder's own are in `firstfault.recorder.time_limits`, which doesn't import torch. ``python
+tools/describe_limits.py`` prints the table of both, and adds up consecutive waits.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ class _Client:
         except OSError as error:
             self._is_lost = True
             self._unsent.clear()
-            logger.warning("the watchdog of this process is off: its agent cannot be reached (%s)", error)
+            logger.warning("the watchdog of this process is off: can't reach the agent (%s)", error)
 
     def _write(self, line: bytes) -> None:
         if self._descriptor is None:

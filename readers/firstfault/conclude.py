@@ -119,9 +119,7 @@ def _sealed_verdict_wins(seal: model.Seal, job: model.JobErrors, strategy: str |
     # claim is wrong.
     is_whole = bool(job.roster) and job.coverage.complete
     if is_whole:
-        text = (
-            "the verdict in %s is ignored: it says that it rests on %d documents, but there are %d and none is missing"
-        )
+        text = "ignoring the verdict in %s: it was made from %d documents, but the attempt has %d"
         logger.warning(text, seal.name, seal.count, job.document_count)
     return not is_whole
 

@@ -9,7 +9,7 @@ class FirstFaultError(Exception):
     """Base class of all errors of firstfault. The message is one line that ends with what to do."""
 
     slug: ClassVar[str] = "error"
-    """Stable identifier, documented in docs/errors.md."""
+    """Stable identifier, documented in docs/reference/categories.md."""
     exit_code: ClassVar[int] = 1
     """Exit code of the command line."""
 

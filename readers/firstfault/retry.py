@@ -17,20 +17,16 @@ from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scop
 from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
 from firstfault.model.job import Progress
 
-_TIME_LIMIT_REASON = "the attempt had reached its time limit, and would probably reach it again"
+_TIME_LIMIT_REASON = "the attempt reached its time limit, and a retry probably would too"
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a GPU driver error."""
 _TORCH_FILE = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISE_LINE = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals by which a process dies after a GPU driver error."""
-_UNKNOWN_CAUSE_REASON = "the cause is not known; if nothing in the code explains it, run it once more by hand"
-_NO_PROOF_REASON = (
-    "the error's text points to a passing fault, which is no proof; where a retry helps, raise a recoverable error"
-)
-_UNEXPLAINED_WRITE_REASON = (
-    "a write failed, and its error does not tell why: the disk may have been full, or over its quota"
-)
+_UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
+_NO_PROOF_REASON = "maybe temporary, but not proven (to allow retries, raise a recoverable error)"
+_UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
 _CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
 """Categories that describe how a process ended, not why."""
 
@@ -87,7 +83,7 @@ class ComposablePolicy:
         if isinstance(answer, Vote):
             return answer
         name = getattr(self._function, "__name__", type(self._function).__name__)
-        return Vote(retry=bool(answer), reason=f"the policy {name} says {'retry' if answer else 'do not retry'}")
+        return Vote(retry=bool(answer), reason=f"policy {name}")
 
     def __or__(self, other: RetryPolicy) -> ComposablePolicy:
         second = to_policy(other)
@@ -96,7 +92,7 @@ class ComposablePolicy:
             if own_vote := self(verdict, context):
                 return own_vote
             vote = second(verdict, context)
-            return vote or Vote(retry=False, reason=f"{own_vote.reason}; {vote.reason}")
+            return vote or Vote(retry=False, reason=f"{own_vote.reason}, and {vote.reason}")
 
         return ComposablePolicy(either)
 
@@ -187,8 +183,8 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> ComposableP
 
     def vote(verdict: Verdict, _context: RetryContext) -> Vote:
         if verdict.category in categories:
-            return Vote(retry=True, reason=f"{verdict.category}: {CATEGORIES[verdict.category]}", origin=origin)
-        return Vote(retry=False, reason=f"{verdict.category} is not a reason to retry")
+            return Vote(retry=True, reason=CATEGORIES[verdict.category], origin=origin)
+        return Vote(retry=False, reason=f"the policy doesn't retry {verdict.category}")
 
     return ComposablePolicy(vote)
 
@@ -207,7 +203,7 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     if memory is not None and memory.oom_kill and _is_container_below_limit(memory):
         return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
     if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
-        return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
+        return Vote(retry=True, reason=CATEGORIES["gpu_hardware"], origin=Origin.SYSTEM)
     return Vote(retry=False, reason="no evidence that the machine is at fault")
 
 
@@ -238,7 +234,7 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     """
     same = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
     before = "attempt" if context.restarts_left is None else "round"
-    return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'another'} fault")
+    return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'a different'} fault")
 
 
 @_to_factory
@@ -274,7 +270,8 @@ def made_progress(*, minutes: float) -> ComposablePolicy:
 
     def vote(_verdict: Verdict, context: RetryContext) -> Vote:
         trained = context.progress.seconds / 60
-        return Vote(retry=trained >= minutes, reason=f"it had trained for {trained:.0f} min, of {minutes:g} asked for")
+        # rounded down: "30 of 30 min" must not be a reason against a retry
+        return Vote(retry=trained >= minutes, reason=f"trained for {int(trained)} of {minutes:g} min")
 
     return ComposablePolicy(vote)
 
@@ -282,7 +279,7 @@ def made_progress(*, minutes: float) -> ComposablePolicy:
 @_to_factory
 def never(_verdict: Verdict, _context: RetryContext) -> Vote:
     """Never retry."""
-    return Vote(retry=False, reason="the policy says never")
+    return Vote(retry=False, reason="the policy never retries")
 
 
 def default_policy() -> ComposablePolicy:
@@ -300,7 +297,7 @@ def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
         return Vote(retry=False, reason=_TIME_LIMIT_REASON)
     # SIGINT to one node of an elastic job: the remaining nodes restart without it, as torch does
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
-        return Vote(retry=True, reason="a node was interrupted, and the others continue", origin=Origin.SYSTEM)
+        return Vote(retry=True, reason="a node was interrupted, the remaining nodes continue", origin=Origin.SYSTEM)
     return on_category("preemption", "node_lost")(verdict, context)
 
 
@@ -321,22 +318,22 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         # Flyte counts retries of USER errors against the task's `retries`, and those of SYSTEM errors separately.
         origin = vote.origin or Origin.USER
         if context.restarts_left is not None:
-            paid = "it uses up one of max_restarts"
+            paid = "uses one of max_restarts"
         elif context.engine not in {"", "flyte"} and context.retries is None:
             paid = ""  # no engine counts retries
         elif origin is Origin.SYSTEM:
-            paid = "it uses up none of the task's retries"
+            paid = "uses none of the task's retries"
         elif context.retries_left == 0:
-            paid = f"all retries are used up (retries={context.retries or 0})"
+            paid = f"all {context.retries or 0} retries are used up"
         else:
-            paid = "it uses up one of the task's retries"
-        reason = "; ".join(filter(None, [vote.reason, paid]))
+            paid = "uses one of the task's retries"
+        reason = f"{vote.reason} ({paid})" if paid else vote.reason
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         reason = vote.reason if policy is not None else _explain_no_retry(verdict, context)
     if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
-        reason = f"{reason}; {same_fault.reason}"
+        reason = f"{reason}, and {same_fault.reason}"
     return Decision(
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,
@@ -353,7 +350,7 @@ def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:
     if verdict.is_at_time_limit:
         return _TIME_LIMIT_REASON
     if verdict.category != "interrupted" and (everywhere := same_fault_everywhere()(verdict, context)):
-        return f"{everywhere.reason}; a retry would meet it again"
+        return f"{everywhere.reason}, so a retry would probably fail again"
     if reason := _explain_replaced_request(verdict.root):
         return reason
     if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
@@ -371,4 +368,4 @@ def _explain_replaced_request(root: WorkerError | None) -> str:
     raised = root.exception
     outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
     request = next((name for name in inner if name in RETRY_REQUESTS), None)
-    return f"{outer} was raised, and the {request} inside it does not count for a retry" if request else ""
+    return f"{outer} replaced {request}, and isn't recoverable itself" if request else ""

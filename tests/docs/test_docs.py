@@ -40,7 +40,7 @@ from lab.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type)]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -82,7 +82,7 @@ def _section(page: str, heading: str) -> str:
 
 def test_the_tests_of_the_page_on_processes() -> None:
     """Each test that the page names exists."""
-    named = set(re.findall(r"`(test_\w+)`", _text("docs/your_process.md")))
+    named = set(re.findall(r"`(test_\w+)`", _text("docs/guides/footprint.md")))
     written = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
@@ -95,15 +95,23 @@ def test_the_tests_of_the_page_on_processes() -> None:
 @pytest.mark.parametrize(
     ("page", "header", "known"),
     [
-        ("docs/report.md", "State", {state.value: state.mark for state in State}),
-        ("docs/report.md", "Signal", SIGNALS),
-        ("docs/categories.md", "Category", {name: text.replace("`", "") for name, text in CATEGORIES.items()}),
-        ("docs/cli.md", "Code", {str(code.value): code.name for code in EXIT}),
+        ("docs/guides/report.md", "Signal", SIGNALS),
+        (
+            "docs/reference/categories.md",
+            "Category",
+            {name: text.replace("`", "") for name, text in CATEGORIES.items()},
+        ),
+        ("docs/reference/cli.md", "Code", {str(code.value): code.name for code in EXIT}),
     ],
 )
 def test_closed_lists_are_documented(page: str, header: str, known: dict[str, str]) -> None:
-    """States with their marks, signals, categories with their meanings, and exit codes are those of the code."""
+    """Signals, categories with their meanings, and exit codes are those of the code."""
     assert {name: cells[0] for name, cells in _table(page, header).items()} == known
+
+
+def test_states_are_documented() -> None:
+    """The table of states has all of them."""
+    assert set(_table("docs/guides/report.md", "State")) == {state.value for state in State}
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -113,7 +121,7 @@ def test_the_default_decision_on_a_category_is_as_documented(category: str) -> N
     kind, origin = claims.get(category, (Kind.NON_RECOVERABLE, Origin.USER))
     job = make_job(make_error(category=category, kind=kind, origin=origin))
     decision = decide(run_strategy(get_strategy("earliest"), job))
-    said = _table("docs/categories.md", "Category")[category][1]
+    said = _table("docs/reference/categories.md", "Category")[category][1]
     expected = f"retry, {decision.origin.value.lower()}'s budget" if decision.retry else "no retry"
     assert said.startswith(expected)
 
@@ -128,7 +136,7 @@ def test_the_taxonomy_is_documented() -> None:
         ]
         for sort in ErrorClass
     }
-    table = _table("docs/categories.md", "Class of error")
+    table = _table("docs/reference/categories.md", "Class of error")
     assert {name: [cell.split(";")[0] for cell in cells] for name, cells in table.items()} == documented
 
 
@@ -142,18 +150,18 @@ def test_every_error_is_documented() -> None:
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.slug)
 def test_every_error_has_a_section_and_its_built_in_bases(kind: type[errors.FirstFaultError]) -> None:
     """Each slug has a section, and each error has the built-in base classes of the table."""
-    assert _section("docs/errors.md", kind.slug).strip()
+    assert _section("docs/reference/categories.md", kind.slug).strip()
     for name in _errors_table()[kind.slug][1].split(", "):
         assert issubclass(kind, getattr(builtins, name))
 
 
 def _errors_table() -> dict[str, list[str]]:
-    return {link.split("]")[0][1:]: cells for link, cells in _table("docs/errors.md", "Slug").items()}
+    return {link.split("]")[0][1:]: cells for link, cells in _table("docs/reference/categories.md", "Slug").items()}
 
 
 def test_every_built_in_strategy_is_documented() -> None:
     """The table of strategies has the built-in ones and no other."""
-    assert set(_table("docs/strategies.md", "Strategy")) == set(BUILT_IN_STRATEGIES)
+    assert set(_table("docs/guides/strategies.md", "Strategy")) == set(BUILT_IN_STRATEGIES)
 
 
 @pytest.mark.parametrize("name", ["ls", "show", pytest.param("run", marks=pytest.mark.flyte)])
@@ -162,42 +170,44 @@ def test_every_option_is_documented(name: str) -> None:
     command = group.get_command(click.Context(group), name)
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-    documented = set(re.findall(r"^\| `(--[a-z-]+)", _section("docs/cli.md", f"firstfault {name}"), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `(--[a-z-]+)", _section("docs/reference/cli.md", f"firstfault {name}"), re.MULTILINE)
+    )
     assert documented == options - {"--help", "--debug"}
 
 
 def test_every_field_of_the_verdict_contract_is_documented() -> None:
     """The tables of firstfault.verdict/v1 have exactly the fields that are written."""
     verdict = run_strategy(get_strategy("earliest"), make_job(make_error()))
-    documented = {field for cell in _table("docs/cli.md", "Field of verdict") for field in cell.split(", ")}
+    documented = {field for cell in _table("docs/reference/cli.md", "Field of verdict") for field in cell.split(", ")}
     assert documented == set(verdict_to_dict(verdict))
-    assert set(_table("docs/cli.md", "Field of decision")) == set(DECISION.write(decide(verdict)))
+    assert set(_table("docs/reference/cli.md", "Field of decision")) == set(DECISION.write(decide(verdict)))
 
 
 def test_every_field_of_a_listed_attempt_is_documented() -> None:
     """The table of firstfault.ls/v1 has exactly the fields that are written."""
     attempt = FailedAttempt("s3://bucket/f3a9/n0/data/0", None)
     written = {*_attempt_json(attempt), *_group_json(FaultGroup("", 1, 1, None, attempt), "pod")}
-    assert {name for cell in _table("docs/cli.md", "Field of ls") for name in cell.split(", ")} == written
+    assert {name for cell in _table("docs/reference/cli.md", "Field of ls") for name in cell.split(", ")} == written
 
 
 def test_every_retry_policy_is_documented() -> None:
     """The tables of policies and of RetryContext's fields are complete."""
-    policies = {name.split("(")[0] for name in _table("docs/retry.md", "Policy")}
+    policies = {name.split("(")[0] for name in _table("docs/guides/retries.md", "Policy")}
     own = {value.__name__ for value in vars(retry).values() if getattr(value, "__module__", "") == retry.__name__}
     others = {"ComposablePolicy", "RetryContext", "Vote", "to_policy", "decide", "default_policy"}
     assert policies == {name for name in own if name[0] != "_"} - others
     fields = {field.name for field in dataclasses.fields(retry.RetryContext)}
-    assert set(_table("docs/retry.md", "Field of RetryContext")) == fields
+    assert set(_table("docs/guides/retries.md", "Field of RetryContext")) == fields
 
 
 def test_the_wire_format_is_documented() -> None:
     """Field numbers, the size limit and the key grammar on the page about the format are those of the code."""
-    rows = _table("docs/format.md", "Field")
+    rows = _table("docs/reference/format.md", "Field")
     fields = errors_pb2.WorkerErrorDocument.DESCRIPTOR.fields
     assert set(rows) == {f"{field.number} {field.name}" for field in fields}
-    assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/format.md")
-    grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/format.md"), re.MULTILINE)
+    assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/reference/format.md")
+    grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/reference/format.md"), re.MULTILINE)
     assert len(grammar) == 2
     assert all(line in (layout.__doc__ or "") for line in grammar)
 
@@ -246,7 +256,7 @@ def _run_examples(page: str) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:increase_shared_mem=True")
 def test_the_examples_of_retry_policies_run() -> None:
     """The policies on the page can be built and used."""
-    found = _run_examples("docs/retry.md")
+    found = _run_examples("docs/guides/retries.md")
     job = make_job(make_error(category="disk_full"))
     decision = decide(run_strategy(get_strategy("earliest"), job), found["policy"])
     assert decision.retry
@@ -257,7 +267,7 @@ def test_the_examples_of_retry_policies_run() -> None:
 def _strategy_page() -> tuple[dict[str, Any], object]:
     """Return the names that the page on strategies defines, and the strategy that it registers."""
     try:
-        return _run_examples("docs/strategies.md"), get_strategy("lowest_rank")
+        return _run_examples("docs/guides/strategies.md"), get_strategy("lowest_rank")
     finally:
         unregister_strategy("lowest_rank")
 
@@ -276,7 +286,7 @@ def test_the_strategy_on_the_page_is_registered() -> None:
 
 def test_the_promise_names_every_entry_point() -> None:
     """The table of what may change has the groups of entry points that the code looks up."""
-    rows = _table("docs/platform.md", "What")
+    rows = _table("docs/guides/teams.md", "What")
     (named,) = [what for what in rows if what.startswith("entry points")]
     assert named == f"entry points {NOTIFIERS}, .{ENTRY_POINT_GROUP.split('.')[1]}, .{COMMANDS_GROUP.split('.')[1]}"
 
@@ -286,7 +296,7 @@ def test_the_fields_to_chart_exist() -> None:
     report = SCOPE_SCENES["rank"]()
     data = json.loads(json_report(report))
     attributes = build_attributes(report, data)
-    for fields, names in _table("docs/platform.md", "Question").values():
+    for fields, names in _table("docs/guides/teams.md", "Question").values():
         for path in fields.removesuffix(" is undetermined").split(", "):
             found: Any = data
             for part in path.split("."):
@@ -298,14 +308,14 @@ def test_the_fields_to_chart_exist() -> None:
 def test_the_steps_of_a_failure_are_documented() -> None:
     """The table of steps is the one that `make chaos` strikes at, in its order."""
     steps = {name: [step.process, step.begins.partition(":")[2]] for name, step in STEPS.items()}
-    told = _table("docs/chaos.md", "Step")
+    told = _table("docs/project/chaos.md", "Step")
     assert {name: [process, "" if "file" in begins else begins] for name, (process, begins) in told.items()} == steps
 
 
 def test_every_fault_has_a_result() -> None:
     """The results have a row for each fault that `make chaos` tries, and no promise was broken."""
-    assert tuple(_table("docs/chaos.md", "Promise")) == PROMISES
-    rows = _table("docs/chaos.md", "Fault")
+    assert tuple(_table("docs/project/chaos.md", "Promise")) == PROMISES
+    rows = _table("docs/project/chaos.md", "Fault")
     assert set(rows) == {case.fault for case in CASES} | set(STORAGE_FAULTS.values())
     for cells in rows.values():
         counts = [cell.split(" of ") for cell in cells if cell]

@@ -55,7 +55,7 @@ def test_a_rank_that_learns_that_it_is_gone(call: CallWrapper) -> None:
         iteration.leave(0)
         raise ValueError("the fault")
 
-    with pytest.raises(RankLost, match="rank 0 was taken for lost"):
+    with pytest.raises(RankLost, match="rank 0 was considered lost"):
         call(train, (), {})
     assert iteration._store.add("arrived", 0) == 0
 

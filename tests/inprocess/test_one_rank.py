@@ -214,7 +214,7 @@ def test_a_call_within_a_call() -> None:
     inner = inprocess.Wrapper(**FAST)(lambda: None)
     with pytest.raises(inprocess.exception.RestartAbort) as caught:
         inprocess.Wrapper(**FAST)(inner)()
-    assert "outside of another one" in str(caught.value.__cause__)
+    assert "inside another one" in str(caught.value.__cause__)
     inner()
 
 

@@ -46,7 +46,7 @@ def test_every_step_exists(begins: str) -> None:
 @pytest.mark.jobs
 @pytest.mark.parametrize("case", _chosen, ids=operator.attrgetter("name"))
 def test_a_process_is_struck(case: Case, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Whichever process ends at whichever step, all promises of `docs/chaos.md` hold."""
+    """Whichever process ends at whichever step, all promises of `docs/project/chaos.md` hold."""
     with running(HERE / "training.py", case.task, tmp_path, {}, environment=_environment(case)) as run:
         out, err = run.process.communicate(timeout=DEADLINE_S)
         left_over = _left_over(run)

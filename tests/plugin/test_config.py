@@ -92,7 +92,7 @@ def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"strategy": "earlyest"}, "there is no strategy 'earlyest'; known are evidence, earliest"),
+        ({"strategy": "earlyest"}, "unknown strategy 'earlyest'; available: evidence, earliest"),
         ({"settle_seconds": -1}, "settle_seconds must be a number of seconds, 0 or more, not -1"),
         ({"settle_seconds": float("nan")}, "settle_seconds must be a number of seconds, 0 or more, not nan"),
         ({"upload_deadline_seconds": float("inf")}, "upload_deadline_seconds must be a number of seconds, 0 or more"),

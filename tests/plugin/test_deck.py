@@ -203,7 +203,7 @@ def test_too_large_decks(
     keeper.end()
     assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
     (record,) = caplog.records
-    assert record.getMessage().startswith("firstfault: if this attempt fails, its deck leaves out 'large': ")
+    assert record.getMessage().startswith("firstfault: if this attempt fails, its deck will lack 'large', ")
 
 
 def test_a_deck_that_raises(
@@ -274,7 +274,7 @@ def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
 def test_a_deck_that_is_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
     """A pod stops waiting after the limit, and logs it."""
     assert await_deck(prefix.uri, MARK, None, 0.2) is False
-    assert "the elected pod has not written the deck within 0.2 s; this pod waits no longer" in caplog.text
+    assert "the elected pod has not written the deck within 0.2 s; not waiting any longer" in caplog.text
 
 
 @dataclass

@@ -177,11 +177,11 @@ def test_an_attempt_without_an_error_file(admin: Admin, show: Callable[..., Ran]
 @pytest.mark.parametrize(
     ("below", "code", "said"),
     [
-        ("f000", EXIT.NOTHING_FOUND, "flyteadmin knows no execution 'flyte://flytesnacks/development/f000'"),
+        ("f000", EXIT.NOTHING_FOUND, "flyteadmin has no execution 'flyte://flytesnacks/development/f000'"),
         ("f3a9", EXIT.NOTHING_FOUND, "its phase is SUCCEEDED; name a node"),
         ("f3a9/n0/5", EXIT.NOTHING_FOUND, "has no attempt 5"),
         ("f3a9/n7", EXIT.NOTHING_FOUND, "has run no task"),
-        ("f3a9/n0", EXIT.NOTHING_FOUND, "does not say where node 'n0'"),
+        ("f3a9/n0", EXIT.NOTHING_FOUND, "returned no output location for node 'n0'"),
         ("", EXIT.USAGE, "names no execution of Flyte; write flyte://project/domain/execution"),
         ("f3a9/n0/last", EXIT.USAGE, "names no execution of Flyte"),
         pytest.param(f"f3a9/n0/{'9' * 5000}", EXIT.USAGE, "names no execution of Flyte", id="5,000 digits"),
@@ -205,12 +205,12 @@ def test_admin_does_not_answer(show: Callable[..., Ran], monkeypatch: pytest.Mon
         monkeypatch.setenv("FLYTE_PLATFORM_URL", endpoint)
         ran = show("flyte://flytesnacks/development/f3a9")
     assert ran.code == EXIT.TOOL_FAILED
-    assert ran.err == f"firstfault: flyteadmin at {endpoint} did not answer within 0.5 s; is the endpoint right?\n"
+    assert ran.err == f"firstfault: flyteadmin at {endpoint} didn't respond within 0.5 s; check the endpoint\n"
     monkeypatch.setattr(flyteadmin, "_SECONDS", 60.0)
     ran = show("flyte://flytesnacks/development/f3a9")
     (line,) = ran.err.splitlines()
     assert ran.code == EXIT.TOOL_FAILED
-    assert f"flyteadmin at {endpoint} gave no answer" in line
+    assert f"flyteadmin at {endpoint} returned an error" in line
 
 
 @pytest.mark.parametrize("command", ["show", "watch"])

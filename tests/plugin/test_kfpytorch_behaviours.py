@@ -307,7 +307,7 @@ def test_launch_settings(
 def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log warns if several nodes are configured outside of a PyTorchJob; within one it does not."""
     _launch_arguments(_config(nnodes=2))
-    assert "PET_NNODES is not set" in caplog.text
+    assert "PET_NNODES isn't set" in caplog.text
     caplog.clear()
     monkeypatch.setenv("PET_NNODES", "2")
     _launch_arguments(_config(nnodes=2))

@@ -26,7 +26,7 @@ NOT_HERE = {
     *("HealthCheckPassed", "Layer", "LayerFlag", "Node", "Tree"),
     *("AbortPersistentCheckpointProcesses", "ChainedGPUHealthCheck", "ChainedNVLHealthCheck", "ChainedNicHealthCheck"),
 }
-"""NVIDIA's internal classes, and those that docs/in_process.md names; the second line is new in 0.7.0."""
+"""NVIDIA's internal classes, and those in docs/guides/in-process-restart.md; the second line is new in 0.7.0."""
 NOT_TAKEN = {"monitor_process_pidfile", "torch_fr_trace_path"}
 """Arguments that are new in 0.7.0, and not here."""
 
@@ -48,7 +48,7 @@ def test_a_program_changes_only_its_imports(name: str) -> None:
 
 
 def test_this_release_was_tried() -> None:
-    """The release is one that docs/versions.md names, and takes the arguments that docs/in_process.md tells of it."""
+    """The release is one that docs/reference/versions.md names, and takes the arguments that the guide lists."""
     release = importlib.metadata.version("nvidia-resiliency-ext")
     taken = inspect.signature(theirs.Wrapper).parameters.keys() & {"rank_filter", "monitor_process_pidfile"}
     assert taken == {"0.4.1": {"rank_filter"}, "0.7.0": {"monitor_process_pidfile"}}[release]

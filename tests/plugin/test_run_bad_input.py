@@ -135,7 +135,7 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         ("raise ValueError('several\\nlines')", "ValueError: several lines"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
         (TASKS.replace("nnodes=2", "nnodes='3:1'"), "UsageError: Elastic.nnodes must be a number like 2"),
-        (TASKS.replace("nnodes=2", "strategy='earlyest'"), "there is no strategy 'earlyest'"),
+        (TASKS.replace("nnodes=2", "strategy='earlyest'"), "unknown strategy 'earlyest'"),
     ],
     ids=["syntax", "import", "raise", "exit", "nnodes", "strategy"],
 )
@@ -219,7 +219,7 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     """An unknown strategy is refused before a pod starts; the message lists the known ones."""
     said = say(*GOOD, "--strategy", "earlyest")
     assert said.code == EXIT.USAGE
-    assert said.line().startswith("there is no strategy 'earlyest'; known are evidence, earliest")
+    assert said.line().startswith("unknown strategy 'earlyest'; available: evidence, earliest")
 
 
 @pytest.mark.parametrize(

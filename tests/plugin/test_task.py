@@ -85,7 +85,7 @@ print(type(train).__name__)
     ("config", "message"),
     [
         (PyTorch(increase_shared_mem=False), "PyTorch needs worker.replicas"),
-        (PyTorch(worker=Worker(replicas=2), num_workers=2, increase_shared_mem=False), "say the same"),
+        (PyTorch(worker=Worker(replicas=2), num_workers=2, increase_shared_mem=False), "mean the same"),
     ],
 )
 def test_the_number_of_workers_is_said_once(config: PyTorch, message: str) -> None:

@@ -66,7 +66,7 @@ def test_no_text_is_written_as_it_is() -> None:
 
 
 def test_the_docs_are_of_these_tables() -> None:
-    """docs/format.md names fields of a failure, and it and the JSON Schema are what tools/describe_fields.py writes."""
+    """The page on the format names fields of a failure; it and the JSON Schema are what the tool writes."""
     page, schema = FORMAT.read_text("utf-8"), json.loads(SCHEMA.read_text("utf-8"))
     named = re.findall(
         r"^\| `(\w+)`", page.partition("| Evidence in a failure |")[2].partition("\n\n")[0], re.MULTILINE

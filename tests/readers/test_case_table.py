@@ -1,4 +1,4 @@
-"""The case table in docs/reading.md, on files; test_assemble has the rows about rounds and merged documents."""
+"""Cases of missing and damaged files; test_assemble has those about rounds and merged documents."""
 
 from __future__ import annotations
 
@@ -141,15 +141,15 @@ def test_a_late_document_is_waited_for(
     assert len(looks) == listings, "with time: two looks while it waited, and the one that it read"
 
 
-def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
-    """If a node never reports, the reader stops waiting, says so, and names the node."""
+def test_the_wait_is_bounded_and_its_timeout_reported(attempt: Attempt) -> None:
+    """If a node never reports, the reader stops waiting, reports the timeout, and names the node."""
     attempt.write(make_error(0, node="w-0", group_rank=0))
     attempt.join(*_ONE_OF_TWO)
     reader = attempt.reader(settle_seconds=0.01)
     verdict = reader.verdict()
     assert (verdict.settled, verdict.coverage.complete) == (False, False)
     assert "took part but sent no report: w-1" in verdict.coverage.notes
-    assert "what the other pods report: waiting for them timed out" in reader.read_error().message
+    assert "Unknown: failures on pods that didn't report within the timeout" in reader.read_error().message
 
 
 @pytest.mark.parametrize(("expected_nodes", "settled"), [(1, True), (2, False)])

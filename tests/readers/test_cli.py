@@ -84,11 +84,11 @@ def test_no_readable_document_is_no_root_cause(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("show",), "Missing argument 'URI'; name the attempt's output prefix, or use --last"),
-        (("show", "--last"), "there is no run below .firstfault/torchrun or .firstfault/runs; name"),
-        (("show", "--last", "uri"), "--last stands for the newest run; give it or a URI, not both"),
-        (("show", ""), "URI is empty; name the attempt's output prefix"),
-        (("watch", " "), "URI is empty; name the attempt's output prefix"),
+        (("show",), "Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last"),
+        (("show", "--last"), "no runs below .firstfault/torchrun or .firstfault/runs; pass a log file"),
+        (("show", "--last", "uri"), "pass a URI or --last, not both"),
+        (("show", ""), "URI is empty; pass a log file or the attempt's output prefix"),
+        (("watch", " "), "URI is empty; pass a log file or the attempt's output prefix"),
         (("show", "out", "--expected-nodes", "0"), "0 is not in the range"),
         (("show", "out", "--expected-nodes", "many"), "not a valid integer"),
         (("show", "out", "--colour"), "No such option"),
@@ -101,7 +101,7 @@ def test_no_readable_document_is_no_root_cause(
         (("--debug",), "missing command"),
         (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
         (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),
-        (("show", "out", "--strategy", "earlyest"), "there is no strategy 'earlyest'; known are evidence, earliest"),
+        (("show", "out", "--strategy", "earlyest"), "unknown strategy 'earlyest'; available: evidence, earliest"),
         (("show", "nosuchthing://bucket/out"), "unknown storage scheme 'nosuchthing'"),
     ],
 )
@@ -235,22 +235,22 @@ def test_a_success_without_outputs(attempt: Attempt, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "begins", "has"),
+    ("options", "parts"),
     [
-        ((), "ValueError rank 3 w-1 no retry: bad\n", "\ndocuments: {uri}/firstfault/errors\n"),
-        (("-v",), "ValueError rank 3 w-1 no retry: bad\n", "source: {name}\n"),
-        (("--markdown",), "## ValueError: bad\n", "- **Where:** rank 3 on w-1"),
-        (("--html", "-"), "<!doctype html>", "</html>"),
+        ((), ("ValueError rank 3 w-1 no retry: bad\n", "\nCause    ValueError: bad\n         your code, category ")),
+        (("-v",), ("ValueError rank 3 w-1 no retry: bad\n", "\n  {uri}/firstfault/errors\n", "\n  [1] {name}\n")),
+        (("--markdown",), ("## ValueError: bad\n", "- **Where:** rank 3 on w-1")),
+        (("--html", "-"), ("<!doctype html>", "</html>")),
     ],
 )
-def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...], begins: str, has: str) -> None:
-    """Each form is stdout and nothing else; with -v it has the documents of each sentence."""
+def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    """Each form is stdout and nothing else; with -v it has the names of the documents, each in one row."""
     (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
     ran = run("show", attempt.uri, *options)
     assert (ran.code, ran.err) == (EXIT.ROOT_CAUSE, "")
-    assert ran.out.startswith(begins)
-    assert has.format(uri=attempt.uri, name=name) in ran.out
-    assert ("source: " in ran.out) is (options == ("-v",))
+    assert ran.out.startswith(parts[0])
+    assert [part for part in parts if part.format(uri=attempt.uri, name=name) not in ran.out] == []
+    assert ("\nDocuments\n" in ran.out) is (options == ("-v",))
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -275,17 +275,17 @@ def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -
         assert list(file.parent.iterdir()) == [file]
 
 
-_DENIED = "permission denied; name a file where you may write" if os.geteuid() else "No such file or directory"
+_DENIED = "permission denied; pass a writable file" if os.geteuid() else "No such file or directory"
 
 
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
-        ("nowhere/report.html", "there is no folder 'nowhere'; make it first"),
-        ("file/report.html", "there is no folder 'file'; make it first"),
-        (".", "it is a folder; name a file in it"),
-        ("", "the name is empty; name a file"),
-        ("x" * 300, "File name too long; name another file"),
+        ("nowhere/report.html", "the folder 'nowhere' doesn't exist; create it first"),
+        ("file/report.html", "the folder 'file' doesn't exist; create it first"),
+        (".", "it is a folder; pass a file in it"),
+        ("", "the name is empty; pass a file"),
+        ("x" * 300, "File name too long; pass another file"),
         ("/proc/report.html", _DENIED),
     ],
 )
@@ -473,31 +473,31 @@ def test_a_poor_environment(attempt: Attempt) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("environment", "folded", "coloured"),
+    ("environment", "has_color"),
     [
-        ({}, False, False),
-        ({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, True, True),
-        ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"}, True, False),
-        ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "0"}, True, True),
+        ({}, False),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, True),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "0"}, True),
     ],
     ids=["pipe", "FORCE_COLOR", "NO_COLOR", "without a width"],
 )
-def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], folded: bool, coloured: bool) -> None:
-    """A pipe gets one fact per line; a terminal, or FORCE_COLOR, gets labels and colours."""
+def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], has_color: bool) -> None:
+    """A pipe gets the rows without color; a terminal, or FORCE_COLOR, gets them with color."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     program = [sys.executable, "-c", "from firstfault.cli import main; main()", "show", attempt.uri]
     out = subprocess.run(program, stdout=subprocess.PIPE, timeout=60, check=False, env=environment).stdout
-    assert b"ValueError" in out
-    assert (b"root cause: ValueError" not in out) is folded
-    assert (b"\x1b[1;31m" in out) is coloured
+    assert b"\nCause    ValueError: bad\n         your code, " in out.replace(b"\x1b[1m", b"").replace(b"\x1b[0m", b"")
+    assert (b"\x1b[1;31mroot cause" in out) is has_color
+    assert (b"\x1b" in out) is bool(environment)
 
 
 @pytest.mark.slow
-def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
-    """A pipe and --json import neither rich nor jinja2."""
+def test_other_forms_load_no_drawing(attempt: Attempt) -> None:
+    """--json and --markdown import neither rich nor jinja2."""
     attempt.write(make_error(3, node="w-1"))
     code = (
-        "import sys\nfrom firstfault.cli import main\nfor form in ([], ['--json']):\n"
+        "import sys\nfrom firstfault.cli import main\nfor form in (['--markdown'], ['--json']):\n"
         "    try: main([*sys.argv[1:], *form])\n    except SystemExit: pass\n"
         "print([name for name in ('rich', 'jinja2', 'flytekit', 'torch') if name in sys.modules], file=sys.stderr)"
     )

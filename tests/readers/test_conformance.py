@@ -62,7 +62,7 @@ def test_the_names(installed: Callable[..., None]) -> None:
     assert registry.get_strategy("mine") is mine
     with pytest.raises(UnknownStrategyError) as caught:
         registry.get_strategy("earlyest")
-    assert str(caught.value) == "there is no strategy 'earlyest'; known are evidence, earliest, mine"
+    assert str(caught.value) == "unknown strategy 'earlyest'; available: evidence, earliest, mine"
     assert isinstance(caught.value, UsageError)
     assert isinstance(caught.value, KeyError)
     registry.unregister_strategy("mine")

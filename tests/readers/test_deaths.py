@@ -55,7 +55,7 @@ def aborting(said: str) -> model.WorkerError:
 
 
 def left(stderr: str, exit_code: int = 1) -> model.WorkerError:
-    """A worker that exited by itself, without an exception that its own process recorded."""
+    """A worker that exited on its own, without an exception that its own process recorded."""
     return died(1, stderr, "", exit_code=exit_code)
 
 
@@ -279,7 +279,7 @@ def test_the_last_line_of_an_end_without_an_error() -> None:
     """What a process printed before it exited with code 0 is neither its reason nor its category."""
     warned = "There were missing keys in the checkpoint model loaded: ['head.weight'].\n"
     verdict = evidence(make_job(left(f"{warned}OSError: No space left on device\n", 0)))
-    assert verdict.headline == "exit code 0, rank 1 on worker-0: it ended by itself, without an error"
+    assert verdict.headline == "exit code 0, rank 1 on worker-0: it exited without an error"
     assert verdict.category == "exit"
     assert "missing keys" not in evidence(make_job(left(warned))).headline
 
@@ -515,8 +515,8 @@ ODD = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *USUAL[1:])
     ("odd", "why"),
     [
         ((replace(REDUCE, operation="nccl:broadcast"),), "as collective 9 of group default_pg it called broadcast"),
-        ((replace(REDUCE, dtypes="Half -> Half"),), "it used Half -> Half, the others Float -> Float"),
-        ((replace(REDUCE, sizes="[[4]] -> [[4]]"),), "it passed [[4]] -> [[4]], the others [[8]] -> [[8]]"),
+        ((replace(REDUCE, dtypes="Half -> Half"),), "it used Half -> Half, its peers Float -> Float"),
+        ((replace(REDUCE, sizes="[[4]] -> [[4]]"),), "it passed [[4]] -> [[4]], its peers [[8]] -> [[8]]"),
         ((replace(REDUCE, state="scheduled"),), "it had not started the last collective of group default_pg"),
         (ODD, "as collective 7 of group default_pg it called all_gather"),
     ],

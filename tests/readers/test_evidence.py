@@ -446,13 +446,13 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
 }
 """By verdict, the jobs that have it."""
 WORDS = {
-    "three were about to leave": "3 more were stopped while an exception raised at the same line was on its way out",
-    "a finaliser at the line that raised": "1 more was stopped while an exception",
+    "three were about to leave": "3 more were stopped with an exception in flight that was raised at the same",
+    "a finaliser at the line that raised": "1 more was stopped with an exception in flight that was raised at the same",
     "another exception on its way out": "rank 1 on worker-0 was stopped at data.py:7 in load",
-    "stopped in the function that raised": "may have been about to fail",
-    "an exception of any name": "raised an exception of its own",
+    "stopped in the function that raised": "in step and not waiting for a peer: it may have failed, too",
+    "an exception of any name": "raised its own exception",
     "an exit code of one beside a traceback": "suspect 3",
-    "two faults": "rank 2 on worker-1 raised an exception of its own too, at least 300 ms later",
+    "two faults": "rank 2 on worker-1 raised its own exception too, at least 300 ms later",
     "two faults of unknown order": "at about the same time",
     "one signal at two times": "suspect 0",
     "a rank that names itself": "suspect 2",
@@ -462,12 +462,12 @@ WORDS = {
     "a node that reported is not lost": "403 Forbidden",
     "a node that was told": "KeyError",
     "a checkpoint's thread that failed, while its rank trains": "its thread 'saver' ended with OSError: [Errno 28]",
-    "a broadcast failure without a document": "its agent reported its failure to the other nodes (KeyError)",
-    "others lose a node that finished": "it had exited with code 0 when the others lost a peer",
-    "others wait for a rank that exited with 0": "it had exited with code 0 while the others waited for it",
-    "others wait for a rank that returned": "its function had returned while the others waited for it",
+    "a broadcast failure without a document": "its agent broadcast its failure (KeyError), but its error document is",
+    "others lose a node that finished": "it had exited with code 0 when its peers lost it",
+    "others wait for a rank that exited with 0": "it had exited with code 0 while its peers waited for it",
+    "others wait for a rank that returned": "its function had returned while its peers waited for it",
 }
-"""What the headline, a reason or a suspect of a job says."""
+"""Part of the headline, of a reason or of a suspect of a job."""
 
 
 @pytest.mark.parametrize(("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs])
@@ -485,7 +485,7 @@ def test_a_death_that_is_noticed_late(signal: str) -> None:
     verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
     # torch's watchdog may have made an abort that left no text
     assert (verdict.ranks, verdict.confidence) == ((3,), "medium" if signal == "SIGABRT" else "high")
-    assert "which its agent did not send" in verdict.why[0]
+    assert ", not sent by its agent" in verdict.why[0]
 
 
 @pytest.mark.parametrize(
@@ -509,10 +509,10 @@ def test_the_class_of_an_exception(exception: model.ExceptionInfo, failure_class
 @pytest.mark.parametrize(
     ("failures", "sentence", "sources"),
     [
-        ([*waiting(0, 1, 2), HUNG], "no rank raised an error of its own", "0123"),
+        ([*waiting(0, 1, 2), HUNG], "no rank raised its own error", "0123"),
         (
             [stopped(0), replace(stopped(1), **TOLD), replace(stopped(2), **TOLD)],
-            "rank 3 on worker-1: its agent reported its failure to the other nodes",
+            "rank 3 on worker-1: its agent broadcast its failure",
             "12",
         ),
         (
@@ -522,10 +522,10 @@ def test_the_class_of_an_exception(exception: model.ExceptionInfo, failure_class
         ),
         (
             [waited(rank, 6000 + rank, **count(7)) for rank in range(4)],
-            "no rank shows a fault of its own, and none stands out",
+            "no rank shows its own fault, and no single rank stands out",
             "0123",
         ),
-        ([died(3, "", 1, boot_id=""), stopped(0)], "no other rank shows a fault of its own", "0"),
+        ([died(3, "", 1, boot_id=""), stopped(0)], "no other rank shows its own fault", "0"),
     ],
     ids=["a hang", "broadcast", "terminated", "none stands out", "by elimination"],
 )

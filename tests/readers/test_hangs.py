@@ -13,7 +13,7 @@ from firstfault.evidence.progress import get_waited_ns, group_progress, parse_pr
 from firstfault.exceptions.stack_dumps import add_source_lines, format_stack_dump
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.render.json_report import json_report
-from firstfault.render.text import terminal_text
+from firstfault.render.terminal import terminal_text
 from firstfault.report import build_report
 from firstfault.report.first_line import first_line
 from firstfault.retry import decide
@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_its_group() -> None:
     leaving = (f"{C10D}:9 in destroy_process_group", "/app/train.py:30 in main", "/app/train.py:40 in <module>")
     rank = stopped(3, frames(*leaving, thread="Current thread 0x1"))
     job = done(*(victim(rank, world_size=4) for rank in range(3)), rank)
-    headline = "returned early, rank 3 on worker-1: it was leaving the process group when the others lost a peer"
+    headline = "returned early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
     assert evidence(job).headline == headline
     handles = done(*job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER.format(1)}"))
     assert evidence(handles).headline.startswith("undetermined")
@@ -233,7 +233,7 @@ def test_a_recorder_and_a_log_together() -> None:
     """The rank that was stopped has counters, the one that aborted a log: together they name the one that is behind."""
     verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
     assert (verdict.scope, verdict.ranks, verdict.category) == (model.Scope.RANK, (0,), "hang")
-    assert "it called 30 collectives of group default_pg, the others 34" in verdict.headline
+    assert "it called 30 collectives of group default_pg, its peers 34" in verdict.headline
 
 
 @pytest.mark.parametrize("outstanding", [True, False])
@@ -259,8 +259,8 @@ def test_several_ranks_that_diverged_together(count: int) -> None:
         return
     assert (verdict.scope, verdict.ranks, verdict.confidence) == (model.Scope.RANKS, (1, 4), "low")
     assert verdict.headline == (
-        "hang, ranks 1, 4: each called 77 collectives of group default_pg, the others 79; "
-        "each did not time out when 6 others waited in a collective"
+        "hang, ranks 1, 4: each called 77 collectives of group default_pg, its peers 79, "
+        "and each did not time out while 6 peers waited in a collective"
     )
     assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}
 
@@ -270,7 +270,7 @@ def test_ranks_that_ran_ahead_by_different_distances() -> None:
     first = aborted(0, TORCH_2_4, collectives=came(0, 14, 8).collectives)
     verdict = evidence(make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8)))
     assert verdict.ranks == (3,)
-    assert verdict.headline.endswith("it called 8 collectives of group default_pg, the others 14")
+    assert verdict.headline.endswith("it called 8 collectives of group default_pg, its peers 14")
 
 
 # --- a worker that its agent killed for a deadline --------------------------------------------------------------------
@@ -333,10 +333,10 @@ def test_a_rank_that_waited_for_another(stack: str, waits: tuple[model.Collectiv
 
 
 def test_all_ranks_waited_in_one_collective() -> None:
-    """Then no rank stands out, and the headline says whose deadline ended the wait."""
+    """Then no rank differs from its peers, and the headline has the deadline and the rank that missed it."""
     verdict = evidence(make_job(_killed(0, _COLLECTIVE), _stopped(1, _COLLECTIVE)))
     assert (verdict.ranks, verdict.category) == ((), "hang")
-    text = 'undetermined: "train step" exceeded 30 s on rank 0, in a collective; no rank stands out'
+    text = 'undetermined: "train step" exceeded 30 s on rank 0, in a collective, no rank differs from its peers'
     assert verdict.headline == text
 
 
@@ -348,7 +348,7 @@ def test_a_report_has_the_deadline() -> None:
     root = json.loads(json_report(report))["root"]
     assert root["deadline"] == {"scope": "train step", "seconds": 30.0, "heartbeat": False, "since": "train.py:50"}
     text = terminal_text(report, verbose=True)
-    assert "begun at train.py:50" in text
+    assert '\n  Deadline: "train step" exceeded 30 s, started at train.py:50\n' in text
     assert "which process sent SIGKILL" not in text
 
 

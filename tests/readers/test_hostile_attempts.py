@@ -206,7 +206,7 @@ def test_time_is_linear_in_faults(text: str) -> None:
 @pytest.mark.parametrize(
     "message", ["boom", "CUDA error: an illegal memory access was encountered", "No space left on device"]
 )
-def test_a_failure_that_its_own_agent_does_not_know(message: str) -> None:
+def test_a_failure_that_its_agent_did_not_list(message: str) -> None:
     """A worker that writes a document for another pod's rank blames it with medium confidence at most, and it shows."""
     place = {"node": "w-1", "group_rank": 1, "group_world_size": 2}
     ended = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "stop"),)}
@@ -220,4 +220,4 @@ def test_a_failure_that_its_own_agent_does_not_know(message: str) -> None:
         assert conclusion is not None
         verdict = conclusion.verdict
         assert (verdict.ranks, verdict.confidence) == ((3,), confidence)
-        assert any("without this one" in reason for reason in verdict.why) is (confidence == "medium")
+        assert any("its node didn't list this failure" in reason for reason in verdict.why) is (confidence == "medium")

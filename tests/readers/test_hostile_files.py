@@ -158,7 +158,7 @@ def test_an_invalid_seal_does_not_overrule_documents(
 def test_a_seal_on_documents_that_never_were(
     is_whole: bool, attempt: Attempt, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A seal that says that it rests on more documents counts only where documents may be missing."""
+    """A seal that claims more documents than there are counts only if documents may be missing."""
     error = make_error(3, node="w-1", group_rank=0, group_world_size=1)
     attempt.write(error)
     if is_whole:
@@ -168,8 +168,8 @@ def test_a_seal_on_documents_that_never_were(
     attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED, count=100))
     found = attempt.reader().conclude()
     assert found.verdict.headline == (without if is_whole else replace(without, verdict=VERDICT)).verdict.headline
-    said = [record.getMessage() for record in caplog.records]
-    assert ["rests on 100 documents, but there are 1 and none is missing" in text for text in said] == (
+    warnings = [record.getMessage() for record in caplog.records]
+    assert ["it was made from 100 documents, but the attempt has 1" in text for text in warnings] == (
         [True] if is_whole else []
     )
 

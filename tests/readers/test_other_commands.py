@@ -88,7 +88,7 @@ def test_signatures_of_ones_own(tmp_path: Path, classify: Callable[..., Ran]) ->
     file.write_text("schema = 2")
     done = classify(row, "--signatures", str(file))
     assert (done.code, done.out) == (2, "")
-    assert f"{file}:1: must say schema = 1" in done.err
+    assert f"{file}:1: must have schema = 1" in done.err
 
 
 JOINED = "r1-99999-0000000-joined-0000000000001-00000000000000000000000000000000.pb"
@@ -140,7 +140,7 @@ def test_what_stays(tmp_path: Path) -> None:
     assert [run.exists() for run in goes] == [False, False]
     assert all(run.exists() for run in (*stays, elsewhere))
     for run, why in zip(
-        stays[:3], ("it may still go on",) * 2 + ("firstfault did not make notes.txt in it",), strict=True
+        stays[:3], ("it may still be running",) * 2 + ("firstfault did not make notes.txt in it",), strict=True
     ):
         assert f"firstfault: kept {run}: {why}" in told
 
@@ -184,13 +184,13 @@ def test_a_document_from_a_pipe(
     found, out, err = shown(document, *options)
     assert (found, err) == (code, "")
     assert said in out
-    assert "documents: " not in out
+    assert "firstfault show" not in out
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "stdin is empty; did the command before the pipe fail?"),
+        (b"", "stdin is empty; check whether the command before the pipe failed"),
         (b"\nnot found", "stdin is not an error document"),
         (b"\x00" * (MAX_DOCUMENT_BYTES + 1), f"stdin has more than {MAX_DOCUMENT_BYTES} bytes"),
     ],
@@ -205,7 +205,7 @@ def test_bytes_that_are_no_document(shown: Callable[..., tuple[int, str, str]], 
 
 
 def test_a_terminal_is_no_document() -> None:
-    """If stdin is a terminal, the command does not wait for input; it says what to do, and exits with 2."""
+    """If stdin is a terminal, the command exits with 2 and a hint instead of waiting for input."""
     leader, terminal = os.openpty()
     command = [sys.executable, "-m", "firstfault", "show", "-"]
     try:
@@ -215,4 +215,4 @@ def test_a_terminal_is_no_document() -> None:
         os.close(terminal)
     (line,) = ran.stderr.decode().splitlines()
     assert ran.returncode == EXIT.USAGE
-    assert "pipe one into it: firstfault show - < error.pb" in line
+    assert "pipe a log or an error document into it: firstfault show - < train.log" in line

@@ -173,7 +173,7 @@ def test_a_line_before_sys_exit() -> None:
     """A program that prints its reason and calls `sys.exit` is told by that reason; its exit is the second fact."""
     for message in ("", "0"):
         verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", message), category="exit")))
-        assert verdict.headline == "SystemExit, rank 1 on worker-0: it ended by itself, without an error"
+        assert verdict.headline == "SystemExit, rank 1 on worker-0: it exited without an error"
     handled = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
     for printed in ("fatal: license server\n", f"{handled}fatal: license server\n"):
         left = make_error(1, exception="SystemExit", message="7", category="exit", log_tail=printed)
@@ -277,8 +277,8 @@ def steps():
     ("fails", "headline"),
     [
         ("OWN, WAIT", "KeyError, rank 3 on worker-1: 'labels'"),
-        ("WAIT, OWN", "undetermined: no rank shows a fault of its own"),
-        ("WAIT, WAIT", "undetermined: no rank shows a fault of its own"),
+        ("WAIT, OWN", "undetermined: no rank shows its own fault"),
+        ("WAIT, WAIT", "undetermined: no rank shows its own fault"),
     ],
 )
 @pytest.mark.parametrize("is_stopped", [False, True])

@@ -212,7 +212,7 @@ def test_the_retry_policy_is_the_callers(attempt: Attempt) -> None:
     [
         ({"expected_nodes": 0}, "expected_nodes must be at least 1"),
         ({"settle_seconds": -1}, "settle_seconds must not be negative"),
-        ({"strategy": "no_such"}, "there is no strategy 'no_such'"),
+        ({"strategy": "no_such"}, "unknown strategy 'no_such'; available: "),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str) -> None:
@@ -253,7 +253,7 @@ def test_the_sealed_decision_holds(attempt: Attempt) -> None:
     assert (after.job.failures, after.verdict) == (before.job.failures, before.verdict), "a seal is no failure"
     dead = attempt.reader().conclude(RetryContext(pods_alive=False))
     assert dead.decision == replace(_SEALED, enforced=False)
-    assert attempt.reader(retry_policy=never()).decision().reason == "the policy says never"
+    assert attempt.reader(retry_policy=never()).decision().reason == "the policy never retries"
     assert attempt.reader(strategy="earliest").decision() != _SEALED
 
 

@@ -28,7 +28,7 @@ from tests.readers.scenes import (
     victim,
     waited,
 )
-from tools.describe_fields import STRATEGIES, with_rules
+from tools.describe_fields import DOCS, with_rules
 
 BOX = "ChildFailedError: {} FAILED. Root Cause (first observed failure): rank : {} exitcode : 1"
 
@@ -203,6 +203,6 @@ def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
 
 
 def test_the_rules_in_the_docs() -> None:
-    """docs/strategies.md has the table that tools/describe_fields.py makes."""
-    page = STRATEGIES.read_text(encoding="utf-8")
+    """docs/guides/strategies.md has the table that tools/describe_fields.py makes."""
+    page = (DOCS / "guides" / "strategies.md").read_text(encoding="utf-8")
     assert with_rules(page) == page

@@ -87,8 +87,8 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line", "reason"),
     [
-        (("schema = 1", "schema = 7"), 1, "must say schema = 1, not 7"),
-        (("schema = 1", ""), 1, "must say schema = 1, not None"),
+        (("schema = 1", "schema = 7"), 1, "must have schema = 1, not 7"),
+        (("schema = 1", ""), 1, "must have schema = 1, not None"),
         (("[[signature]]", "[[signatures]]"), 1, "unknown table 'signatures'"),
         (('why = "the store', 'reason = "the store'), 11, "'why' is missing"),
         (('types = ["', 'kinds = ["'), 11, "unknown key 'kinds'"),

@@ -217,7 +217,7 @@ def test_victims_are_listed_by_rank() -> None:
     assert verdict.victims.by_rank == (
         (0, "RuntimeError: Connection closed by peer"),
         (1, "RuntimeError: Connection closed by peer"),
-        (2, "stopped by its agent (SIGTERM): rank 3 failed"),
+        (2, "SIGTERM from its agent: rank 3 failed"),
     )
     first = make_error(0, at_ms=-1)
     one_rank = (make_error(5, node=f"w-{text}", exception="KeyError", message=text) for text in "ab")

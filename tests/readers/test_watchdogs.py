@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened, Verdict, WorkerError
-from firstfault.render.text import terminal_text
+from firstfault.render.terminal import terminal_text
 from firstfault.report import build_report
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
@@ -203,12 +203,12 @@ def test_a_rank_that_waits_at_the_same_place() -> None:
 
 
 def test_stacks_to_compare() -> None:
-    """If two ranks stood elsewhere, the advice tells where, and -v has a stack of each place."""
+    """If two ranks were elsewhere, the next step has both places, and -v a stack of each."""
     other = stopped(3, STACK.format("/app/data.py", "fetch"))
     job = done(shutdown_requested(1), victim(2, 6050), STUCK, other)
     verdict = evidence(job)
     text = terminal_text(build_report(job, verdict, decide(verdict)), verbose=True)
     assert verdict.scope is Scope.UNDETERMINED
-    assert "; rank 0 was at train.py:12 in load; rank 3 was at data.py:12 in fetch" in text
-    assert "where it stood: rank 0:" in text
+    assert "rank 0 was at train.py:12 in load, rank 3 was at data.py:12 in fetch" in " ".join(text.split())
+    assert "\nStack: rank 0\n" in text
     assert '"/app/data.py", line 12 in fetch' in text

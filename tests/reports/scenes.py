@@ -168,9 +168,9 @@ def report_conclusion(
 
 
 def cascade(root: WorkerError) -> JobErrors:
-    """Return a job in which rank 3 fails, rank 2 loses its connection, and the others are stopped."""
-    told = f"rank 3 on {_NODES[1]} failed: {root.what}"
-    return build_job(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
+    """Return a job in which rank 3 fails, rank 2 loses its connection, and ranks 0 and 1 are stopped."""
+    reason = f"rank 3 on {_NODES[1]} failed: {root.what}"
+    return build_job(root, victim(2, 31), stopped(0, 420, reason), stopped(1, 433, reason))
 
 
 def _classify_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
@@ -197,8 +197,8 @@ def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
         root = process(3, 0, exception, subject=Subject.AGENT, writer=Writer.AGENT, category=category, message=message)
         place = replace(root.place, rank=None, local_rank=None)
         root = replace(root, place=place, code=f"SYSTEM:{category}", origin=Origin.SYSTEM, kind=Kind.RECOVERABLE)
-        told = f"the agent of {_NODES[1]} failed: {category}"
-        job = build_job(root, stopped(0, 420, told), stopped(1, 433, told), victim(2, 60), victim(3, 61))
+        reason = f"the agent of {_NODES[1]} failed: {kind or category}"
+        job = build_job(root, stopped(0, 420, reason), stopped(1, 433, reason), victim(2, 60), victim(3, 61))
         return report_conclusion(job, strategy="earliest")
 
     return scene
@@ -207,7 +207,7 @@ def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
 def _hang() -> Report:
     timeout = "Timed out waiting 60000ms for send operation to complete"
     error = raised("torch.distributed.DistBackendError", timeout, frames=(*_OWN, _REDUCE))
-    told = f"rank 0 on {_NODES[0]} failed: DistBackendError"
+    reason = f"rank 0 on {_NODES[0]} failed: DistBackendError"
     ahead = CollectiveProgress("default_pg", "gloo:all_reduce", 120, 119)
     behind = CollectiveProgress("default_pg", "gloo:all_reduce", 119, 119)
     dump = StackDump(4203, 3, _STACK)
@@ -215,8 +215,8 @@ def _hang() -> Report:
         build_job(
             process(0, 0, error, collectives=(ahead,), category="user_code"),
             process(1, 4, error, collectives=(ahead,), category="user_code"),
-            stopped(2, 500, told, collectives=(ahead,), stack_dumps=(StackDump(4202, 2, _IN_A_COLLECTIVE),)),
-            stopped(3, 640, told, collectives=(behind,), stack_dumps=(dump,), message="stopped"),
+            stopped(2, 500, reason, collectives=(ahead,), stack_dumps=(StackDump(4202, 2, _IN_A_COLLECTIVE),)),
+            stopped(3, 640, reason, collectives=(behind,), stack_dumps=(dump,), message="stopped"),
         )
     )
 
@@ -231,7 +231,7 @@ def _lost_node() -> Report:
     return report_conclusion(job, context=RetryContext(pods_alive=False))
 
 
-def _told_to_go(node: int, at_ms: float) -> WorkerError:
+def _sigterm(node: int, at_ms: float) -> WorkerError:
     return make_error(
         None,
         at_ms=at_ms,
@@ -249,22 +249,20 @@ def _told_to_go(node: int, at_ms: float) -> WorkerError:
 
 def _interrupted() -> Report:
     keys = {"category": "interrupted", "code": CTRL_C, "signal": "SIGINT", "kind": Kind.NON_RECOVERABLE}
-    root = replace(_told_to_go(1, 0), **keys, origin=Origin.USER, message=f"{_NODES[1]} was interrupted (SIGINT)")
-    told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGINT"
-    return report_conclusion(build_job(root, stopped(0, 420, told), stopped(1, 433, told)))
+    root = replace(_sigterm(1, 0), **keys, origin=Origin.USER, message=f"{_NODES[1]} was interrupted (SIGINT)")
+    reason = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGINT"
+    return report_conclusion(build_job(root, stopped(0, 420, reason), stopped(1, 433, reason)))
 
 
 def _terminated() -> Report:
-    told = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
-    others = (stopped(0, 700, told), stopped(1, 702, told), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
-    return report_conclusion(build_job(_told_to_go(1, 0), *others))
+    reason = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
+    others = (stopped(0, 700, reason), stopped(1, 702, reason), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
+    return report_conclusion(build_job(_sigterm(1, 0), *others))
 
 
 def _all_terminated() -> Report:
     return report_conclusion(
-        build_job(
-            _told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4))
-        )
+        build_job(_sigterm(0, 90), _sigterm(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
     )
 
 

@@ -25,8 +25,8 @@ _STEERING = (
 """Colours, a title, a link, a device control string, and control characters that move the cursor or end lines."""
 _DIRECTION = "\u202e\u2066\u200f\u061c\u2028\u2029"
 _LINES = (
-    "\nretry: yes OWNED\nwhat: OWNED\n\nRetry    OWNED\n  rank 7: OWNED\n"
-    "documents: OWNED\nto copy:\nOWNED\r\nfate: OWNED"
+    "\nRetry: yes OWNED\nCause: OWNED\n\nRetry    OWNED\n  rank 7: OWNED\n"
+    "Documents: OWNED\nCommands:\nOWNED\r\nWhere: OWNED"
 )
 _MARKUP = (
     "</script><script>owned()</script></textarea></title></style></svg></pre><!-- --><img src=x onerror=owned()>"
@@ -36,6 +36,8 @@ _MARKDOWN = (
     "[x](http://evil) ![x](http://evil/i.png) <http://evil> **b** `c` | cell | ~~~ ``` @everyone @org/team #12 GH-12\n"
     "# title\n```\n~~~\n- item\n> quote\n| a | b |\n|---|---|\n[ref]: http://evil\n    code\n<details>\n***\n"
 )
+_HARMLESS = "a: b\nc"
+"""Two lines: the cause has only the first, so the message is quoted as well."""
 _RICH = "[red]x[/red] [link=http://evil]y[/link] [/] :fire:"
 EVIL = {
     "steering": f"a{_STEERING}{_DIRECTION}b",
@@ -93,8 +95,8 @@ def test_no_text_makes_a_line_of_its_own(form: str) -> None:
     """In the first column stand only the report's own names, as many as for a harmless text."""
     for kind in _KINDS:
         drawn = FORMS[form](_report("a" + _LINES + _STEERING, *kind))
-        assert not re.search("^(OWNED|retry: yes OWNED|Retry    OWNED)", drawn.partition("\n")[2], re.MULTILINE), kind
-        ours = _beginnings(FORMS[form](_report("a", *kind)))
+        assert not re.search("^(OWNED|Retry: yes OWNED|Retry    OWNED)", drawn.partition("\n")[2], re.MULTILINE), kind
+        ours = _beginnings(FORMS[form](_report(_HARMLESS, *kind)))
         assert _beginnings(drawn) - ours == Counter(), kind
 
 
@@ -159,7 +161,7 @@ def test_markdown_has_no_markup_of_others(text: str, root: str) -> None:
     assert {token.type for token in tokens} <= _BLOCKS
     inline = {child.type for token in tokens for child in token.children or []}
     assert inline <= _INLINE
-    harmless = Counter(token.type for token in _markdown("a", root))
+    harmless = Counter(token.type for token in _markdown(_HARMLESS, root))
     found = Counter(token.type for token in tokens)
     for kind in ("heading_open", "th_open", "td_open", "table_open"):
         assert found[kind] <= harmless[kind]
@@ -169,9 +171,9 @@ def test_markdown_has_no_markup_of_others(text: str, root: str) -> None:
     assert text != "markdown" or "everyone" in shown
 
 
-@pytest.mark.parametrize("form", ["terminal -v", "plain", "plain -v", "message", "markdown"])
-def test_a_note_is_said_once(form: str) -> None:
-    """What could not be read is one line of a report, not one of each part."""
+@pytest.mark.parametrize("form", ["terminal -v", "plain -v", "message", "markdown"])
+def test_a_note_is_printed_once(form: str) -> None:
+    """A note about an unreadable document is in one part of a report only."""
     job = JobErrors(coverage=Coverage(None, 0, unreadable=2, notes=("not readable: e1x", "not readable: e1y")))
     verdict = build_undetermined_verdict(job, "evidence")
     drawn = FORMS[form](build_report(job, verdict, decide(verdict)))

@@ -43,11 +43,11 @@ def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[...,
     raw = opened.locator("details.ff-part").last
     opened.evaluate("document.querySelectorAll('details:not(.ff-part)').forEach(part => { part.open = true; })")
     seen = opened.locator("main").inner_text()
-    assert re.search(r"\.\d{9}|\bpid \d|boot-\d|[0-9a-f]{12}\.pb|\d:[0-9a-f]{12}", seen) is None
+    assert re.search(r"\.\d{9}|\bPID:?\s*\d|boot-\d|[0-9a-f]{12}\.pb|\d:[0-9a-f]{12}", seen) is None
     opened.locator("#ff-raw").click()
     assert opened.evaluate("document.querySelectorAll('details.ff-part')[2].open")
     if report.verdict.timestamp_ns is not None:
-        assert re.search(r"time:?\s*\S+\.\d{9}Z", raw.inner_text())
+        assert re.search(r"Time:?\s*\S+\.\d{9}Z", raw.inner_text())
 
 
 def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
@@ -93,7 +93,7 @@ def test_no_other_address_becomes_a_link(url: str, open_page: Callable[..., Page
 
 
 def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
-    """Each attempt has a tab that says how it ended, and what changed; arrows move; one that succeeded is green."""
+    """Each attempt has a tab with its outcome and what changed; arrow keys move; an attempt that succeeded is green."""
     opened = open_page(page_of("three-attempts"))
     tabs = opened.locator("[role=tab]")
     assert [tab.inner_text() for tab in tabs.all()] == [
@@ -142,7 +142,7 @@ def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> 
     opened.fill("#ff-search", "ALL_reduce")
     assert opened.locator("#ff-hits").inner_text().endswith("places")
     hits = opened.locator("#ff-found button")
-    stack = hits.filter(has_text="Where processes stood: rank 2")
+    stack = hits.filter(has_text="Stacks: rank 2")
     stack.click()
     assert opened.evaluate("document.activeElement.getAttribute('aria-label')") == "rank 2"
     assert opened.evaluate("document.activeElement.closest('details').open")
@@ -163,5 +163,5 @@ def test_a_map_of_many_nodes(open_page: Callable[..., Page]) -> None:
     map_.click(position={"x": 7, "y": 7 + 14})
     assert opened.locator("[name=node]").input_value() == "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-54"
     assert opened.locator(".ff-cell").count() == 8
-    assert opened.locator(".ff-cell.ff-is-root").inner_text().split() == ["432", "X"]
+    assert opened.locator(".ff-cell.ff-is-root").inner_text().split() == ["432", "root", "cause"]
     assert open_page(page_of("rank")).locator("#ff-map").count() == 0

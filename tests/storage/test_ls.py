@@ -49,8 +49,8 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
     conclusion = conclude(make_job(error, victim))
     assert conclusion is not None
     verdict, decision = conclusion.verdict, conclusion.decision
-    told = {"message": f"{first_line(verdict, decision)}\n\nmore", "timestamp_ns": error.timestamp_ns or 0}
-    seal = sealed(verdict, decision, node=error.node, worker=error.node, **told)
+    fields = {"message": f"{first_line(verdict, decision)}\n\nmore", "timestamp_ns": error.timestamp_ns or 0}
+    seal = sealed(verdict, decision, node=error.node, worker=error.node, **fields)
     entry = make_presence(Phase.FAILED, node=error.node, incarnation=_NOW_MS)
     return {
         "error.pb": seal,
@@ -297,14 +297,14 @@ def test_one_line_each(tmp_path: Path, run: Callable[..., Ran]) -> None:
 
 
 def test_nothing_to_list(tmp_path: Path, run: Callable[..., Ran]) -> None:
-    """No attempt has exit code 3, no failed one has 0, a wrong duration has 2; each says so in one line."""
+    """No attempt has exit code 3, no failed one has 0, a wrong duration has 2; each prints one line."""
     _put(str(tmp_path / "good" / "run" / "0"), {"outputs.pb": b""})
-    for arguments, code, said in (
-        ((str(tmp_path / "empty"),), 3, "there is no attempt below"),
+    for arguments, code, message in (
+        ((str(tmp_path / "empty"),), 3, "no attempts below"),
         ((str(tmp_path / "good"),), 0, "none of the 1 attempts below"),
         ((str(tmp_path), "--since", "soon"), 2, "'soon' is not a duration; write 30m, 12h, 7d or 2w"),
     ):
         ran = run("ls", *arguments)
         (line,) = ran.err.splitlines()
         assert (ran.code, ran.out) == (code, "")
-        assert said in line
+        assert message in line

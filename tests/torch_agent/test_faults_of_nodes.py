@@ -278,7 +278,7 @@ def _disturbed(job: Callable[..., Job], folder: Path, how: str, nodes: int = 2) 
 
 def _told_alike(ended: Ended, nodes: int) -> None:
     """Check that so many nodes have told one root cause."""
-    said = [line for line in ended.logs.splitlines() if line.startswith("root cause:")]
+    said = [line for line in ended.logs.splitlines() if line.startswith("Cause:")]
     assert (len(set(said)), len(said)) == (1, nodes), ended.logs
 
 

@@ -184,8 +184,8 @@ def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy,
     assert sorted(map(str, job.end().codes)) == ["-9", "1"]
     seal = decode(stored(s3, f"{job.store}/0")(ERROR_FILE) or b"", DocumentRef(ERROR_FILE))
     assert isinstance(seal, Seal)
-    root = next(line for line in seal.message.splitlines() if line.startswith("root cause: "))
-    assert f"rank {rank} on" in root
+    root = next(line for line in seal.message.splitlines() if line.startswith("Cause: "))
+    assert f"\nWhere: rank {rank} " in seal.message
     assert "ValueError" in root
     assert "only the documents at hand were read" in seal.message
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from firstfault_torch import guard
-from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
+from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, run_loop, suppress_internal_errors
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -166,3 +166,22 @@ def test_a_child_that_dies_while_undisturbed() -> None:
         assert signal.getsignal(signal.SIGCHLD) is handler
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_loop_survives_single_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """One internal error costs one pass; three in a row end the loop with a warning."""
+    outcomes = iter([ValueError, True, ValueError, ValueError, True, False])
+
+    def step() -> bool:
+        outcome = next(outcomes)
+        if outcome is ValueError:
+            raise ValueError
+        return bool(outcome)
+
+    run_loop(step, "polling")
+    assert next(outcomes, "no more") == "no more"
+    assert "stopped polling" not in caplog.text
+    outcomes = iter([ValueError] * 5)
+    run_loop(step, "polling")
+    assert len(list(outcomes)) == 2
+    assert "stopped polling after 3 errors in a row" in caplog.text

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -55,13 +58,13 @@ def test_a_stall_is_told_kept_and_not_ended(
     assert ended.codes == [0, 0]
     events = [json.loads(request.body)["data"] for request in webhook.received]
     told = [event["first_line"][:14] for event in events if "in read_shard" in event["headline"]]
-    assert told == ["no progress fo", "progress again"]
+    assert told == ["no progress fo", "progress resum"]
     for log in logs():
         text = log.read_text()
-        assert ": 1 of 2 ranks wait in all_reduce #41 (default_pg); rank 1 (node-" in text, text
-        assert "in read_shard, since at least " in text
-        assert "not ended: rank 1 is in watchdog.pause() since trainings.py:" in text
-        assert "firstfault: progress again after " in text
+        assert ": 1 of 2 ranks wait in all_reduce #41 (default_pg), rank 1 (node-" in text, text
+        assert "in read_shard, for at least " in text
+        assert "not ending the attempt: rank 1 is in watchdog.pause() since trainings.py:" in text
+        assert "firstfault: progress resumed after " in text
     # a busy machine may stand still by itself
     (record,) = [each for each in ended.job.restarts if "in read_shard" in each.headline]
     assert (record.kind, record.restart, record.rank) == (RestartKind.STALL, False, 1)
@@ -88,7 +91,7 @@ def test_a_hang_is_ended(tmp_path: Path) -> None:
     with Job(tmp_path, stalling, ("computes",), options=Options(hang=Hang(None, SECONDS, 2 * SECONDS))) as job:
         ended = job.start(2).end()
     assert ended.codes == [1, 1]
-    assert "not ended: rank 1 " in ended.logs
+    assert "not ending the attempt: rank 1 " in ended.logs
     verdict = ended.verdict
     assert (verdict.category, verdict.ranks) == ("hang", (1,)), ended.logs
     assert verdict.headline.startswith("hang, rank 1 on node-")
@@ -96,6 +99,35 @@ def test_a_hang_is_ended(tmp_path: Path) -> None:
     assert verdict.headline.endswith(" in read_shard")
     assert ended.job.progress.collectives >= 40
     assert 0 < ended.job.progress.seconds < DEADLINE_S
+
+
+ONE_NODE = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
+
+
+def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
+    """A rank that sleeps after a few steps is reported in time; Ctrl-C then says where each rank was."""
+    options = Options(hang=Hang(warn_seconds=SECONDS))
+    with Job(tmp_path, stalling, ("early",), options=options, config=ONE_NODE) as job:
+        log = tmp_path / "node-0.err.log"
+        job.start()
+        until(lambda: log.exists() and "may still be loading or compiling" in log.read_text(), seconds=DEADLINE_S)
+        os.kill(cast("int", job.processes[0].pid), signal.SIGINT)
+        ended = job.end()
+    assert re.search(r"no progress for [345] s since the first steps: 1 of 2 ranks wait in all_reduce #\d", ended.logs)
+    assert re.fullmatch(
+        r"interrupted \(SIGINT\), node-0: no progress for \d+ s: rank 1 was at trainings.py:\d+ in read_shard, "
+        r"rank 0 waited in all_reduce #\d \(default_pg\)",
+        ended.verdict.headline,
+    )
+
+
+def test_a_job_that_compiles(tmp_path: Path) -> None:
+    """A rank that computes in its first steps for twice the warning's time isn't reported."""
+    options = Options(hang=Hang(warn_seconds=SECONDS))
+    with Job(tmp_path, stalling, ("compiles", 2 * SECONDS), options=options, config=ONE_NODE) as job:
+        ended = job.start().end()
+    assert ended.codes == [0]
+    assert "no progress" not in ended.logs
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
@@ -145,19 +177,19 @@ def test_the_rank_and_its_line() -> None:
     """The line tells who waits in what, for whom, and how far that one came; the next one where it is."""
     told = _told({5: worker(5, begun=40, stack=READS)})
     assert told.lines == (
-        "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg); rank 5 (node-2) has begun 40",
-        "rank 5: loader.py:88 in read_shard, since at least 58 s: chunk = f.read(n)",
+        "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg), rank 5 (node-2) has called 40",
+        "rank 5: loader.py:88 in read_shard, for at least 58 s (chunk = f.read(n))",
     )
     assert (told.ranks, told.node, told.workers_to_kill) == ((5,), "node-2", ())
     told = _told({5: worker(5, call="broadcast")})
-    assert told.lines[0].endswith("in all_reduce #41 (default_pg); rank 5 (node-2) has called broadcast instead")
+    assert told.lines[0].endswith("in all_reduce #41 (default_pg), rank 5 (node-2) has called broadcast instead")
 
 
 def test_no_rank_stands_out() -> None:
     """If all ranks wait in the same collective, none is named; with an end one of this node's is ended all the same."""
     told = _told({}, ends_attempt=True, own=3)
-    assert told.lines[0].endswith("8 of 8 ranks wait in all_reduce #41 (default_pg); no rank stands out")
-    assert (told.ranks, told.workers_to_kill, told.place) == ((), ((3, 0),), "no rank stands out")
+    assert told.lines[0].endswith("8 of 8 ranks wait in all_reduce #41 (default_pg), no single rank is behind")
+    assert (told.ranks, told.workers_to_kill, told.place) == ((), ((3, 0),), "no single rank is behind")
     watch = watching()
     watch._investigate({}, 61.0, ends_attempt=False)
     watch._observe_workers = lambda *_: [(worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
@@ -165,15 +197,17 @@ def test_no_rank_stands_out() -> None:
     assert watch._stall is not None
     assert watch._stall.report.ranks == (5,), "it has one as long as the stall lasts"
     told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends_attempt=True, own=3)
-    assert (told.lines[-1], told.workers_to_kill) == ("not ended: rank 3 was elsewhere 7 s ago", ())
+    assert (told.lines[-1], told.workers_to_kill) == ("not ending the attempt: rank 3 was elsewhere 7 s ago", ())
 
 
 def test_ranks_that_work_by_themselves() -> None:
     """Nothing is told if no rank waits in a collective and one works; if none works, that is told."""
     odd = {rank: worker(rank, begun=40, stack=READS) for rank in range(8)}
     assert _told(odd, {3: WorkerObservation(1, 1, 58.0, is_busy=True)}, ends_attempt=True) == StallReport(())
-    assert "8 ranks stand outside of collectives" in _told(odd).lines[0]
-    told = "; 3 nodes, the first of them 1, told nothing: "
+    assert "8 ranks are outside of collectives" in _told(odd).lines[0]
+    told = (
+        ", no response from 3 nodes, starting with node 1 (ranks 2, 3, 4, 5, 6, 7): its ranks are making progress, or "
+    )
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
     watch, reports = watching(), CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
     assert watch._conclude(partial(build_stall_report, seconds=61.0), reports).lines
@@ -182,7 +216,7 @@ def test_ranks_that_work_by_themselves() -> None:
     assert (
         build_stall_report(to_files([(worker(0, of=2), WorkerObservation(0, 0))]), 61.0)
         .lines[0]
-        .endswith("; rank 1 has ended")
+        .endswith(", rank 1 exited")
     )
 
 
@@ -195,17 +229,17 @@ TENSOR_GROUP = dict.fromkeys(range(56, 63), WAITS)
 @pytest.mark.parametrize(
     ("usual", "odd", "named", "line"),
     [
-        (OWN_WAIT, {5: READS, 20: READS, 40: READS}, (5, 20, 40), "61 of them at comm.py:88 in wait; rank 5 "),
-        (OWN_WAIT, {5: READS, 20: ""}, (5, 20), "62 of them at comm.py:88 in wait; rank 5 "),
-        (OWN_WAIT, {}, (), "64 of them at comm.py:88 in wait; no rank stands out"),
-        (OWN_WAIT, dict.fromkeys(range(32), READS), (), "no rank stands out"),
-        (SYNCHRONIZES, {5: READS}, (5,), ": 63 of 64 ranks wait in a collective; rank 5 "),
-        (SYNCHRONIZES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective; rank 63 "),
-        (RECEIVES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective; rank 63 "),
-        (RECEIVES, TENSOR_GROUP, (), ": 64 of 64 ranks wait in a collective; no rank stands out"),
-        (WAITS, dict.fromkeys(range(8, 16), READS), (8, 9, 10), "; rank 10 (node-5) is waited for; and 5 more"),
-        (WAITS, {5: CALLS}, (), ": 64 of 64 ranks wait in a collective; no rank stands out"),
-        (READS, {5: WAITS, 6: OWN_WAIT}, (0, 1, 2), ": 1 of 64 ranks wait in a collective; rank 0 "),
+        (OWN_WAIT, {5: READS, 20: READS, 40: READS}, (5, 20, 40), "61 of them at comm.py:88 in wait, rank 5 "),
+        (OWN_WAIT, {5: READS, 20: ""}, (5, 20), "62 of them at comm.py:88 in wait, rank 5 "),
+        (OWN_WAIT, {}, (), "64 of them at comm.py:88 in wait, no single rank is behind"),
+        (OWN_WAIT, dict.fromkeys(range(32), READS), (), "no single rank is behind"),
+        (SYNCHRONIZES, {5: READS}, (5,), ": 63 of 64 ranks wait in a collective, rank 5 "),
+        (SYNCHRONIZES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective, rank 63 "),
+        (RECEIVES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective, rank 63 "),
+        (RECEIVES, TENSOR_GROUP, (), ": 64 of 64 ranks wait in a collective, no single rank is behind"),
+        (WAITS, dict.fromkeys(range(8, 16), READS), (8, 9, 10), ", rank 10 (node-5) is the straggler, and 5 more"),
+        (WAITS, {5: CALLS}, (), ": 64 of 64 ranks wait in a collective, no single rank is behind"),
+        (READS, {5: WAITS, 6: OWN_WAIT}, (0, 1, 2), ": 1 of 64 ranks wait in a collective, rank 0 "),
     ],
 )
 def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...], line: str) -> None:
@@ -219,21 +253,21 @@ def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...]
     assert line in told.lines[0]
 
 
-COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it computes",), is_busy=True)}
+COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it uses the CPU",), is_busy=True)}
 
 
 @pytest.mark.parametrize(
     ("stack", "facts", "missing", "why"),
     [
         (READS, {}, (), None),
-        (READS, COMPUTES, (), "not ended: rank 5 it computes"),
-        (READS, {5: WorkerObservation(2, 1, 7.0)}, (), "not ended: rank 5 was elsewhere 7 s ago"),
+        (READS, COMPUTES, (), "not ending the attempt: rank 5 it uses the CPU"),
+        (READS, {5: WorkerObservation(2, 1, 7.0)}, (), "not ending the attempt: rank 5 was elsewhere 7 s ago"),
         (SYNCHRONIZES, COMPUTES, (), None),
         (
             READS,
             {0: WorkerObservation(0, 0, 58.0, ("is held",), is_paused_on_purpose=True)},
             (),
-            "not ended: rank 0 is held",
+            "not ending the attempt: rank 0 is held",
         ),
         (READS, {}, (3,), ""),
     ],
@@ -245,7 +279,7 @@ def test_what_is_ended(
     told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends_attempt=True, missing=missing)
     assert told.workers_to_kill == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
-    assert ("; node 3 (rank 6, 7) told nothing" in told.lines[0]) == bool(missing)
+    assert (", no response from node 3 (ranks 6, 7): " in told.lines[0]) == bool(missing)
     told = _told(
         {5: worker(5, begun=40, stack=stack)}, facts, ends_attempt=True, spare_busy_ranks=False, missing=missing
     )
@@ -263,7 +297,7 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
     watch._observe_workers = lambda *_: [
         (each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)
     ]  # type: ignore[method-assign]
-    watch._tracker.since = 0.0
+    watch._tracker.since, watch._tracker.looks = 0.0, 3
     return watch
 
 
@@ -274,7 +308,7 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     for _ in range(4):
         watch._investigate({}, 61.0, ends_attempt=False)
         watch._handle_progress(74.0)
-    assert (caplog.text.count("no progress for 61 s"), caplog.text.count("progress again after 74 s")) == (3, 3)
+    assert (caplog.text.count("no progress for 61 s"), caplog.text.count("progress resumed after 74 s")) == (3, 3)
     watch._investigate({}, 241.0, ends_attempt=False)
     assert "no progress for 241 s" in caplog.text
     assert len(set(kept)) == 5
@@ -300,12 +334,12 @@ def _looked(*moments: tuple[float, int]) -> ProgressTracker:
 
 
 def test_when_a_job_stands_still() -> None:
-    """Time counts from the last progress of any worker, in full after the first steps, and not while frozen."""
+    """Time counts from the last progress of any worker, without the time in which the agent was frozen."""
     assert not any(_looked((5, 0), (10, 0)).enqueued.values()), "no collective yet"
-    assert _looked((5, 1), (10, 2)).seconds(110) == pytest.approx(100 / 3), "the first steps may compile"
-    assert _looked((50, 1)).seconds(56) == 2, "the first collective that is seen is progress"
+    assert _looked((5, 1), (10, 2)).is_starting
+    assert _looked((50, 1)).seconds(56) == 6, "the first collective that is seen is progress"
     still = _looked((5, 1), (10, 2), (15, 3), (20, 4))
-    assert still.seconds(80) == 60
+    assert (still.seconds(80), still.is_starting) == (60, False)
     assert still.seconds_at_position(0, 80) == 60
     still.look(75, {0: {"begun": -1, "ended": -1, "at": 4}})
     still.look(76, {0: {"begun": 4, "ended": 4, "at": 4}})

@@ -40,7 +40,7 @@ SAID = {
     "no FIFO": "listening to the workers' stderr",
     "no program": "starting the recorder",
     "no unix socket": "starting the recorder",
-    "no threads": "doing without what needs a thread",
+    "no threads": "can't start more threads",
 }
 """The one line that names what is missing."""
 

@@ -35,7 +35,7 @@ def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixt
     """A worker that cannot read its agent's recording records nothing, and one warning tells what to do."""
     assert NodeContext.from_environment({NODE_CONTEXT_VARIABLE: text}) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Install the firstfault of its agent" in caplog.text
+    assert "Install the agent's version of firstfault" in caplog.text
 
 
 def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:

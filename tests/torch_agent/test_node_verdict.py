@@ -58,7 +58,7 @@ def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> Non
 
 def test_no_failure_at_all(prefix: Prefix) -> None:
     """Without any failure there is no verdict."""
-    with pytest.raises(LookupError, match="no failure is on record"):
+    with pytest.raises(LookupError, match="no failure is recorded"):
         _settled(prefix.node_context())
 
 
@@ -109,7 +109,7 @@ def _odd(job: Any) -> Verdict:
         (_returns_nothing, None, "StrategyError: the strategy"),
         (_odd, None, "TypeError: "),
         (None, _raises, "ZeroDivisionError: no failures per node"),
-        ("of_a_plugin", None, "there is no strategy 'of_a_plugin'"),
+        ("of_a_plugin", None, "unknown strategy 'of_a_plugin'"),
     ],
     ids=["raises", "returns nothing", "cannot be stored", "a policy raises", "unknown"],
 )
@@ -163,7 +163,7 @@ def test_a_policy_that_blocks(
         release.set()
     assert time.monotonic() - began < LONG_S / 2
     assert (found.decision.retry, found.verdict.strategy, len(asked)) == (True, "earliest", 1)
-    assert "it takes too long); firstfault's defaults decide" in caplog.text
+    assert "it takes too long); using firstfault's defaults" in caplog.text
 
 
 @pytest.mark.parametrize(("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)])

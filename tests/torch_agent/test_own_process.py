@@ -1,4 +1,4 @@
-"""What firstfault does to a training's process: the rows of docs/your_process.md, compared with torch's own agent."""
+"""What firstfault does to a training's process (docs/guides/footprint.md), compared with torch's own agent."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_where_it_was_writing(
     verdict = _verdict("RuntimeError", str(caught.value), system)
     assert verdict.category == "disk_full"
     assert verdict.headline.startswith(f"RuntimeError, rank 3 on worker-0: {system.full[0].text[:60]}")
-    assert decide(verdict).reason == "it would need the same space again"
+    assert decide(verdict).reason == "the retry would need the same space"
     assert list(tmp_path.glob(".firstfault*")) == []
 
 
@@ -143,7 +143,7 @@ def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
     verdict = run_strategy(get_strategy("evidence"), job)
     report = build_report(job, verdict, decide(verdict))
     assert (verdict.category, report.answers.fault_owner) == ("storage", FaultOwner.EITHER)
-    assert "may have been full" in report.answers.fate_reason
+    assert "may have been full" in report.answers.retry_reason
 
 
 def test_other_failures() -> None:
@@ -199,8 +199,8 @@ def test_the_report_shows_what_was_recorded() -> None:
     job = make_job(make_error(3, exception="OSError", message="[Errno 28] No space left on device", system=system))
     verdict = run_strategy(get_strategy("evidence"), job)
     facts = {fact.name: fact.value for fact in build_report(job, verdict, decide(verdict)).facts}
-    assert facts["disk"] == "0 B of 100.0 GiB free at /data"
-    assert facts["limits"] == "RLIMIT_AS 4.0 GiB, 7 of 9 files open"
+    assert facts["Disk"] == "0 B of 100.0 GiB free at /data"
+    assert facts["Limits"] == "RLIMIT_AS 4.0 GiB, 7 of 9 files open"
 
 
 @pytest.fixture

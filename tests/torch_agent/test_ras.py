@@ -187,7 +187,7 @@ def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (began["type"], began["source"], began["subject"]) == ("firstfault.stall.v1", "/jobs/7", "node-2")
     assert began["data"]["first_line"].startswith("no progress for 61 s: 7 of 8 ranks wait in all_reduce #41")
     assert (began["data"]["rank"], began["data"]["lost_seconds"]) == (5, None)
-    assert over["data"]["first_line"] == "progress again after 130 s: rank 5 at loader.py:88 in read_shard"
+    assert over["data"]["first_line"] == "progress resumed after 130 s: rank 5 at loader.py:88 in read_shard"
     assert began["id"] != over["id"]
 
 
@@ -201,6 +201,6 @@ def test_a_notifier_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     began = time.monotonic()
     watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
     assert time.monotonic() - began < 5
-    assert "the notifier a has not ended within 0.5 s" in caplog.text
+    assert "the notifier a didn't return within 0.5 s" in caplog.text
     assert not called
     goes_on.set()

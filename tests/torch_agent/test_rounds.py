@@ -110,7 +110,7 @@ def test_without_the_first_node(
     """If the first node sets no number, the others take their own after a while, with a warning."""
     monkeypatch.setattr(time_limits, "ROUND_NUMBER_TIMEOUT_SECONDS", 0.2)
     assert begin_round(PrefixStore("round", shared), 1, 7) == 7
-    assert "the first node does not number the rounds" in caplog.text
+    assert "the first node doesn't number the rounds" in caplog.text
 
 
 class Node:

@@ -34,7 +34,7 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
     assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
     assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
     assert "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same fault" in ended.logs
-    assert "restarted 1 time before: round 0: ValueError, rank 1" in ended.logs
+    assert "Restarts: 1 restart\n  round 0: ValueError, rank 1" in ended.logs
 
 
 def test_restarts_that_are_used_up(s3_environ: S3, tmp_path: Path) -> None:

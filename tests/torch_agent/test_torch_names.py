@@ -55,7 +55,7 @@ def _warn_again() -> Iterator[None]:
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "where firstfault looks" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "as firstfault expects" in record.getMessage()]
 
 
 def test_nothing_is_missing() -> None:
@@ -127,7 +127,7 @@ def test_a_recorder_of_another_backend(
     assert collective_progress() == collective_progress() == ()
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert unread_backends([]) == []
-    told = [text for text in caplog.messages if "the flight recorder of gloo where firstfault looks" in text]
+    told = [text for text in caplog.messages if "the flight recorder of gloo as firstfault expects" in text]
     assert len(told) == number
 
 

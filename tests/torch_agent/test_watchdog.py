@@ -227,7 +227,7 @@ def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> No
     client.acquire("step", time.time() + NEVER_S)
     client.release("step")
     FileTimerClient(str(expired.server.path), signal=0).acquire("only a log line", time.time() + 0.01)
-    until(lambda: "it asked not to be killed" in caplog.text)
+    until(lambda: "(not killed: kill=False)" in caplog.text)
     assert expired.becomes("block")
     client.acquire("soon", time.time() + SOON_S)
     assert expired.wait().scope == "soon"
@@ -346,7 +346,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
         fifo.write(b'{"pid": 1}\n[]\nnonsense\n' + b"[" * 4_000 + b"\n")
         fifo.write(timer_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
         fifo.flush()
-        until(lambda: "it is not a worker of this node" in caplog.text)
+        until(lambda: "(not killed: not a worker of this node)" in caplog.text)
     assert caplog.text.count("invalid line") == 4
     assert not expired.found
 
@@ -381,7 +381,7 @@ def test_a_path_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert other.read_text() == "precious"
     assert open_timers(NodeFolder(other), 1, {}) is None, "no file can be made below a file"
     assert open_timers(None, 1, {}) is None
-    assert caplog.text.count("the watchdog is off on this node: no FIFO could be made") == 2
+    assert caplog.text.count("the watchdog is off on this node: can't create a FIFO") == 2
 
 
 def test_a_forked_child_keeps_no_end() -> None:

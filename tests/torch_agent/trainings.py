@@ -288,16 +288,20 @@ def loading(folder: str) -> float:
     return float(sum(int(batch) for batch in torch.utils.data.DataLoader(Shards(), num_workers=1)))
 
 
-def stalling(folder: str, way: str) -> None:
-    """Make progress for a while; then rank 1 stands still, until there is a file "go"."""
+def stalling(folder: str, way: str, seconds: float = 0.0) -> None:
+    """Make progress for a while, then rank 1 makes none until there is a file "go", or for so many seconds.
+
+    `way`: "paused" in a block of the watchdog, "computes", or in the first steps "early" (asleep) and "compiles".
+    """
 
     def read_shard() -> None:
-        while not Path(folder, "go").exists():
-            time.sleep(0.5 if way == "paused" else 0)
+        ends = time.monotonic() + seconds
+        while not Path(folder, "go").exists() and (not seconds or time.monotonic() < ends):
+            time.sleep(0.5 if way in {"paused", "early"} else 0)
 
     rank = _meet()
     for step in range(60):
-        if rank == 1 and step == 40:
+        if rank == 1 and step == (5 if way in {"early", "compiles"} else 40):
             with watchdog.pause() if way == "paused" else contextlib.nullcontext():
                 read_shard()
         _summed()

@@ -35,9 +35,9 @@ _OF_TORCHS_BOX = (
     "Root Cause (first observed failure)",
     "torch.distributed.elastic.multiprocessing",
 )
-_MORE = "  more: firstfault show "
+_MORE = "  More: firstfault show "
 _OF_A_PEER = re.compile(r"this node's workers.*failed: ")
-_FIRST_REPORT = re.compile(r"firstfault: [^:]*\. The first report, not the verdict: ")
+_FIRST_REPORT = re.compile(r"firstfault: .*this node's .* \(first report, not the verdict\)$")
 _MOST_LINES = 12
 
 

@@ -93,8 +93,8 @@ def test_a_folder_that_fills(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "firstfault: ValueError, rank" in ended.stderr
     stored, more = ended.stderr.splitlines()[-2:]
-    assert stored.startswith(f"  stored: no, {tmp_path}/documents/")
-    folder = more.removeprefix("  more: firstfault show ")
+    assert stored.startswith(f"  Stored: on this node; {tmp_path}/documents/")
+    folder = more.removeprefix("  More: firstfault show ")
     verdict = MultiErrorFileOutputReader(folder).verdict()
     assert (verdict.code, verdict.category) == ("USER:ValueError", "disk_full")
 

@@ -82,7 +82,7 @@ def test_a_bad_value(
     assert f"argument {option}: {BAD_VALUES[variable]}" in capsys.readouterr().err
     monkeypatch.setattr(os, "environ", {variable: "first", "FIRSTFAULT_NODE": "host"})
     drop_invalid()
-    assert caplog.messages == [f"firstfault: {variable} does not count: it {BAD_VALUES[variable]}"]
+    assert caplog.messages == [f"firstfault: ignoring {variable}: it {BAD_VALUES[variable]}"]
     assert os.environ == {"FIRSTFAULT_NODE": "host"}
 
 
@@ -138,7 +138,7 @@ def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path
     (node,) = job.nodes
     assert (node.code, job.left) == (1, [])
     assert node.headline.startswith(headline)
-    assert node.lines[-1].startswith("  retry: no, the same ")
-    assert node.err.splitlines()[-1] == f"  more: firstfault show {node.prefix}"
+    assert node.lines[-2].startswith("  Retry: no: the same ")
+    assert node.err.splitlines()[-1] == f"  More: firstfault show {node.prefix}"
     assert node.err.count(BAD_VALUES["FIRSTFAULT_ATTEMPT"]) == 1
-    assert node.err.count("\n  more: ") == 1
+    assert node.err.count("\n  More: ") == 1

@@ -41,7 +41,7 @@ def test_a_good_environment(tmp_path: Path) -> None:
     """All is well, the folder is as before, and each part of the identity has its source."""
     code, told = _doctor(tmp_path, FIRSTFAULT="true", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
     assert (code, set(told), list(tmp_path.iterdir())) == (0, {"all"}, [])
-    assert told["all"]["versions"] == "tried with firstfault"
+    assert told["all"]["versions"] == "tested with firstfault"
     assert told["all"]["recorder"] == "collectives of gloo are found in torch's flight recorder (gloo:all_reduce)"
     assert told["all"]["job"] == "4711 (SLURM_JOB_ID)"
     assert told["all"]["attempt"] == "2 (SLURM_RESTART_COUNT)"
@@ -56,19 +56,19 @@ def test_a_bad_environment(tmp_path: Path) -> None:
     code, told = _doctor(tmp_path, FIRSTFAULT="", **given)
     assert (code, set(told)) == (1, {"all", "switch", "workers", "storage"})
     assert told["switch"] == "FIRSTFAULT is not set: set FIRSTFAULT=1, or start `firstfault torchrun`"
-    assert told["workers"].startswith("/bin/false reads no firstfault.pth")
+    assert told["workers"].startswith("/bin/false doesn't read firstfault.pth")
     assert "Not a directory" in told["storage"]
 
 
 def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer or older release than those of docs/versions.md is named with the ones that were tried."""
+    """A newer or older release than those of docs/reference/versions.md is named with the ones that were tried."""
     versions = {"torch": "2.16.0+cpu", "flytekit": "1.9.1", "nvidia-resiliency-ext": "0.4.1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     _, _, told = doctor._check_versions()
-    page = (Path(__file__).parents[2] / "docs/versions.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/versions.md").read_text(encoding="utf-8")
     named = {f"{major}.{minor}" for tried in doctor.TRIED.values() for major, minor in tried}
     assert named - set(re.findall(r"\b\d+\.\d+\b", page)) == set()
-    assert told == "not tried with firstfault: torch 2.16.0+cpu (2.3 to 2.15 were), flytekit 1.9.1 (1.15 to 1.16 were)"
+    assert told == "not tested with firstfault: torch 2.16.0+cpu (2.3 to 2.15 were), flytekit 1.9.1 (1.15 to 1.16 were)"
 
 
 def test_without_torch(tmp_path: Path) -> None:
@@ -84,6 +84,9 @@ def test_a_storage(s3: Any, tmp_path: Path) -> None:
     environment, without_torch = {"FIRSTFAULT": "1", **s3.environment()}, ("-c", NOT_HERE)  # importing it takes seconds
     folder = s3.uri("runs")
     _, told = _doctor(tmp_path, *without_torch, **environment, FIRSTFAULT_FOLDER=folder)
-    assert (set(told), told["all"]["storage"].split(" was ")[0]) == ({"all", "torch"}, folder)
+    assert (set(told), told["all"]["storage"].partition(" in ")[0]) == (
+        {"all", "torch"},
+        f"wrote, listed and read {folder}",
+    )
     _, told = _doctor(tmp_path, *without_torch, **environment, FIRSTFAULT_FOLDER="s3://no-such-bucket/runs")
     assert set(told) == {"all", "torch", "storage"}

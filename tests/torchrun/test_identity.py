@@ -19,7 +19,7 @@ from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
-DOCS = Path(__file__).parents[2] / "docs" / "torchrun.md"
+DOCS = Path(__file__).parents[2] / "docs" / "start" / "clusters.md"
 HOST = socket.gethostname()
 
 
@@ -38,7 +38,7 @@ def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_on_the_page() -> None:
-    """docs/torchrun.md has the table of the code."""
+    """docs/start/clusters.md has the table of the code."""
     rows = [
         f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} | {source.launcher} |".replace(
             f"`{HOST_NAME}`", HOST_NAME

@@ -73,7 +73,7 @@ def test_success(tmp_path: Path) -> None:
 def test_the_example_of_readme(tmp_path: Path) -> None:
     """The example prints the lines that README shows."""
     job = run_job(tmp_path, [str(ROOT / "examples" / "script.py")], Way("forked", "c10d"))
-    assert "\n".join([*job.nodes[0].lines, "  more: "]) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join([*job.nodes[0].lines, "  More: "]) in (ROOT / "README.md").read_text(encoding="utf-8")
     assert job.complaints() == []
 
 
@@ -89,7 +89,7 @@ def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     job = run_job(tmp_path, ["--no-python", "sleep", "1200"], FORKED, environments={1: {"PATH": str(tmp_path)}})
     assert job.complaints() == []
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
-    assert "not the verdict: the agent of host-1 failed: FileNotFoundError" in job.nodes[0].err
+    assert "because the agent of host-1 failed: FileNotFoundError" in job.nodes[0].err
 
 
 KILLS = """

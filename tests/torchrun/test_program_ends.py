@@ -59,8 +59,8 @@ HOWS = {
         "user_code",
     ),
     "swallows": ("SystemExit, rank 1 on worker-0: its program reached its end", "exit"),
-    "raises": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:43 in <module>: raises()", "exit"),
-    "exits": ("SystemExit, rank 1 on worker-0: it ended by itself at program.py:40 in exits: sys.exit()", "exit"),
+    "raises": ("SystemExit, rank 1 on worker-0: it exited at program.py:43 in <module>: raises()", "exit"),
+    "exits": ("SystemExit, rank 1 on worker-0: it exited at program.py:40 in exits: sys.exit()", "exit"),
 }
 
 

@@ -149,7 +149,7 @@ NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
         (
             "s3://ff/",
             {"FIRSTFAULT_ATTEMPT": "3"},
-            "job ff (nothing names it), attempt 3 (FIRSTFAULT_ATTEMPT)",
+            "job ff (generated), attempt 3 (FIRSTFAULT_ATTEMPT)",
             "s3://ff",
         ),
     ],

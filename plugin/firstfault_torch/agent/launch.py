@@ -129,7 +129,7 @@ def launch_agent(
         try:
             agent = ReportingAgent(node_context, settings, **arguments)
         except UnsupportedTorchError as error:
-            warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
+            warn_once(f"{error} of its agent", "torch's own agent runs the workers, and only workers write documents")
         if agent is not None:
             results = run(agent)
             return RoundEnd(agent.node.reporter.node_context, agent.node.reporter.report, results)

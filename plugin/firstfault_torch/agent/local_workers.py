@@ -211,7 +211,7 @@ class LocalWorkers:
         """Document one death in the background; once."""
         rank = death.local_rank
         # Asks no worker: it reads the last answer of the round, such as the one to `_ask_before_abort`.
-        answers = self._channel.ask((), 0) if self._channel is not None else {}
+        answers = self._channel.get_states() if self._channel is not None else {}
         seen = WorkerSnapshot("", *from_message(answers[rank])) if rank in answers else None
         self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
 

@@ -256,7 +256,7 @@ class NodeRound:
 
     def stop_after_peer_failure(self, failure: FailureNotice) -> None:
         """Stop the workers because another node has failed, and report."""
-        logger.warning("stopping this node's workers. The first report, not the verdict: %s", failure.reason)
+        logger.warning("stopping this node's workers, because %s (first report, not the verdict)", failure.reason)
         if self.survivors is not None:
             self.survivors.await_end()
         self._forget_recovered()

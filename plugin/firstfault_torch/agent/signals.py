@@ -196,7 +196,7 @@ class SignalWatch:
             if self.on_received is not None:
                 self.on_received(received)
         if not self._is_handled(received.number) and self.last_resort is not None:
-            logger.warning("the main thread did not handle %s; another thread ends this pod", received.number.name)
+            logger.warning("the main thread didn't handle %s; exiting from another thread", received.number.name)
             self.last_resort(received.number)
 
     def _is_handled(self, number: signal.Signals) -> bool:

@@ -14,11 +14,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import watchdog
-from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.guard import logger, run_loop, suppress_internal_errors
 from firstfault_torch.time_limits import (
     FROZEN_WATCHDOG_SECONDS,
     IDLE_WATCHDOG_POLL_SECONDS,
@@ -57,7 +58,7 @@ def open_timers(
         except OSError as error:
             problems.append(str(error))
     why = "; ".join(problems) or "the node has no folder"
-    logger.warning("the watchdog is off on this node: no FIFO could be made (%s)", why)
+    logger.warning("the watchdog is off on this node: can't create a FIFO (%s)", why)
     return None
 
 
@@ -135,31 +136,33 @@ class TimerServer:
     # --- the watching thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._polled = time.monotonic()
+        poll = select.poll()
         try:
-            with suppress_internal_errors("watching the workers' deadlines"):
-                self._watch()
+            poll.register(self._fifo, select.POLLIN)
+            poll.register(self._stop_reader, select.POLLIN | select.POLLHUP)
+            run_loop(partial(self._watch, poll), "watching the workers' deadlines")
         finally:
             self._close()
 
-    def _watch(self) -> None:
-        poll = select.poll()
-        poll.register(self._fifo, select.POLLIN)
-        poll.register(self._stop_reader, select.POLLIN | select.POLLHUP)
-        looked = time.monotonic()
-        while not self._stopped.is_set():
-            seconds = self._sleep_s()
-            poll.poll(seconds * 1000)
-            before, looked = looked, time.monotonic()
-            # Before the deadlines are compared: the worker may have ended its block in time, while this thread slept.
-            self._read()
-            if looked - before > seconds + FROZEN_WATCHDOG_SECONDS:
-                self._postpone(looked - before)
-            self._progress = time.time()
-            expired = self._take_expired(looked)
-            # `stop` may have been called since the loop's check: these workers are being stopped for another reason.
-            if expired and not self._stopped.is_set():
-                with suppress_internal_errors("ending a worker at its deadline"):
-                    self._expired(expired)
+    def _watch(self, poll: select.poll) -> bool:
+        """Wait for the next deadline or line, and handle expired deadlines; return whether to continue."""
+        if self._stopped.is_set():
+            return False
+        seconds = self._sleep_s()
+        poll.poll(seconds * 1000)
+        before, self._polled = self._polled, time.monotonic()
+        # Before the deadlines are compared: the worker may have ended its block in time, while this thread slept.
+        self._read()
+        if self._polled - before > seconds + FROZEN_WATCHDOG_SECONDS:
+            self._postpone(self._polled - before)
+        self._progress = time.time()
+        expired = self._take_expired(self._polled)
+        # `stop` may have been called since the check above: these workers are being stopped for another reason.
+        if expired and not self._stopped.is_set():
+            with suppress_internal_errors("ending a worker at its deadline"):
+                self._expired(expired)
+        return True
 
     def _sleep_s(self) -> float:
         deadlines = [timer.deadline for timer in self._timers.values() if timer.deadline is not None]
@@ -171,7 +174,7 @@ class TimerServer:
 
     def _postpone(self, seconds: float) -> None:
         """Move all deadlines: while this process was frozen, its workers may have been frozen, too."""
-        logger.warning("the watchdog's deadlines move by %.1f s: its agent did not run for so long", seconds)
+        logger.warning("postponing the watchdog's deadlines by %.1f s: the agent was frozen", seconds)
         for key, timer in self._timers.items():
             if timer.deadline is not None:
                 self._timers[key] = replace(timer, deadline=timer.deadline + seconds)
@@ -188,7 +191,7 @@ class TimerServer:
                 try:
                     self._register(watchdog.parse_line(line))
                 except ValueError as error:
-                    logger.warning("the watchdog got an invalid line: %s", error)
+                    logger.warning("the watchdog received an invalid line: %s", error)
 
     def _register(self, timer: watchdog.Timer) -> None:
         key = (timer.pid, timer.number)
@@ -205,9 +208,9 @@ class TimerServer:
         for timer in sorted(due, key=lambda timer: timer.deadline or 0.0):
             worker = self._find_worker(timer.pid)
             if not timer.kills:
-                logger.warning("process %d exceeded %r; it asked not to be killed", timer.pid, timer.scope)
+                logger.warning("process %d exceeded %r (not killed: kill=False)", timer.pid, timer.scope)
             elif worker is None:
-                logger.warning("process %d exceeded %r; it is not a worker of this node", timer.pid, timer.scope)
+                logger.warning("process %d exceeded %r (not killed: not a worker of this node)", timer.pid, timer.scope)
             else:
                 expired.setdefault(worker, timer)
         # The worker is killed once: its later deadlines would expire while it is being asked for its stacks.

@@ -40,4 +40,4 @@ def warn_once(what: str, consequence: str) -> None:
     """Log once per process that this torch lacks a name, and the consequence."""
     import torch  # noqa: PLC0415 - only for its version
 
-    logger.warning("torch %s does not have %s where firstfault looks; %s", torch.__version__, what, consequence)
+    logger.warning("torch %s does not have %s as firstfault expects; %s", torch.__version__, what, consequence)

@@ -150,7 +150,7 @@ def worker_processes(context: Any) -> Sequence[Any]:
         return [_Subprocess(handlers[rank].proc) for rank in sorted(handlers)]
     processes = getattr(getattr(context, "_pc", None), "processes", None)
     if processes is None:
-        warn_once("the worker processes", "a worker's death is noticed when torch looks at it")
+        warn_once("the worker processes", "a worker's death is noticed only when torch polls")
         return []
     return list(processes)
 

@@ -64,7 +64,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     the attempt is followed by another one.
 
     Raises:
-        LookupError: no failure is on record, neither here nor in the storage.
+        LookupError: no failure is recorded, on this node or in storage.
     """
     job, files = _read_job(node_context, copies, wait)
     if restart is None:
@@ -75,7 +75,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
         context = restart.to_retry_context(RetryContext(attempt=node_context.identity.attempt, retries=options.retries))
     conclusion = _first_conclusion(job, node_context.strategy, options.retry_policy, context, wait)
     if conclusion is None:
-        raise LookupError("no failure is on record, neither here nor in the storage")
+        raise LookupError("no failure is recorded, on this node or in storage")
     return NodeConclusion(conclusion, files)
 
 
@@ -117,7 +117,7 @@ def _first_conclusion(
         # both may be third-party code: the attempt still needs a verdict, and each error one log line
         if str(error) != logged:
             logger.warning(
-                "the strategy %s or the task's retry policy failed (%s: %s); firstfault's defaults decide",
+                "the strategy %s or the task's retry policy failed (%s: %s); using firstfault's defaults",
                 name,
                 type(error).__name__,
                 error,

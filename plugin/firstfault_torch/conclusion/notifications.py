@@ -46,16 +46,14 @@ def notify(about: Report | Mapping[str, Any]) -> None:
         "looking for installed notifiers",
     )
     if found is None:
-        logger.warning(
-            "installed notifiers are not called: they were not found within %g s", time_limits.NOTIFIERS_TIMEOUT_SECONDS
-        )
+        logger.warning("not calling notifiers: loading them took more than %g s", time_limits.NOTIFIERS_TIMEOUT_SECONDS)
     # All are started before the first is waited for, so a slow notifier takes no time from another. The threads are
     # daemons: one that doesn't end in time doesn't keep the process alive.
     told = [(point.name, start_in_thread(partial(tell, point), "calling a notifier")) for point in found or ()]
     for name, ended in told:
         if not ended.wait(max(deadline - time.monotonic(), 0)):
             logger.warning(
-                "the notifier %s has not ended within %g s; it is not waited for",
+                "the notifier %s didn't return within %g s; not waiting for it",
                 name,
                 time_limits.NOTIFIERS_TIMEOUT_SECONDS,
             )

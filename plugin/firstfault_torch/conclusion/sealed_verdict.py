@@ -60,9 +60,9 @@ def adopt_sealed_verdict(document: bytes, node_context: NodeContext, *, durable:
     """
     seal = decode(document, DocumentRef(ERROR_FILE))
     if not isinstance(seal, Seal):
-        raise BadDocumentError(f"the {ERROR_FILE} holds no sealed verdict")
+        raise BadDocumentError(f"{ERROR_FILE} has no sealed verdict")
     if (sealed := from_json(seal.json)) is None:
-        raise BadDocumentError(f"the {ERROR_FILE} was sealed by another version")
+        raise BadDocumentError(f"{ERROR_FILE} was sealed by a different version")
     return SealedVerdict(*sealed, seal, document, node_context, for_all=True, durable=durable)
 
 

@@ -11,7 +11,7 @@ from firstfault.model import Progress
 POLLS_UNTIL_STEADY = 3
 """Polls with progress until a training counts as running steadily; its first steps may compile for minutes."""
 FIRST_STEPS_FACTOR = 3
-"""The first steps may take this many times longer."""
+"""In the first steps, busy ranks are reported, and a stalled attempt is ended, after this many times longer."""
 
 
 @dataclass
@@ -57,13 +57,19 @@ class ProgressTracker:
         self._places = {rank: (at, since + seconds) for rank, (at, since) in self._places.items()}
 
     def seconds(self, now: float) -> float:
-        """Return the seconds without progress; during the first steps, a third of them."""
-        return (now - self.since) / (1 if self.looks >= POLLS_UNTIL_STEADY else FIRST_STEPS_FACTOR)
+        """Return the seconds without progress."""
+        return now - self.since
 
-    def progress(self) -> Progress:
+    @property
+    def is_starting(self) -> bool:
+        """Whether the training is in its first steps, which load and compile."""
+        return self.looks < POLLS_UNTIL_STEADY
+
+    def progress(self, now: float) -> Progress:
         """Return the progress of the worker that is furthest ahead."""
         seconds = self.since - self.first if self.first is not None else 0.0
-        return Progress(max(self.enqueued.values(), default=0), max(seconds, 0.0))
+        collectives = max(self.enqueued.values(), default=0)
+        return Progress(collectives, max(seconds, 0.0), self.seconds(now) if collectives else 0.0)
 
     @property
     def enqueued(self) -> dict[int, int]:

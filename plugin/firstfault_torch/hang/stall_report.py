@@ -13,6 +13,7 @@ from firstfault.exceptions.stack_position import PositionKind, locate_main_threa
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
+from firstfault.strategies.headlines import join_ranks
 from firstfault.utils.text import one_line
 from firstfault.wire.documents import decode, encode
 
@@ -55,8 +56,8 @@ class StallReport:
 
     @property
     def place(self) -> str:
-        """The first straggler's position; without one, the end of the first line: "no rank stands out"."""
-        return self.position or "".join(self.lines[:1]).rpartition("; ")[2]
+        """The first straggler's position; without one, the end of the first line: "no single rank is behind"."""
+        return self.position or "".join(self.lines[:1]).rpartition(", ")[2]
 
 
 def to_files(workers: Iterable[tuple[WorkerError, WorkerObservation]]) -> dict[str, bytes]:
@@ -86,6 +87,8 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     missing: Sequence[int] = (),
     ends_attempt: bool = False,
     spare_busy_ranks: bool = True,
+    is_starting: bool = False,
+    ignores_busy_ranks: bool = False,
     own: int = 0,
 ) -> StallReport:
     """Build the report on a stall; it has no lines if no rank waits and ranks are busy, as in an evaluation.
@@ -96,6 +99,8 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         missing: group ranks of nodes without observations.
         ends_attempt: whether to end the attempt.
         spare_busy_ranks: don't end it if a straggler is busy.
+        is_starting: whether the training is in its first steps.
+        ignores_busy_ranks: return no lines if a straggler is busy.
         own: group rank of the agent that concludes.
     """
     failures, facts = from_files(files)
@@ -112,23 +117,20 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     # No rank waits and some are busy: an evaluation or a save without collectives, not a stall.
     if not waiting and any(each.is_busy for each in facts.values()):
         return StallReport(())
+    if ignores_busy_ranks and any(_is_busy(by_rank[rank], facts[rank], seconds) for rank in accused or facts):
+        return StallReport(())
     calls = Counter(call for failure in waiting for call in _list_outstanding(failure)[:1])
     parts = [_describe_waiting_ranks(failures, waiting, calls), *_describe_stragglers(by_rank, ranks, calls)]
-    absent = [str(rank) for rank in range(failures[0].place.world_size) if rank not in by_rank]
+    absent = sorted({*range(failures[0].place.world_size)} - by_rank.keys())
     if not ranks and not missing:
-        parts.append(f"rank {', '.join(absent)} has ended" if absent else "no rank stands out")
+        parts.append(f"{_format_ranks(absent)} exited" if absent else "no single rank is behind")
     elif more := len(accused[MAX_LISTED_RANKS:]):
         parts.append(f"and {more} more")
     if missing:
-        one = len(missing) == 1
-        node = f"node {missing[0]} (rank {', '.join(absent)})"
-        who = node if one else f"{len(missing)} nodes, the first of them {missing[0]},"
-        parts.append(f"{who} told nothing: {'its' if one else 'their'} ranks go on, or the agent does not run")
-    lines = [one_line(f"no progress for {seconds:.0f} s: {'; '.join(parts)}", MAX_LINE_CHARACTERS)]
-    lines += [
-        one_line(f"rank {rank}: {_describe_position(by_rank[rank], facts[rank])}", MAX_LINE_CHARACTERS)
-        for rank in ranks
-    ]
+        parts.append(_describe_missing_nodes(missing, absent))
+    since = " since the first steps" if is_starting else ""
+    lines = [one_line(f"no progress for {seconds:.0f} s{since}: {', '.join(parts)}", MAX_LINE_CHARACTERS)]
+    lines += [_describe_position(by_rank[rank], facts[rank], is_starting=is_starting) for rank in ranks]
     first = by_rank[ranks[0]] if ranks else None
     at = locate_main_thread(first).frame if first is not None else ""
     report = StallReport(tuple(lines), ranks, first.node if first is not None else "", at)
@@ -155,12 +157,12 @@ def _decide_end(  # noqa: PLR0913 - keywords
     ]
     if spared:
         first_spared = facts[spared[0]]
-        why = "; ".join(first_spared.findings) or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
-        return _append_line(report, f"not ended: rank {spared[0]} {why}")
+        why = ", ".join(first_spared.findings) or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
+        return _append_line(report, f"not ending the attempt: rank {spared[0]} {why}")
     # Without a straggler the agent that concludes ends one of its workers: any death ends the attempt.
     killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
     return _append_line(
-        report, "the attempt is ended for it", tuple((each.group_rank, each.local_rank) for each in killed)
+        report, "ending the attempt because of this stall", tuple((each.group_rank, each.local_rank) for each in killed)
     )
 
 
@@ -205,9 +207,9 @@ def _describe_waiting_ranks(
         return f"{who} in a collective"
     if not calls:
         ((at, most),) = Counter(locate_main_thread(failure).frame for failure in failures).most_common(1)
-        return f"{len(failures)} ranks stand outside of collectives, {most} of them at {at or 'a place not known'}"
+        return f"{len(failures)} ranks are outside of collectives, {most} of them at {at or 'an unknown position'}"
     (operation, number, group), most = calls.most_common(1)[0]
-    most_of = f", {most} of them" if len(calls) > 1 else ""
+    most_of = f" ({most} of them)" if len(calls) > 1 else ""
     return f"{who}{most_of} in {operation} #{number} ({group})"
 
 
@@ -222,20 +224,31 @@ def _describe_stragglers(
         groups = map(drop_messages, failure.collectives)
         begun = next((item.enqueued for item in groups if item.group == group), None)
         others = [name for name, *call in _list_outstanding(failure) if call == [number, group] and name != operation]
-        report = f"has begun {begun:,}" if begun is not None else "is waited for"
+        report = f"has called {begun:,}" if begun is not None else "is the straggler"
         node = f" ({failure.node})" if failure.node else ""
         found.append(f"rank {rank}{node} {f'has called {others[0]} instead' if others else report}")
     return found
 
 
-def _describe_position(failure: WorkerError, facts: WorkerObservation) -> str:
-    """Return a rank's position, the minimum time there, and further findings."""
+def _describe_position(failure: WorkerError, facts: WorkerObservation, *, is_starting: bool) -> str:
+    """Return a line with a rank's position, the minimum time there, and further findings."""
     where = locate_main_thread(failure)
-    frame = where.frame or "its place is not known"
+    frame = where.frame or "unknown position"
     code = next((line.strip() for line in _find_source_line(failure, where.frame)), "")
-    since = f", since at least {facts.unchanged_seconds:.0f} s" if facts.unchanged_seconds else ""
-    report = [f"{where.exit_stage or frame}{since}{': ' if code else ''}{code}", *facts.findings]
-    return "; ".join(report)
+    since = f", for at least {facts.unchanged_seconds:.0f} s" if facts.unchanged_seconds else ""
+    hint = ["may still be loading or compiling"] if is_starting and where.kind is PositionKind.ELSEWHERE else []
+    parts = [f"{where.exit_stage or frame}{since}{f' ({code})' if code else ''}", *facts.findings, *hint]
+    return one_line(f"rank {failure.rank}: {', '.join(parts)}", MAX_LINE_CHARACTERS)
+
+
+def _describe_missing_nodes(nodes: Sequence[int], ranks: Sequence[int]) -> str:
+    listed = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes, starting with node {nodes[0]}"
+    why = "its ranks are making progress, or its agent is down"
+    return f"no response from {listed}{f' ({_format_ranks(ranks)})' if ranks else ''}: {why}"
+
+
+def _format_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {join_ranks(ranks)}"
 
 
 def _find_source_line(failure: WorkerError, frame: str) -> Iterable[str]:

@@ -24,10 +24,10 @@ from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
-from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
+from firstfault_torch.guard import call_with_timeout, logger, run_loop
 from firstfault_torch.hang.live import LiveProgress
 from firstfault_torch.hang.procfs import Usage, measure_usage, read_kernel_state
-from firstfault_torch.hang.progress import ProgressTracker
+from firstfault_torch.hang.progress import FIRST_STEPS_FACTOR, ProgressTracker
 from firstfault_torch.hang.ras import add_ras_line
 from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
 from firstfault_torch.node.channel import PULSE, SNAPSHOT, from_message
@@ -109,7 +109,9 @@ class StallWatch:
         self._every_s = min([PROGRESS_POLL_SECONDS, *(seconds / POLLS_PER_WARNING for seconds in given)])
         self._wait_s = STALL_REPORTS_TIMEOUT_SECONDS * self._every_s / PROGRESS_POLL_SECONDS + STORE_TIMEOUT_SECONDS
         self._stopped = threading.Event()
-        self._tracker = ProgressTracker(time.monotonic())
+        self._polled = time.monotonic()
+        """When the last poll ended."""
+        self._tracker = ProgressTracker(self._polled)
         self._live = LiveProgress(reporter, places, peers, self._tracker)
         self._next_s = hang.warn_seconds or 0.0
         """Seconds without progress until the next warning, doubled by each warning."""
@@ -124,7 +126,8 @@ class StallWatch:
         self._settlement: VerdictElection | None = None
         self._thread: threading.Thread | None = None
         if given:
-            self._thread = threading.Thread(target=self._watch, name="firstfault-hang", daemon=True)
+            watch = partial(run_loop, self._poll, "watching whether the workers make progress")
+            self._thread = threading.Thread(target=watch, name="firstfault-hang", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
@@ -148,44 +151,53 @@ class StallWatch:
 
     def progress(self) -> Progress:
         """Return the workers' progress as of the last poll."""
-        return self._tracker.progress()
+        return self._tracker.progress(time.monotonic())
 
-    def _watch(self) -> None:
-        with suppress_internal_errors("watching whether the workers make progress"):
-            last = time.monotonic()
-            while not self._stopped.wait(self._every_s):
-                now = time.monotonic()
-                # CLOCK_MONOTONIC advances while a cgroup is frozen or the agent is stopped. The workers may have stood
-                # still, too: that time isn't a stall.
-                if now - last > FROZEN_AGENT_FACTOR * self._every_s + WORKER_QUERY_TIMEOUT_SECONDS:
-                    self._tracker.skip_frozen_time(now - last)
-                last = now
-                if not (alive := self._workers.alive):
-                    continue
-                self._tracker.look(now, self._workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
-                self._live.publish(now)
-                if self._tracker.has_moved:
-                    self._handle_progress(now)
-                # Checked again: the workers had up to WORKER_QUERY_TIMEOUT_SECONDS to answer, and the round may have
-                # ended.
-                elif not self._stopped.is_set():
-                    self._handle_stall(alive, now)
-                # Not `now`: an investigation takes seconds, in which the agent wasn't frozen.
-                last = time.monotonic()
+    def _poll(self) -> bool:
+        """Wait for one interval, then ask the workers for their progress; return whether to continue."""
+        if self._stopped.wait(self._every_s):
+            return False
+        now = time.monotonic()
+        # CLOCK_MONOTONIC advances while a cgroup is frozen or the agent is stopped. The workers may not have run
+        # either: that time isn't a stall.
+        if now - self._polled > FROZEN_AGENT_FACTOR * self._every_s + WORKER_QUERY_TIMEOUT_SECONDS:
+            self._tracker.skip_frozen_time(now - self._polled)
+        self._polled = now
+        if not (alive := self._workers.alive):
+            return True
+        try:
+            self._tracker.look(now, self._workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
+            self._live.publish(now)
+            if self._tracker.has_moved:
+                self._handle_progress(now)
+            # Checked again: the workers had up to WORKER_QUERY_TIMEOUT_SECONDS to answer, and the round may have ended.
+            elif not self._stopped.is_set():
+                self._handle_stall(alive, now)
+        finally:
+            # Not `now`: an investigation takes seconds, in which the agent wasn't frozen.
+            self._polled = time.monotonic()
+        return True
 
     # --- stalls -----------------------------------------------------------------------------------------
 
     def _handle_stall(self, alive: dict[int, int], now: float) -> None:
         seconds = self._tracker.seconds(now)
         warn_at, end_at, busy_at = self._hang.warn_seconds, self._hang.end_seconds, self._hang.busy_seconds
-        ends_attempt = end_at is not None and seconds >= end_at
+        # The first steps may compile for minutes. A warning can be taken back, so only the end has to wait for longer.
+        steady_seconds = seconds / FIRST_STEPS_FACTOR if self._tracker.is_starting else seconds
+        ends_attempt = end_at is not None and steady_seconds >= end_at
         warns = warn_at is not None and seconds >= self._next_s
-        if warns or (ends_attempt and seconds >= self._end_s):
+        if warns or (ends_attempt and steady_seconds >= self._end_s):
             self._investigate(alive, now, ends_attempt=ends_attempt)
-            self._next_s = 2 * seconds if warns else self._next_s
+            if warns and self._tracker.is_starting and self._stall is None:
+                # ranks were busy loading or compiling: they may hang by the next time
+                self._next_s = seconds + (warn_at or 0.0)
+            elif warns:
+                self._next_s = 2 * seconds
             if ends_attempt:
                 # A busy straggler is spared only until `busy_seconds`, so look again by then at the latest.
-                self._end_s = 2 * seconds if busy_at is None or seconds >= busy_at else min(2 * seconds, busy_at)
+                again = 2 * steady_seconds
+                self._end_s = again if busy_at is None or steady_seconds >= busy_at else min(again, busy_at)
         # The baseline for the next poll's investigation, which compares the use of CPU and disk with it. It isn't
         # needed earlier in a stall.
         nearest = min(filter(None, (warn_at, end_at)))
@@ -201,7 +213,7 @@ class StallWatch:
             self._resumed_stalls[stall.report.ranks, stall.report.place] += 1
             record = self._store_record(stall, now - stall.began)
             if stall.is_shown:
-                logger.warning("progress again after %.0f s", now - stall.began)
+                logger.warning("progress resumed after %.0f s", now - stall.began)
                 self._notify(record)
 
     def _investigate(self, alive: dict[int, int], now: float, *, ends_attempt: bool) -> None:
@@ -214,13 +226,15 @@ class StallWatch:
             # waits for NCCL's set-up, counts as stalled before its first collective.
             return
         files = to_files(seen)
-        busy_at = self._hang.busy_seconds
-        spare_busy_ranks = busy_at is None or self._tracker.seconds(now) < busy_at
+        busy_at, is_starting = self._hang.busy_seconds, self._tracker.is_starting
+        steady_seconds = (now - began) / (FIRST_STEPS_FACTOR if is_starting else 1)
         conclude = partial(
             build_stall_report,
             seconds=now - began,
             ends_attempt=ends_attempt,
-            spare_busy_ranks=spare_busy_ranks,
+            spare_busy_ranks=busy_at is None or steady_seconds < busy_at,
+            is_starting=is_starting,
+            ignores_busy_ranks=is_starting and not ends_attempt and steady_seconds < (self._hang.warn_seconds or 0.0),
             own=group_rank,
         )
         groups = (progress for failure, _ in seen for progress in failure.collectives)
@@ -374,9 +388,9 @@ class StallWatch:
         moves = answers and seconds_at_position is not None and seconds_at_position < 2 * self._every_s
         report = {
             f"is in {block}": bool(block),
-            "does not answer: one call holds Python's lock": not answers and not kernel,
-            "its main thread moves": moves,
-            "it computes": computes,
+            "unresponsive: one call holds Python's lock": not answers and not kernel,
+            "its main thread is moving": moves,
+            "it uses the CPU": computes,
             "it reads or writes": reads,
         }
         is_paused_on_purpose = bool(block) or any("SIGSTOP" in one or "debugger" in one for one in kernel)
@@ -391,7 +405,7 @@ class StallWatch:
     def _notify(self, record: RestartRecord | None) -> None:
         if record is not None and os.environ.get(NOTIFY_STALLS_VARIABLE) != "0":
             over, uri = record.lost_seconds, self._reporter.node_context.output_prefix
-            line = record.reason if over is None else f"progress again after {over:.0f} s: {record.headline}"
+            line = record.reason if over is None else f"progress resumed after {over:.0f} s: {record.headline}"
             report = {"uri": uri, "first_line": line, **json.loads(restart_to_json(record))}
             notify(report)
 
@@ -401,7 +415,7 @@ class StallWatch:
         if not stall.is_mine or stall.number >= (STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS):
             return None
         node_context, place, report = self._reporter.node_context, self._places.of(0), stall.report
-        waited = f"rank {report.ranks[0]}" if report.ranks else "no rank stands out"
+        waited = f"rank {report.ranks[0]}" if report.ranks else "no single rank"
         record = RestartRecord(
             RestartKind.STALL,
             node_context.round * STALLS_OF_ROUND + stall.number,

@@ -46,7 +46,7 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
             while more := ours.recv(4096):
                 answer += more
     if not answer.startswith(b"ok"):
-        raise InternalError(f"{name} did not start: {answer.decode(errors='replace') or 'it does not answer'}")
+        raise InternalError(f"{name} didn't start: {answer.decode(errors='replace') or 'it does not answer'}")
     number: int = struct.unpack("=q", answer[2:10])[0]
     return number
 

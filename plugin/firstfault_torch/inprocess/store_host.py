@@ -65,9 +65,7 @@ class StoreHost:
         host = str(given.pop("host_name", None) or os.environ.get("MASTER_ADDR") or "")
         port = int(given.pop("port", None) or os.environ.get("MASTER_PORT") or 0)
         if not host or not port:
-            raise RestartError(
-                "MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs, must say where to meet"
-            )
+            raise RestartError("set MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs")
         self._address = (host, port)
         self._timeout = given.pop("timeout", _TIMEOUT)
         self._open = partial(TCPStore, host, port, **given)

@@ -56,7 +56,7 @@ class SurvivingWorkers:
         shutdown_requested = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
         lost = self._find_ended()
         for local_rank in sorted(lost - self._lost):
-            logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))
+            logger.warning("rank %s exited; the remaining ranks restart without it", self._rank_of(local_rank))
         self._lost = lost
         local = range(len(torch_agent.worker_processes(context)))
         continues = set(local) - lost

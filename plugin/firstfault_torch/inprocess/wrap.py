@@ -52,7 +52,7 @@ from firstfault_torch.inprocess.store import GONE, Fault, FaultKind, Iteration, 
 from firstfault_torch.inprocess.store_host import Connections, StoreHost
 from firstfault_torch.time_limits import SIGNAL_HANDLER_INTERVAL_SECONDS, THREAD_JOIN_TIMEOUT_SECONDS
 
-_TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
+_TAKEN_FOR_LOST = "rank {} was considered lost, and the remaining ranks continue without it"
 _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
@@ -112,7 +112,7 @@ class CallWrapper:
         if threading.current_thread() is not threading.main_thread():
             raise RestartError("call the wrapped function in the main thread: only that can be interrupted")
         if _current:
-            raise RestartError("call the wrapped function outside of another one: after a fault they could not meet")
+            raise RestartError("don't call a wrapped function inside another one: its ranks couldn't rejoin")
         if _lost:
             raise RestartError(
                 f"rank {min(_lost)} was lost in an earlier call; call the function in new processes, or both in one"
@@ -341,7 +341,7 @@ class CallWrapper:
         deadline = time.monotonic() + limit
         while not monitor.known.wait(SIGNAL_HANDLER_INTERVAL_SECONDS):
             if time.monotonic() > deadline:
-                late = RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
+                late = RestartError(f"not all ranks completed within {limit:g} s (completion_timeout)")
                 # The last rank may complete at the same moment: the store keeps the outcome that was set first.
                 if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
                     return late
@@ -411,7 +411,7 @@ class CallWrapper:
         faults = tuple(self._unrecovered)
         # The next iteration's thread uses the same connection.
         if not monitor.join(THREAD_JOIN_TIMEOUT_SECONDS):
-            raise InternalError("the thread that watches the iteration does not end")
+            raise InternalError("the thread that monitors the iteration doesn't end")
         interruption = Interruption(
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
         )

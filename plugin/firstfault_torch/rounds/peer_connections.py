@@ -157,8 +157,8 @@ class PeerConnections:
         elif not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the first agent cannot take the connection of another agent (%s); it tries again every second. "
-                "Raise the limit of open files (ulimit -n): the agent needs one for each node",
+                "can't accept another agent's connection (%s); retrying every second. "
+                "Raise the limit of open files (ulimit -n): the first agent needs one per node",
                 error,
             )
 
@@ -195,7 +195,7 @@ class PeerConnections:
         if first_node:
             self._on_death(0, first_node)
         else:
-            logger.info("no connection to the first agent; if it is killed, this node detects it late")
+            logger.info("no connection to the first agent; this node will notice its death late")
 
     def _answer(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         if line == STATE_REQUEST:

@@ -156,7 +156,7 @@ class Peers:
                 "closing the rendezvous",
             )
             failure = restart or FailureNotice("the round ended without a reason", "")
-        logger.warning("this node's workers had succeeded. The first report, not the verdict: %s", failure.reason)
+        logger.warning("this node's workers succeeded, but %s (first report, not the verdict)", failure.reason)
         return failure
 
     def _outcome_at_exit(self, wake: threading.Event) -> RoundOutcome:
@@ -184,7 +184,7 @@ class Peers:
             wake.clear()
             waited += time_limits.EXIT_BARRIER_POLL_SECONDS
             if waited % time_limits.EXIT_BARRIER_LOG_INTERVAL_SECONDS < time_limits.EXIT_BARRIER_POLL_SECONDS:
-                logger.info("this node's workers have finished; waiting for the other nodes'")
+                logger.info("this node's workers have finished; waiting for the remaining nodes")
         return outcome
 
     def _lacks_agents(self) -> bool:
@@ -194,7 +194,7 @@ class Peers:
         )
         if joined is None or joined >= self._nodes:
             return False
-        logger.warning("some nodes run without firstfault, and may have failed; this one does not wait for them")
+        logger.warning("some nodes run without firstfault and may have failed; not waiting for them")
         return True
 
     def _wait_for_finish_acks(self) -> None:
@@ -219,7 +219,7 @@ class Peers:
     def _check_roster(self, why: str) -> None:
         """Check that all nodes had finished before the store was lost; assume so without a shared folder, as torch."""
         if not self._node_context.identity.is_folder_shared:
-            logger.info("the store is gone, and no folder shows whether the remaining nodes have finished: %s", why)
+            logger.info("lost the store, so it's unknown whether the remaining nodes finished: %s", why)
             return
         from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - slows down the start
 
@@ -273,5 +273,5 @@ class Peers:
 
     def _take_from_roster(self, group_rank: int) -> None:
         """Accept a failure that is in the roster but wasn't broadcast: the store's host may be frozen or gone."""
-        what = "its roster entry says so; it sent no failure notice"
+        what = "from its roster entry; it sent no failure notice"
         self.broadcast.accept(FailureNotice(what, f"node {group_rank}", group_rank))

@@ -53,7 +53,7 @@ def parse_frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
         try:
             yield group_rank, unpack(value[start : start + length])
         except BadDocumentError as error:
-            logger.warning("the report of node %d cannot be read: %s", group_rank, error)
+            logger.warning("can't read the report of node %d: %s", group_rank, error)
         start += length
 
 

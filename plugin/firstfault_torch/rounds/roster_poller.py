@@ -12,7 +12,7 @@ from firstfault.model import Phase
 from firstfault.recorder.folder import Recorder
 from firstfault.recorder.time_limits import ROSTER_LISTING_TIMEOUT_SECONDS
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.guard import logger, run_loop
 from firstfault_torch.node_context import NodeContext
 
 _POLLS_PER_SECOND = 2.8
@@ -46,8 +46,12 @@ class RosterPoller:
         self._every_s = max(time_limits.ROSTER_POLL_SECONDS, many)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
+        self._seen: dict[int, float] = {}
+        """When each failed node was first listed, by group rank, seconds of the monotonic clock."""
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="firstfault-roster", daemon=True)
+        self._thread = threading.Thread(
+            target=run_loop, args=(self._poll, "polling the roster"), name="firstfault-roster", daemon=True
+        )
         self._thread.start()
 
     def end(self) -> None:
@@ -55,16 +59,17 @@ class RosterPoller:
         self._ended.set()
         self._thread.join(time_limits.ROSTER_JOIN_TIMEOUT_SECONDS)
 
-    def _poll(self) -> None:
-        with suppress_internal_errors("polling the roster"):
-            seen: dict[int, float] = {}
-            while not self._ended.wait(self._every_s):
-                now = time.monotonic()
-                for group_rank in self._failed():
-                    since = seen.setdefault(group_rank, now)
-                    if now - since >= self._patience_s and since < now:
-                        self._on_failure(group_rank)
-                        return
+    def _poll(self) -> bool:
+        """Wait, then list the roster; return whether to continue."""
+        if self._ended.wait(self._every_s):
+            return False
+        now = time.monotonic()
+        for group_rank in self._failed():
+            since = self._seen.setdefault(group_rank, now)
+            if now - since >= self._patience_s and since < now:
+                self._on_failure(group_rank)
+                return False
+        return True
 
     def _failed(self) -> list[int]:
         try:

@@ -30,7 +30,7 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
     try:
         store.wait([key], dt.timedelta(seconds=time_limits.ROUND_NUMBER_TIMEOUT_SECONDS))
     except dist.DistStoreError:
-        logger.warning("the first node does not number the rounds; it seems to run without firstfault")
+        logger.warning("the first node doesn't number the rounds; it probably runs without firstfault")
         return fallback
     return int(store.get(key))
 

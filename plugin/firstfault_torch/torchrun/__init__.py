@@ -1,4 +1,4 @@
-"""Jobs of torchrun, and of other launchers that use torch's elastic agent: docs/torchrun.md.
+"""Jobs of torchrun, and of other launchers that use torch's elastic agent: docs/start/torchrun.md.
 
 - `agent`: replaces the agent of torch's launcher.
 - `script`: records the end of a worker that is a program.

@@ -33,7 +33,7 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 _LAUNCHER = "torch.distributed.launcher.api"
 _FAILED = 1
 """The exit code of a launcher after its job failed, as torchrun's."""
-_ROWS = ("where", "code", "retry")
+_ROWS = ("Where", "Retry", "Next")
 """The rows of the report that a failed job ends with."""
 _RUN_PATH = "run_script_path"
 """torchrun's function that runs a program in a spawned process, for ``--run-path``."""
@@ -49,7 +49,7 @@ def stand_in() -> None:
     if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
         return
     if "LocalElasticAgent" not in launcher.__dict__:
-        warn_once("the launcher's agent", "torch's own agent runs the workers; nothing is recorded")
+        warn_once("the launcher's agent", "torch's own agent runs the workers, and nothing is recorded")
         return
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
@@ -186,9 +186,9 @@ class TorchrunEngine(PlainEngine):
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix
         if (self._on_node / ERROR_FILE).exists() and prefix != str(self._on_node):
-            lines.append(f"  stored: no, {prefix} could not be written; `firstfault doctor` tries it, and tells why")
+            lines.append(f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)")
             prefix = str(self._on_node)
-        lines.append(f"  more: firstfault show {prefix}")
+        lines.append(f"  More: firstfault show {prefix}")
         sys.stderr.write("\n".join([*lines, ""]))
         sys.stderr.flush()
 

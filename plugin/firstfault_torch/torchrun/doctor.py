@@ -40,7 +40,7 @@ TRIED = {
     "flytekit": ((1, 15), (1, 16)),
     "nvidia-resiliency-ext": ((0, 4), (0, 7)),
 }
-"""The first and the last release that firstfault was run with: docs/versions.md."""
+"""The first and the last release that firstfault was run with: docs/reference/versions.md."""
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
@@ -68,7 +68,11 @@ def doctor(as_json: bool) -> None:
     refused = [name for state, name, _ in checks if state is _NO]
     but = "; those of `firstfault torchrun` are" if refused == ["switch"] else ""
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
-    lines.append(f"torchrun's jobs are not recorded here{but}" if refused else "torchrun's jobs are recorded here")
+    lines.append(
+        f"jobs of torchrun are not recorded in this environment{but}"
+        if refused
+        else "jobs of torchrun are recorded in this environment"
+    )
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
         lines = [json.dumps({"schema": "firstfault.doctor/v1", "recorded": not refused, "checks": rows})]
@@ -107,7 +111,7 @@ def _check_versions() -> _Check:
         for first, last in (TRIED[name],)
         if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
     ]
-    return _FACT, "versions", f"not tried with firstfault: {', '.join(new)}" if new else "tried with firstfault"
+    return _FACT, "versions", f"not tested with firstfault: {', '.join(new)}" if new else "tested with firstfault"
 
 
 def _check_recorder() -> _Check:
@@ -115,7 +119,7 @@ def _check_recorder() -> _Check:
     told, error = call_with_timeout(
         partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
     ) or (None, None)
-    return _FACT, "recorder", told or f"no collective could be called: {error or 'no answer'}"
+    return _FACT, "recorder", told or f"couldn't call a collective: {error or 'timed out'}"
 
 
 def _record() -> str:
@@ -140,7 +144,7 @@ def _record() -> str:
 def _check_switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
     if "FIRSTFAULT_RECORDING" in os.environ:
-        return _NO, "switch", "this is a worker of a job under firstfault: a launcher in it is torch's own"
+        return _NO, "switch", "this process is a worker of a job under firstfault; launchers inside it are torch's own"
     if value.lower() in ON:
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
     return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
@@ -152,7 +156,7 @@ def _check_torch() -> _Check:
     missing, error = try_call(_missing_in_torch, Exception)
     if missing is None or missing:
         return _NO, "torch", f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}"
-    return _OK, "torch", "as firstfault expects it, and loads firstfault's entry point"
+    return _OK, "torch", "supported, and loads firstfault's entry point"
 
 
 def _missing_in_torch() -> list[str]:
@@ -181,7 +185,11 @@ def _check_workers() -> _Check:
     if error is None:
         return _OK, "workers", f"{python} reads firstfault.pth"
     why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"
-    return _NO, "workers", f"{python} reads no firstfault.pth: is firstfault installed there? Is it python -S?{why}"
+    return (
+        _NO,
+        "workers",
+        f"{python} doesn't read firstfault.pth: install firstfault there, and don't use python -S{why}",
+    )
 
 
 def _check_storage() -> _Check:
@@ -193,7 +201,7 @@ def _check_storage() -> _Check:
     name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began
-        return _OK, "storage", f"{folder} was written, listed and read in {took:.2f} s ({name})"
+        return _OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"
     why = f"no answer within {DOCTOR_STORAGE_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
     text = f"{folder}: {why} ({name}); documents would be in {job.fallback_folder()}"
     return _NO if job.given_folder() else _FACT, "storage", text
@@ -207,7 +215,7 @@ def _try_local(folder: str) -> None:
         file.flush()
         os.fsync(file.fileno())
         if Path(file.name) not in place.iterdir() or Path(file.name).read_bytes() != _TEXT:
-            raise OSError(f"{file.name} was written, and is not there")
+            raise OSError(f"{file.name} is missing after it was written")
 
 
 def _try_remote(folder: str) -> None:
@@ -216,6 +224,6 @@ def _try_remote(folder: str) -> None:
         async with open_store(folder, attempts=1) as store:
             await store.put(f"{_PROBE}/probe", _TEXT)
             if not await store.list(_PROBE) or await store.get(f"{_PROBE}/probe") != _TEXT:
-                raise StoreError(f"{folder}/{_PROBE}/probe was written, and is not there")
+                raise StoreError(f"{folder}/{_PROBE}/probe is missing after it was written")
 
     run_sync(look())

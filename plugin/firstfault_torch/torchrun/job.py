@@ -84,7 +84,7 @@ _SETTINGS = (
         "--ff-hang",
         _HANG,
         _parse_hang,
-        "seconds without progress after which the agents tell for which rank the others wait, and end the job: "
+        "seconds without progress after which the agents report the straggler, or end the job: "
         "warn:60 (default), warn:60,end:300, or off",
     ),
 )
@@ -117,7 +117,7 @@ def drop_invalid() -> None:
             try:
                 setting.check(text)
             except ArgumentTypeError as error:
-                logger.warning("%s does not count: it %s", setting.variable, error)
+                logger.warning("ignoring %s: it %s", setting.variable, error)
                 del os.environ[setting.variable]
 
 
@@ -151,7 +151,7 @@ class Source(NamedTuple):
     """Instead of the variables' own."""
 
 
-_INDEXED_JOB = Source("job", (HOST, "JOB_COMPLETION_INDEX"), "an indexed Job, as its pods' names tell")
+_INDEXED_JOB = Source("job", (HOST, "JOB_COMPLETION_INDEX"), "an indexed Job, from its pods' names")
 SOURCES = (
     Source("job", ("FIRSTFAULT_JOB",), "all"),
     Source("job", ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), "Slurm, an array"),
@@ -179,7 +179,7 @@ class Name(NamedTuple):
     """A name, and where it came from; both empty: there is none."""
 
     value: str = ""
-    source: str = "nothing names it"
+    source: str = "generated"
 
     def __str__(self) -> str:
         return f"{self.value} ({self.source})" if self.value else self.source
@@ -230,7 +230,7 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
 # --- the folder of the job's documents: the same on all nodes, of no other run, and one that can be written -----------
 
 _NO_COMMON_NAME = (
-    "the nodes of this job have no common name: each one's documents are in a folder of its own below %s; "
+    "the nodes of this job have no common name, so each writes its documents to a separate folder below %s; "
     "set FIRSTFAULT_JOB to a new name for each run"
 )
 _ELSEWHERE = "%s %s; this node's documents are in %s. Make it writable, or set FIRSTFAULT_FOLDER to another one."

@@ -110,7 +110,7 @@ def _build_engine() -> PlainEngine | None:
         told = this._replace(job=job).told(split_name(run)[1])
         return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
     if OWN_RANK[-1][0] == 0:
-        logger.warning("nothing is recorded: set FIRSTFAULT_FOLDER to a folder that all ranks can write to")
+        logger.warning("nothing is recorded; set FIRSTFAULT_FOLDER to a folder that all ranks can write to")
     return None
 
 

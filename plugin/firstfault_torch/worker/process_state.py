@@ -99,7 +99,7 @@ def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tup
     with suppress_internal_errors("looking for collectives that no recorder has"):
         for name in unread_backends(traces) if traces is not None and "torch" in sys.modules else ():
             what = f"the flight recorder of {name}"
-            warn_once(what, "the documents lack its collectives, so a hang may stay unexplained")
+            warn_once(what, "documents will lack collectives, so a hang may stay unexplained")
     found = parse_flight_recorder(traces or [])
     return tuple(item if len(item.members) <= _MAX_MEMBERS else replace(item, members=()) for item in found)
 

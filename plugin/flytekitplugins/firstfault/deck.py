@@ -124,7 +124,7 @@ class DeckKeeper:
         if left_out and left_out != self._left_out:
             self._left_out = left_out
             logger.warning(
-                "if this attempt fails, its deck leaves out %s: all decks together have more than %d MB",
+                "if this attempt fails, its deck will lack %s, because all decks together exceed %d MB",
                 ", ".join(map(repr, left_out)),
                 _MAX_BYTES // 1024**2,
             )

@@ -59,9 +59,10 @@ def run_training(
     """
     if parse_nnodes(config.nnodes)[0] > 1 and "PET_NNODES" not in os.environ:
         logger.warning(
-            "nnodes is %s, but nothing here says that this pod belongs to a PyTorchJob (PET_NNODES is not set); "
-            "the rendezvous may time out",
+            "nnodes is %s, but this process isn't part of a PyTorchJob (PET_NNODES isn't set): waiting for more pods. "
+            "To run all of them on this machine, use: firstfault run FILE TASK --nodes %s",
             config.nnodes,
+            parse_nnodes(config.nnodes)[0],
         )
     if "OMP_NUM_THREADS" not in os.environ and config.nproc_per_node > 1:
         # each of several processes would use every core
@@ -232,7 +233,7 @@ def _plain_failure(error: Exception) -> Exception:
     # A stop signal to the agent isn't a failure of the training: the entrypoint uploads neither outputs nor an error
     # file.
     if isinstance(error, SignalException):
-        logger.warning("the agent was terminated (%s); this pod leaves no outputs", error)
+        logger.warning("the agent was terminated (%s), so this pod writes no outputs", error)
         raised = IgnoreOutputs()
     elif isinstance(error, ChildFailedError):
         # torch keeps one failure of the node with its time; Flyte sorts error files of several pods by that time.

@@ -272,12 +272,12 @@ def _wait_until(is_there: Callable[[], bool], missed: str, shutdown_requested: t
         except StoreError as error:
             # Storage errors may pass, so keep looking until the limit. A refusal usually lasts, so it has a shorter
             # limit, which holds only as long as the storage refuses.
-            logger.warning("cannot look for rank 0's outputs: %s", error)
+            logger.warning("can't check for rank 0's outputs: %s", error)
             if isinstance(error, AccessDeniedError):
                 limit = min(time_limits.UNREADABLE_OUTPUTS_TIMEOUT_SECONDS, seconds)
         left = began + limit - time.monotonic()
         if left <= 0:
-            logger.warning("%s within %g s; this pod waits no longer", missed, limit)
+            logger.warning("%s within %g s; not waiting any longer", missed, limit)
             return False
         # SIGTERM ends the pause at once: the pod has only its grace period left.
         if shutdown_requested.wait(min(pause, left)):

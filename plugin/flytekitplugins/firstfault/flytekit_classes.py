@@ -57,7 +57,7 @@ class _MayBeMissing(SyncCheckpoint):
         try:
             found: Path | None = super().restore(path)
         except FlyteDataNotFoundException:
-            logger.warning("the attempt before saved no checkpoint; this one begins without")
+            logger.warning("the previous attempt saved no checkpoint; starting without one")
             return None
         return found
 

@@ -245,9 +245,9 @@ class PyTorchFunctionTask(_ReportingTask):
 
     def __init__(self, task_config: PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         if task_config.num_workers and task_config.worker.replicas:
-            raise ValueError("num_workers and worker.replicas say the same; give worker.replicas only")
+            raise ValueError("num_workers and worker.replicas mean the same; pass only worker.replicas")
         if task_config.num_workers is None and task_config.worker.replicas is None:
-            raise ValueError("PyTorch needs worker.replicas, the number of worker pods beside the master")
+            raise ValueError("PyTorch needs worker.replicas, the number of worker pods besides the master")
         super().__init__(task_config, task_function, task_type=_TASK_TYPE, **kwargs)
 
     def execute(self, **kwargs: Any) -> Any:

@@ -346,12 +346,14 @@ class RosterEntry(_message.Message):
     def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., log_tails: _Optional[_Iterable[_Union[LogTail, _Mapping]]] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ..., progress: _Optional[_Union[TrainingProgress, _Mapping]] = ...) -> None: ...
 
 class TrainingProgress(_message.Message):
-    __slots__ = ("collectives", "seconds")
+    __slots__ = ("collectives", "seconds", "idle_seconds")
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     collectives: int
     seconds: float
-    def __init__(self, collectives: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    idle_seconds: float
+    def __init__(self, collectives: _Optional[int] = ..., seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
 
 class LogTail(_message.Message):
     __slots__ = ("global_rank", "text")

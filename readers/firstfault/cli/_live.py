@@ -24,7 +24,7 @@ _MAX_ANSWER_BYTES = 1 << 22
 _MAX_RATES, _MAX_NODES_BEHIND = 8, 3
 """Nodes that are listed one by one; of more nodes only the slowest and the fastest."""
 _NO_ANSWER = (
-    "no agent tells how fast the nodes advance: the job does not run, has --ff-hang off, or this is not the folder "
+    "no agent reports progress: the job isn't running, has --ff-hang off, or doesn't use the folder "
     "that its first node uses; of a job on one node it has to be a local folder"
 )
 

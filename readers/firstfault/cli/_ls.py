@@ -36,9 +36,12 @@ def _parse_since(context: click.Context, parameter: click.Parameter, value: str 
 @click.command()
 @uri_argument()
 @click.option(
-    "--since", callback=_parse_since, metavar="DURATION", help="Only attempts that failed in the last 30m, 12h, 7d."
+    "--since",
+    callback=_parse_since,
+    metavar="DURATION",
+    help="Only attempts that failed within this time: 30m, 12h, 7d.",
 )
-@click.option("--group", "by", type=click.Choice(_GROUPS), help="Count the attempts that have this in common.")
+@click.option("--group", "by", type=click.Choice(_GROUPS), help="Group attempts by this, and count them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.ls/v1) on each line.")
 @debug_option
 def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
@@ -60,7 +63,7 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
 
     attempts, count = failed_attempts(uri, since_ns=since, with_machines=by == "machine")
     if not count:
-        fail(f"there is no attempt below {uri}; name a folder of executions, such as Flyte's metadata prefix")
+        fail(f"no attempts below {uri}; pass a folder of executions, such as Flyte's metadata prefix")
         return EXIT.NOTHING_FOUND
     if not attempts:
         fail(f"none of the {count} attempts below {uri} failed{'' if since is None else ' in this time'}")

@@ -55,4 +55,4 @@ def _explain_kept_run(run: Path) -> str:
     foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
-    return "it may still go on" if may_go_on(run) else ""
+    return "it may still be running" if may_go_on(run) else ""

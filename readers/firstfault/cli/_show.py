@@ -53,11 +53,11 @@ def _check_writable(context: click.Context, parameter: click.Parameter, value: s
     metavar="PATH",
     multiple=True,
     type=click.Path(exists=True),
-    help="More of the same job: a log, a folder of logs, dumps of the flight recorder; may be given again.",
+    help="More files of the same job: a log, a folder of logs, flight recorder dumps; repeatable.",
 )
-@click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
-@click.option("--recovered", is_flag=True, help="Show the faults from which the attempt recovered, and its stalls.")
-@click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
+@click.option("--fresh", is_flag=True, help="Read every document from storage, not the copies that the pods left.")
+@click.option("--recovered", is_flag=True, help="Show the failures that the attempt recovered from, and its stalls.")
+@click.option("-v", "--verbose", is_flag=True, help="Show everything: traceback, stacks, all failures, all nodes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
 @click.option(
@@ -130,16 +130,16 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 def _find_uri(uri: str | None, *, last: bool) -> str:
     """Return the URI to show; with `last` that of the newest local run."""
     if uri is not None and last:
-        raise click.UsageError("--last stands for the newest run; give it or a URI, not both")
+        raise click.UsageError("pass a URI or --last, not both")
     if uri is not None:
         return uri
     if not last:
-        raise click.UsageError("Missing argument 'URI'; name the attempt's output prefix, or use --last")
+        raise click.UsageError("Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last")
     from firstfault.run_folder import FOLDERS, began, runs_in  # noqa: PLC0415 - as above
 
     runs = [run for name in FOLDERS for run in runs_in(Path(name))]
     if not runs:
-        raise click.UsageError(f"there is no run below {' or '.join(FOLDERS)}; name the attempt's output prefix")
+        raise click.UsageError(f"no runs below {' or '.join(FOLDERS)}; pass a log file or the attempt's output prefix")
     return str(max(runs, key=began))
 
 
@@ -149,14 +149,16 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttem
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
-        raise click.UsageError("stdin is neither a document nor a log; pipe one into it: firstfault show - < error.pb")
+        raise click.UsageError(
+            "nothing on stdin; pipe a log or an error document into it: firstfault show - < train.log"
+        )
     buffer = sys.stdin.buffer
     # stdin may be a stream without `peek`, for example in a program that replaces it
     stdin = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", buffer))
     # peek() keeps the bytes: the reader that is chosen by them reads from the beginning.
     begin = stdin.peek(1)
     if not begin:
-        raise BadDocumentError("stdin is empty; did the command before the pipe fail?")
+        raise BadDocumentError("stdin is empty; check whether the command before the pipe failed")
     if begin[:1] in _OF_TEXTS:
         return read_logs([stdin, *beside], "stdin", options.reader)
     # one byte more than the limit shows that the input is too large without reading all of it
@@ -228,12 +230,12 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     for record in restarts:
         cli.echo(restart_line(record))
     total = f"{counted(len(restarts), 'restart')}, {lost:.0f} s lost in all"
-    cli.echo(total if restarts else "no restart is on record")
+    cli.echo(total if restarts else "no restarts recorded")
     for record in stalls:
-        lasted = "and did not go on" if record.lost_seconds is None else f"for {record.lost_seconds:.0f} s"
+        lasted = "until the end" if record.lost_seconds is None else f"for {record.lost_seconds:.0f} s"
         cli.echo(f"stalled {lasted}: {record.reason}")
     if stalls:
-        cli.echo(f"stalled {counted(len(stalls), 'time')}: {stalls_line(stalls)}")
+        cli.echo(stalls_line(stalls))
     return cli.EXIT.OK
 
 
@@ -246,7 +248,7 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
-        why = "no line tells of a failure" if read.is_of_logs else why
+        why = "no line reports a failure" if read.is_of_logs else why
         if not forms.as_json:
             click.echo(f"no error: {why}", err=forms.html == _STDOUT)
             for record in read.job.restarts if read.is_of_logs else ():
@@ -256,12 +258,12 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
     elif (stall := read.job.last_stall) is not None:
-        hints.append(f"{stall.reason}; {stall.headline}")
+        hints.append(f"{stall.reason}: {stall.headline}")
     elif read.job.history:
         hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
     if read.is_of_logs:
         cli.fail(f"no failure found in {read.uri}: {'; '.join(hints) or 'it has no lines; give the log of a training'}")
         return cli.EXIT.NOTHING_FOUND
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
-    cli.fail(f"no error document in {read.reader.errors_uri}, and no outputs beside it; {hint}")
+    cli.fail(f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}")
     return cli.EXIT.NOTHING_FOUND

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EXIT(enum.IntEnum):
-    """Exit codes; documented in docs/cli.md, other tools rely on them."""
+    """Exit codes; documented in docs/reference/cli.md, other tools rely on them."""
 
     OK = 0
     TOOL_FAILED = 1
@@ -95,7 +95,7 @@ def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:
     def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and not value.strip():
             name = parameter.human_readable_name
-            raise click.UsageError(f"{name} is empty; name the attempt's output prefix", context)
+            raise click.UsageError(f"{name} is empty; pass a log file or the attempt's output prefix", context)
         return value
 
     return click.argument("uri", required=required, callback=not_empty, shell_complete=complete_files)
@@ -172,19 +172,17 @@ def on_terminal() -> bool:
 
 
 def show_report(report: Report, *, verbose: bool = False) -> None:
-    """Print a report: folded and coloured on a terminal, else one fact per line."""
-    if on_terminal():
-        from rich.console import Console  # noqa: PLC0415 - a pipe needs none of it
+    """Print a report, with color on a terminal."""
+    from firstfault.render.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
 
-        from firstfault.render.terminal import print_report  # noqa: PLC0415 - as above
-
-        console = Console()
-        console.width = console.width or _COLUMNS  # COLUMNS=0: a terminal without a size
-        print_report(report, console, verbose=verbose)
-    else:
-        from firstfault.render.text import terminal_text  # noqa: PLC0415 - `--help` needs none of it
-
+    if not on_terminal():
         echo(terminal_text(report, verbose=verbose))
+        return
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    console = Console()
+    console.width = console.width or _COLUMNS  # COLUMNS=0: a terminal without a size
+    print_report(report, console, verbose=verbose)
 
 
 def echo(text: str) -> None:
@@ -203,19 +201,19 @@ def check_file(path: str) -> None:
     target, obstacle = Path(path), ""
     try:
         if not path:
-            obstacle = "the name is empty; name a file"
+            obstacle = "the name is empty; pass a file"
         elif target.is_dir():
-            obstacle = "it is a folder; name a file in it"
+            obstacle = "it is a folder; pass a file in it"
         elif not target.parent.is_dir():
-            obstacle = f"there is no folder {str(target.parent)!r}; make it first"
+            obstacle = f"the folder {str(target.parent)!r} doesn't exist; create it first"
         else:
             # a file is written under another name and renamed, a device is opened
             is_new = not target.exists()
             needed = [*([] if is_new else [target]), *([target.parent] if is_new or target.is_file() else [])]
             if not all(os.access(place, os.W_OK) for place in needed):
-                obstacle = "permission denied; name a file where you may write"
+                obstacle = "permission denied; pass a writable file"
     except (OSError, ValueError) as error:  # not a valid file name
-        obstacle = f"{_format_reason(error)}; name another file"
+        obstacle = f"{_format_reason(error)}; pass another file"
     if obstacle:
         raise UsageError(f"cannot write {path!r}: {obstacle}")
 
@@ -247,4 +245,4 @@ def write_file(path: str | Path, text: str) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {_format_reason(error)}; name another file") from error
+        raise UsageError(f"cannot write {str(path)!r}: {_format_reason(error)}; pass another file") from error

@@ -47,12 +47,14 @@ _NEXT_LOOKS = 5
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Shortest pause between two listings; longer where listing is slow.",
+    help="Minimum seconds between two listings; slow storage makes it longer.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this long.")
-@click.option("--follow", is_flag=True, help="Continue with the task's next attempts until the task has ended.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this time.")
+@click.option("--follow", is_flag=True, help="Continue with the task's next attempts until the task ends.")
 @click.option(
-    "--live", is_flag=True, help="Also print how fast the nodes advance; asks the agents by a file beside the roster."
+    "--live",
+    is_flag=True,
+    help="Also print how fast the nodes make progress (requested from the agents through a file in the roster).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects (firstfault.verdict/v1), one a line.")
 @debug_option
@@ -274,7 +276,7 @@ class _Progress:
         if self._as_json:
             click.echo(json_report(report, decided=False))
         else:
-            echo(f"not decided yet: {report.first_line}")
+            echo(f"preliminary: {report.first_line}")
 
     def _print_nodes(self, job: JobErrors) -> None:
         expected = job.coverage.expected

@@ -23,7 +23,7 @@ from firstfault.exceptions.stack_position import PositionKind, has_left_program,
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
 from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
 
-ORIGINAL_FAILURE_REASON = "failed by itself, and tried the step again"
+ORIGINAL_FAILURE_REASON = "failed on its own, and retried the step"
 """The reason for a rank that is classified by its first try."""
 _UNSPECIFIC_CONNECTION_SIGNATURES = {"connection-lost", "connection-unclear"}
 """Signatures of lost connections where the text doesn't identify the remote end."""
@@ -160,7 +160,7 @@ def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[Classi
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
     if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
         return tuple(found)
-    why = "stood where most others did at its deadline"
+    why = "was where most peers were at its deadline"
     return tuple(
         replace(item, failure_class=FailureClass.UNCLEAR, why=why, specific=False, waited=True)
         if functions.get(number) == usual
@@ -189,10 +189,10 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.signal or failure.exit_code is not None:
         return _classify_exit(failure, gone)
     if failure.code == DIED:
-        why = "died, and its launcher does not tell how"
+        why = "died, its launcher doesn't report how"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
     if failure.is_silent and failure.writer is not Writer.STOCK:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended, and nothing says why")
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended without a reason")
     return _classify_text(failure)
 
 
@@ -224,7 +224,7 @@ def _classify_original_failure(failure: WorkerError) -> ClassifiedFailure | None
     is_second = raised is not None and is_double_init_error(raised)
     exception = find_ending_exception(failure) if is_second else find_original_failure(failure)
     if is_second and exception is raised:
-        why = "tried again with the process group of its first try, which is not known"
+        why = "retried with a process group that an unknown first failure left behind"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
     if exception is None:
         return None
@@ -258,7 +258,7 @@ def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category in FROM_OUTSIDE:
         return ClassifiedFailure(failure, FailureClass.EXTERNAL, FROM_OUTSIDE[failure.category])
     if failure.category == "node_lost":
-        return ClassifiedFailure(failure, FailureClass.NODE_LOST, "is gone: no report")
+        return ClassifiedFailure(failure, FailureClass.NODE_LOST, "disappeared without a report")
     if failure.exception is None:
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, "failed")
     found = _classify_chain(failure.exception)
@@ -294,7 +294,7 @@ def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: se
     if is_answer and (failure.node in gone or failure.sent_signals):
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     if is_answer:
-        why = "was ended by a signal that its agent did not send"
+        why = "was ended by a signal that its agent didn't send"
         category = "interrupted" if _INTERRUPT in raised else "signal"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if name == "SystemExit":
@@ -316,11 +316,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
         return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
-        why = (
-            "raised an exception of its own"
-            if not found.is_specific
-            else f"reports a fault of its own ({found.signature})"
-        )
+        why = "raised its own exception" if not found.is_specific else f"reports its own fault ({found.signature})"
         judged = _classify_by_role(failure, found, why, in_flight=in_flight)
         # the recorded space and limits prove more than the text
         if judged.category == "storage" and full_disk(failure, exception):
@@ -333,10 +329,10 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         told = find_causes(exception).informative
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
         if types & _PROGRAM_ERROR_TYPES and not types & _TRANSPORT_ERROR_TYPES:
-            why = "raised an exception of its own: no transport raises this type"
+            why = "raised an exception that no transport raises"
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _find_own_process(exception):
-            why = f"lost the connection to a process that it had started ({owner})"
+            why = f"lost the connection to its own child process ({owner})"
             category = "signal" if owner == DATA_LOADER_FOLDER else ""  # a sample's exception is forwarded
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
         if found.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
@@ -365,10 +361,10 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
     found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(failure, log, "exited", "")
     refuses = log.signature == "usage" or was_raised_by_config_parser(exception)
     if found is None and failure.exit_code != 0 and refuses:
-        why = "refused its command line or configuration"
+        why = "rejected its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
     in_flight = bool(failure.sent_signals)
-    return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
+    return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited on its own", "exit", in_flight=in_flight)
 
 
 def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
@@ -382,7 +378,7 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
     if name == _INTERRUPT and not failure.sent_signals:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
     if judged.failure_class is FailureClass.OWN_FAULT:
-        why = f"{ended} after an exception of its own ({name})"
+        why = f"{ended} after its own exception ({name})"
         return replace(judged, why=why, category=judged.category or "user_code")
     if judged.failure_class is FailureClass.CONSEQUENCE:
         return replace(judged, why=f"{ended} because of a peer ({judged.signature or name})")
@@ -432,20 +428,20 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     # A crash or a signal from outside isn't a reaction to a peer's error, so it wins over the output. SIGABRT often is
     # a reaction: NCCL's watchdog aborts the process after another rank's timeout.
     if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
-        why, category = f"{ended_by(signal)}, which its agent did not send", "interrupted" if signal == "SIGINT" else ""
+        why, category = f"{ended_by(signal)}, not sent by its agent", "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
     # watchdogs of other libraries abort without a message, too: the stacks alone don't show whether the rank waited
     if signal == "SIGABRT" and failure.stack_dumps and aborted_without_reason(failure):
-        why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
+        why = "aborted without a reason: a failed check, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, not sent by its agent")
     # Python exits with 1 after any uncaught exception, a peer's error included
     if failure.exit_code == 1:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
-    return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, without a reason")
+    return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited with code {failure.exit_code}")
 
 
 def _get_log_of_exit(failure: WorkerError, signal: str) -> Classification:
@@ -457,7 +453,7 @@ def _classify_stderr_tail(
 ) -> ClassifiedFailure | None:
     """Classify a process by the end of its stderr if that may be about another process; None: it isn't."""
     if log.signature == MISMATCH:
-        why = f"received a message longer than it expects: {log.why}"
+        why = f"received a longer message than expected: {log.why}"
     elif log.role is Role.SECONDARY:
         why = f"{ended} because of a peer ({log.signature})"
     elif log.category == _WAIT_CATEGORY:

@@ -322,7 +322,7 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     if diagnosis.waits and (what in EXCEPTIONS_OF_WAITS or not what):
         return []
     what = what or reason or "no reason was given"
-    why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
+    why = f"its agent broadcast its failure ({what}), but its error document is missing"
     if what == model.DIED_SILENTLY:
         why = "its agent died"
     category = "unknown"
@@ -344,7 +344,7 @@ def find_unreported_nodes(diagnosis: Diagnosis) -> list[Candidate]:
         votes = diagnosis.blame_counts.nodes[node]
         named = f", and {describe_blame(votes)}" if votes else ""
         category = "node_lost" if votes or not diagnosis.waits else "unknown"
-        why = f"it had started and sent no report{named}"
+        why = f"started, then sent no report{named}"
         found.append(Candidate(why, None, node, None, category, weight=1 + bool(votes)))
     return found
 

@@ -30,7 +30,7 @@ from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, Subject, WorkerError
 
 _PROCESS_GROUP_FOLDER = "torch/distributed/"
-AFTER_A_FAILED_COLLECTIVE = "raised an exception after a collective of its own had failed"
+AFTER_A_FAILED_COLLECTIVE = "raised an exception after its own collective had failed"
 AFTER_A_PRINTED_ERROR = "raised an exception after it had printed a peer's error"
 """The reason for a victim that printed a peer's error. Weaker evidence than a collective: other output may match."""
 _LONG_WAIT_NS = 60_000_000_000

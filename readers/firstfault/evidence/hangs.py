@@ -136,8 +136,8 @@ def _find_ranks_without_dump(
     if len(found) > MAX_CULPRITS or len(found) * 2 >= len(alive):
         return []
     others = len(alive) - len(idle)
-    told = "left no readable dump of its flight recorder" if missing else "had no collective outstanding"
-    return [(rank, f"it {told}, and {others} others waited") for rank in found]
+    what = "left no readable flight recorder dump" if missing else "had no collective outstanding"
+    return [(rank, f"it {what}, and {others} peers waited") for rank in found]
 
 
 def _build_candidates(
@@ -149,7 +149,9 @@ def _build_candidates(
     for rank, why in reasons:
         found[rank].append(why)
     return [
-        Candidate("; ".join(why), rank, getattr(by_rank.get(rank), "node", ""), by_rank.get(rank), category, len(why))
+        Candidate(
+            ", and ".join(why), rank, getattr(by_rank.get(rank), "node", ""), by_rank.get(rank), category, len(why)
+        )
         for rank, why in sorted(found.items())
     ]
 
@@ -177,7 +179,7 @@ def find_size_mismatch(diagnosis: Diagnosis) -> list[Candidate]:
     agreeing = max((len(members) for members in recorded.values()), default=0)
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
-        odd = {receiver: "it received a message longer than it expects, and the others' sizes agree"}
+        odd = {receiver: "it received a longer message than expected, and its peers' sizes agree"}
     return _build_candidates(diagnosis, odd.items(), "user_code") if len(odd) == 1 else []
 
 
@@ -192,9 +194,9 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
             )
             calls = {rank: one.last[-1] for rank, one in sorted(members.items()) if one.last} if is_split else {}
             if len(calls) > 1:
-                told = ", ".join(f"rank {rank} {call.operation} with {call.sizes}" for rank, call in calls.items())
+                texts = [f"rank {rank} {call.operation} with {call.sizes}" for rank, call in calls.items()]
                 number = next(iter(calls.values())).sequence
-                why = f"it called a different collective as number {number} of {group}: {told}"
+                why = f"it called a different collective as number {number} of {group}: {', '.join(texts)}"
                 return _build_candidates(diagnosis, [(rank, why) for rank in calls], "user_code")
     return []
 
@@ -230,7 +232,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     leaves no document.
     """
     if left := find_self_ended_ranks(diagnosis.job):
-        why = "its process had ended by itself, and the others waited for it or lost a peer"
+        why = "its process had exited, and its peers waited for it or lost it"
         victims = [item for item in diagnosis.workers if item.waited or item.failure_class is FailureClass.CONSEQUENCE]
         is_cause = len(left) <= min(MAX_CULPRITS, len(victims)) and len(victims) == len(diagnosis.workers)
         return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
@@ -238,7 +240,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
     # a rank with an exception propagating, or with a printed peer's error, exits because of the peer: it is a victim
     found = [
-        Candidate(f"{where.exit_stage} when the others lost a peer", failure.rank, failure.node, failure, "exit")
+        Candidate(f"{where.exit_stage} when its peers lost it", failure.rank, failure.node, failure, "exit")
         for failure, where in stood
         if where.exit_stage and where.raised_at is None and not prints_a_peers_error(failure.printed)
     ]
@@ -250,7 +252,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
     if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > MAX_CULPRITS:
         return []
-    meanwhile = "while the others waited for it" if diagnosis.waits else "when the others lost a peer"
+    meanwhile = "while its peers waited for it" if diagnosis.waits else "when its peers lost it"
     why = f"it had exited with code 0 {meanwhile}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
@@ -283,7 +285,7 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
     if len(odd) != 1 or number != size - 1:
         return []
     ((rank, (name, at)),) = odd.items()
-    why = f"it waited in {name or 'a backward pass'} at {at}, the others at {usual[1]}"
+    why = f"it waited in {name or 'a backward pass'} at {at}, its peers at {usual[1]}"
     return _build_candidates(diagnosis, [(rank, why)])
 
 
@@ -356,16 +358,16 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
         if field == "sizes" and not is_same_everywhere:
             break  # in this operation, ranks may pass different sizes
         # without the backend: "gloo:all_reduce"
-        told = {rank: getattr(call, field).rpartition(":")[2] for rank, call in calls.items()}
-        sides = {rank: text.split(" -> ") for rank, text in told.items()}
+        texts = {rank: getattr(call, field).rpartition(":")[2] for rank, call in calls.items()}
+        sides = {rank: text.split(" -> ") for rank, text in texts.items()}
         # only the root of a gather has outputs; an operation name has only one side
         values = {rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]}
         # only the first differing field counts: after a different operation, sizes differ as a consequence
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
-            shown = next(told[rank] for rank, value in values.items() if value == usual)
+            shown = next(texts[rank] for rank, value in values.items() if value == usual)
             return [
-                (rank, f"it {verb} {told[rank]}, the others {shown}")
+                (rank, f"it {verb} {texts[rank]}, its peers {shown}")
                 for rank, value in sorted(values.items())
                 if value != usual and number * 2 > len(values)
             ]
@@ -413,7 +415,7 @@ def _find_ranks_outside_collective(
     if len(away) > MAX_CULPRITS:
         return []
     return [
-        (rank, f"{where.description} while the others waited for it")
+        (rank, f"{where.description} while its peers waited for it")
         for rank, (where, failure) in sorted(away.items())
         if not prints_a_timeout(failure)  # it waited, too, and may be retrying
     ]
@@ -475,7 +477,7 @@ def _find_ranks_without_timeout(workers: Sequence[ClassifiedFailure]) -> list[tu
         return []
     why = {DUMP_SIGNAL: "it had no collective outstanding", STUCK: "its watchdog could not run"}
     return [
-        (rank, f"{why.get(signature, 'it did not time out')} when {len(waited)} others waited in a collective")
+        (rank, f"{why.get(signature, 'it did not time out')} while {len(waited)} peers waited in a collective")
         for rank, signature in sorted(others.items())
     ]
 

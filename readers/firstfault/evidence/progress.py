@@ -283,4 +283,4 @@ def _format_sentence(verb: str, at: RankBehind, groups: Progress) -> str:
         or not 0 < len(members) <= MAX_LISTED_MEMBERS
     )
     which = at.group if is_listed else f"{at.group} {_format_members(members)}"
-    return f"it {verb} {at.count} collectives of group {which}, the others {at.usual}"
+    return f"it {verb} {at.count} collectives of group {which}, its peers {at.usual}"

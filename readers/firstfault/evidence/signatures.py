@@ -226,7 +226,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
     except ValueError as error:
         raise SignatureError(f"{name}: no valid TOML: {error}") from error
     if content.get("schema") != SCHEMA:
-        raise SignatureError(f"{name}:1: must say schema = {SCHEMA}, not {content.get('schema')!r}")
+        raise SignatureError(f"{name}:1: must have schema = {SCHEMA}, not {content.get('schema')!r}")
     unknown = sorted(content.keys() - {"schema", "noise", "signature"})
     if unknown:
         raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
@@ -269,7 +269,7 @@ def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:
     if entry["role"] not in {role.value for role in Role}:
         raise SignatureError(f"{where}: role {entry['role']!r} must be one of {', '.join(role.value for role in Role)}")
     if entry["category"] not in CATEGORIES:
-        raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/categories.md")
+        raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/reference/categories.md")
     signature = Signature(
         id=entry["id"],
         pattern=_compile_pattern(entry["pattern"], "pattern", where),

@@ -211,7 +211,7 @@ def _parse_number(text: str | None) -> int | None:
 
 
 # --- the message of a failed process ----------------------------------------------------------------------------------
-_ENDED = "it ended by itself, without an error"
+_ENDED = "it exited without an error"
 """The text for an exit with code 0, as of a program that returns too early."""
 
 
@@ -259,7 +259,7 @@ def find_message(failure: WorkerError) -> Message:
     if found.what == "SystemExit" and exception.message in {"", "0"}:
         frames = find_own_frames(exception)
         at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
-        return replace(found, text=f"it ended by itself at {at}" if at else _ENDED)
+        return replace(found, text=f"it exited at {at}" if at else _ENDED)
     return found
 
 

@@ -161,11 +161,11 @@ def _why_unknown(attempt: Attempt) -> str:
     files = {stream.file for stream in streams}
     of_training = {stream.file for stream in streams if stream.progress is not None}
     if len(files) > 1 and len(of_training) * 2 < len(files):
-        return f"no line tells of a failure, and {len(of_training)} of its {len(files)} files are logs of a training"
+        return f"no line reports a failure, and {len(of_training)} of its {len(files)} files are logs of a training"
     last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
     if last is not None and _ERROR.search(last.tail[-1].text):
         return f"whether it failed is not told; its last line is {one_line(redact(last.tail[-1].text), 100)!r}"
     if last is not None and last.progress is not None and last.progress.number == last.tail[-1].number:
         at = f"{last.progress.what} {last.progress.step}"
-        return f"no line tells of a failure; it ends at {at}: the job may run on, or was killed"
+        return f"no line reports a failure; it ends at {at}: the job may run on, or was killed"
     return ""

@@ -1,6 +1,6 @@
 """Reads the lines of a log of any size, and who printed each: bounded memory, linear time.
 
-Blocks in which no line tells of a failure are counted and left out, except those beside blocks that do.
+Blocks in which no line reports a failure are counted and left out, except those beside blocks that do.
 """
 
 from __future__ import annotations

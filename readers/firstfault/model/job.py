@@ -63,6 +63,8 @@ class Progress:
     """Number of collectives that a rank had called, in all groups together. 0: unknown."""
     seconds: float = 0.0
     """Time from the first collectives to the last ones; each end is off by at most one agent poll interval."""
+    idle_seconds: float = 0.0
+    """Time from the last ones until the node reported the end of the round; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +240,11 @@ class JobErrors:
 
     @property
     def progress(self) -> Progress:
-        """The progress of the judged round: the maximum that any node reported."""
+        """The progress of the judged round: the maximum that any node reported, and the shortest idle time."""
         known = [entry.progress for entry in self.roster]
         seconds = max((each.seconds for each in known), default=0.0)
-        return Progress(max((each.collectives for each in known), default=0), seconds)
+        idle_seconds = min((each.idle_seconds for each in known if each.idle_seconds), default=0.0)
+        return Progress(max((each.collectives for each in known), default=0), seconds, idle_seconds)
 
     @property
     def last_stall(self) -> RestartRecord | None:

@@ -1,7 +1,7 @@
 """Merge documents into `JobErrors`: select the judged round, merge documents of one process, count missing nodes.
 
-Pure functions; docs/reading.md has the rules, as a case table, and the reasons. If a roster exists, it decides on the
-round: any process with write access to the attempt can write a document of a later round.
+Pure functions; docs/reference/format.md has the rules. If a roster exists, it decides on the round: any process with
+write access to the attempt can write a document of a later round.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     silent = sorted(joined - reported, key=node_order)
     lost = _receipt_notes(snapshot, roster)
     unconfirmed = [
-        f"the document of {_format_rank(failure.rank)} on {failure.node or 'a node without a name'} names {said}"
+        f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names {said}"
         for failure in failures
         if (said := judged.find_unconfirmed_claim(failure))
     ]
@@ -493,7 +493,7 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
     left = sum(group.count for group in snapshot.unopened)
     opened = sum(len(failure.documents) for failure in failures)
     if left:
-        yield f"{opened} of {opened + left} documents were opened; the others are alike by their names"
+        yield f"read {opened} of {opened + left} documents (the rest report the same faults)"
     if snapshot.unopened_history:
         yield f"{snapshot.unopened_history} documents of earlier rounds were not opened"
     files: list[WorkerError | Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]

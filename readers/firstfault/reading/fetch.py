@@ -223,9 +223,9 @@ async def _unpack_bundle(store: ReadableStore, listing: Listing, bundles: Sequen
             data = await store.get(item.name, limit=_MAX_BUNDLE_BYTES)
             if item.base == bundle_name(data, of_nodes=is_of_nodes(item.base)):
                 return {f"{base}{path}": content for path, content in unpack(data).items()}
-            logger.warning("%s is damaged, and every document is read by itself", uri)
+            logger.warning("%s is damaged; reading every document instead", uri)
         except (StoreError, BadDocumentError) as error:
-            logger.warning("%s cannot be read, and every document is read by itself: %s", uri, error)
+            logger.warning("%s can't be read; reading every document instead: %s", uri, error)
     return {}
 
 

@@ -54,6 +54,8 @@ class Lane:
     """x and width of the bounds of its time; None: they are too close to be seen."""
     later: str
     is_origin: bool
+    is_open: bool
+    """It began at an unknown time before the origin: its band fades in from the left edge."""
     """Times are counted from it."""
 
 
@@ -88,7 +90,7 @@ class Timeline:
     """Failures in the highest bar."""
     base: float = 0.0
     """y of the bars' feet."""
-    width: int = 790
+    width: int = 880
     text: float = _RIGHT + 10
     """x of the lanes' times."""
 
@@ -203,7 +205,8 @@ def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]
         point=scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or width < 1) else None,
         is_sure=event.bounds is not None,
         band=(left, width) if width >= 1 else None,
-        later="since before that" if is_open else event.brief,
+        later="since before this" if is_open else event.brief,
+        is_open=is_open,
         is_origin=event.is_origin,
     )
 
@@ -224,11 +227,10 @@ _MAP_WIDTH = 760
 _SIZES = (14, 9, 6)
 """Widths of a cell; a smaller one where the map would have too many rows."""
 _ROWS = 24
-_MARKS = 200
-"""Cells with a sign in them."""
-_QUIET = (State.VICTIM, State.STOPPED, State.FINISHED)
-"""States of cells without a sign."""
-_ORDER = (State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED, *_QUIET)
+_ORDER = (
+    *(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED),
+    *(State.VICTIM, State.STOPPED, State.FINISHED),
+)
 """What a person should see first."""
 
 
@@ -239,8 +241,6 @@ class Cells:
     state: State
     path: str
     """As SVG draws it."""
-    marks: tuple[tuple[float, float], ...]
-    """Where the cells with a sign are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class NodeMap:
     columns: int
     cells: tuple[Cells, ...]
     summary: str
-    """"1 root cause, 998 victim, 1 sent no report"."""
+    """"1 root cause, 998 victim, 1 no report"."""
 
 
 def node_map(cascade: Cascade) -> NodeMap | None:
@@ -273,9 +273,7 @@ def node_map(cascade: Cascade) -> NodeMap | None:
     for state in filter(places.get, State):
         # one SVG path for all nodes of a state instead of an element for each of thousands
         path = "".join(f"M{x} {y}h{side}v{side}h-{side}z" for x, y in places[state])
-        # smaller cells have no room for a sign
-        marked = places[state][:_MARKS] if size == _SIZES[0] and state not in _QUIET else []
-        cells.append(Cells(state, path, tuple((x + side / 2, y + side - 3) for x, y in marked)))
+        cells.append(Cells(state, path))
     summary = ", ".join(f"{len(places[item.state])} {item.state.value}" for item in cells)
     return NodeMap(columns * size, -(-len(nodes) // columns) * size, size, columns, tuple(cells), summary)
 

@@ -9,7 +9,6 @@ from firstfault.render.plain_lines import (
     MAX_FACT_CHARACTERS,
     MAX_LOG_LINES,
     MAX_STACK_LINES,
-    MESSAGE_TITLE,
     encodable,
     indent,
     plain_row,
@@ -36,7 +35,7 @@ def flyte_message(report: Report) -> str:
     beginning of the first line, and Flyte cuts a long text in its middle.
     """
     parts, line = build_sections(report), report.first_line
-    facts = [line, "", *_message_facts(parts.answers), *_message_code(parts.code)]
+    facts = [line, "", *_message_facts((*parts.answers, *parts.facts)), *_message_code(parts.code)]
     details = ["", *_message_facts(parts.details)]
     tail = ["", *_message_end(parts), "", line]
     # facts come first: quoted texts share what they leave, the stack and the log a third each at most, the message the
@@ -44,10 +43,10 @@ def flyte_message(report: Report) -> str:
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
     stack = "\n".join(shorten_list(parts.stack.lines, MAX_STACK_LINES, "... {} more lines"))
     quoted = ((parts.stack.title, stack), (parts.log.title, "\n".join(parts.log.lines[-MAX_LOG_LINES:])))
-    blocks = [_message_block(f"{title.lower()}:", text, max(room // 3, _LEAST)) for title, text in quoted if text]
+    blocks = [_message_block(f"{title}:", text, max(room // 3, _LEAST)) for title, text in quoted if text]
     room -= sum(len(block) + 2 for block in blocks)
     if parts.message.lines:
-        blocks.insert(0, _message_block(MESSAGE_TITLE, parts.message.text, max(room, _LEAST)))
+        blocks.insert(0, _message_block(f"{parts.message.title}:", parts.message.text, max(room, _LEAST)))
     apart = itertools.chain.from_iterable(("", block) for block in blocks)
     text = "\n".join([*facts, *apart, *details, *tail])
     if len(text) <= _MESSAGE:
@@ -68,7 +67,7 @@ def _message_facts(facts: Iterable[Fact]) -> Iterator[str]:
 
 def _message_code(code: Section) -> Iterator[str]:
     if code.lines:
-        yield from ("", f"{code.title.lower()}:")
+        yield from ("", f"{code.title}:")
     if len(code.lines) > _FRAMES:
         yield f"  ... {len(code.lines) - _FRAMES} more frames"
     yield from (f"  {_ascii_row(line, _FRAME)}" for line in code.lines[-_FRAMES:])
@@ -77,10 +76,10 @@ def _message_code(code: Section) -> Iterator[str]:
 def _message_end(parts: Sections) -> Iterator[str]:
     """Yield the end of the message, which Flyte keeps: the evidence, and commands to copy."""
     yield from map(
-        _ascii_row, shorten_list([f"why: {line}" for line in parts.evidence.lines], _SENTENCES, "why: and {} more")
+        _ascii_row, shorten_list([f"Why: {line}" for line in parts.evidence.lines], _SENTENCES, "Why: and {} more")
     )
     if parts.commands.lines:
-        yield from ("", f"{parts.commands.title.lower()}:")
+        yield from ("", f"{parts.commands.title}:")
         yield from (one_line(encodable(command, "ascii"), _COMMAND) for command in parts.commands.lines)
 
 

@@ -212,7 +212,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
         "size": PAGE_SIZE,
         "foremost": _find_first_rank(cascade),
         "rows": _ROWS,
-        "states": [[state.slug, state.value, state.mark] for state in State],
+        "states": [[state.slug, state.value] for state in State],
         "nodes": [
             [printable(name), printable(short.get(name, name)), *([index[state]] if (state := nodes.get(name)) else [])]
             for name in names

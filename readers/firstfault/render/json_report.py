@@ -44,7 +44,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         "what": answers.what,
         "fault": answers.fault_owner.value,
         "where": answers.where,
-        "retry": f"{answers.fate}; {answers.fate_reason}",
+        "retry": f"{answers.retry}: {answers.retry_reason}",
         "next": [{"text": step.text, "command": step.command or None} for step in answers.steps],
         "unknown": list(answers.unknown),
         "victims_by_state": by_state,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from firstfault.render.plain_lines import MAX_GROUPS
-from firstfault.report.data import Report, Section, build_sections
+from firstfault.report.data import Report, Section, Sections, build_sections
 from firstfault.report.facts import Fact
 from firstfault.report.formatting import format_ranks, shorten_list
 from firstfault.utils.text import counted, elide, printable
 
-_DETAILS = {"clocks", "confidence"}
 _TEXT = 20_000
 _QUOTED = 40
 """Lines of a stack or a log."""
@@ -41,11 +41,11 @@ def markdown(report: Report) -> str:
 
 def _markdown_lines(report: Report) -> Iterator[str]:
     parts = build_sections(report)
-    yield from (f"## {_escape(report.answers.what)}", "", *_markdown_answers(report))
+    yield from (f"## {_escape(report.answers.what)}", "", *_markdown_answers(parts))
     if parts.commands.lines:
         yield from ("", *_format_code_block("\n".join(map(printable, parts.commands.lines)), "console"))
     if job := report.identity.parts(report.engine):
-        yield from ("", _escape("; ".join(job)))
+        yield from ("", _escape(", ".join(job)))
     yield from _format_list(parts.changes, parts.changes.lines)
     stack, log = "\n".join(parts.stack.lines[:_QUOTED]), "\n".join(parts.log.lines[-_QUOTED:])
     quoted = ((parts.stack, stack), (parts.message, elide(parts.message.text, _TEXT)), (parts.log, log))
@@ -57,28 +57,28 @@ def _markdown_lines(report: Report) -> Iterator[str]:
         yield from ("", f"Victims: {_escape(report.followers)}")
     yield from _format_list(parts.evidence, shorten_list(parts.evidence.lines, MAX_GROUPS))
     yield from _format_list(parts.recovered, parts.recovered.lines)
-    besides = [fact for fact in parts.details if fact.name in {f"{report.engine.nodes} reported", *_DETAILS}]
-    facts = [*report.facts, *besides, *([Fact("read from", report.uri)] if report.uri else [])]
+    besides = [fact for fact in parts.details if fact.name in {report.engine.nodes.capitalize(), "Clocks"}]
+    facts = [*report.facts, *besides, *([Fact("Read from", report.uri)] if report.uri else [])]
     yield from ("", "### Facts", "", *(f"- {_escape(fact.name)}: {_escape(fact.value)}" for fact in facts))
 
 
-def _markdown_answers(report: Report) -> Iterator[str]:
-    answers = report.answers
-    yield f"- **Where:** {_escape(answers.where)}" + (f", {_escape(answers.code)}" if answers.code else "")
-    yield f"- **Retried:** it {_escape(answers.fate)}. {_escape(answers.fate_reason)}"
-    yield f"- **Kind:** {answers.fault_owner.value}; {_escape(answers.category)}"
-    yield from (f"- **Look at next:** {_escape(step.text)}" for step in answers.steps[:1])
-    if answers.unknown:
-        yield f"- **Not known:** {_escape('; '.join(answers.unknown[:MAX_GROUPS]))}"
+def _markdown_answers(parts: Sections) -> Iterator[str]:
+    shown: Counter[str] = Counter()
+    for fact in parts.answers:
+        shown[fact.name] += 1
+        # the heading is the cause itself
+        name, value = ("Fault", ", ".join(fact.lines)) if fact.name == "Cause" else (fact.name, fact.value)
+        if shown[fact.name] <= MAX_GROUPS and fact.name != "Attempts":
+            yield f"- **{name}:** {_escape(value)}"
 
 
 def _markdown_groups(report: Report) -> Iterator[str]:
     groups = report.cascade.groups
     if groups:
-        yield from ("", "### Who failed", "", "| State | Processes | Ranks | What it said |", "|---|---|---|---|")
+        yield from ("", "### Failed", "", "| State | Processes | Ranks | What happened |", "|---|---|---|---|")
     for group in groups[:MAX_GROUPS]:
         # the text is cut before it is escaped: a cut inside of an escape would leave a lone backslash
-        ranks = format_ranks(group.ranks, 60)
+        ranks = format_ranks(group.ranks, 60) or _escape(group.who())
         yield f"| {group.state.value} | {group.count} | {ranks} | {_escape(group.said[:_CELL])} |"
     if len(groups) > MAX_GROUPS:
         yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from firstfault.utils.text import elide, printable
 
-MESSAGE_TITLE = "message:"
-"""Printed above the root cause's text, which is indented."""
 MAX_FACT_CHARACTERS = 300
 MAX_STACK_LINES = 30
 MAX_LOG_LINES = 20

@@ -1,4 +1,4 @@
-"""The five answers of a report: what failed, where, whether it is retried, what to do, and what isn't known."""
+"""The five answers of a report: cause, place, retry, what to do next, and what is unknown."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks, shorten
 from firstfault.report.headline import split_fault
 from firstfault.report.next_steps import Step, find_next_steps
 from firstfault.report.unknowns import list_unknowns
+from firstfault.strategies.registry import DEFAULT_STRATEGY
 from firstfault.utils.text import one_line
 
 _LINE = 200
-_NOWHERE = "not known: its document names no rank and no node"
+_NOWHERE = "unknown: its error document has no rank and no node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +36,31 @@ class Answers:
     fault_owner: FaultOwner
     category: str
     """With its meaning: "user_code: an exception of ..."."""
+    confidence: str
+    """With the strategy, if that isn't the default: "high", "low (strategy earliest)"."""
     where: str
-    """One line: "rank 3 (local_rank 1) on worker-1"."""
+    """One line: "rank 3 (local rank 1) on worker-1"."""
     code: str
     """"train.py:41 in step"; empty if unknown."""
     source: str
     """The line of code there; empty if it could not be read."""
-    fate: str
-    """Follows "it": "will be retried", "was retried: attempt 1 succeeded"."""
-    fate_reason: str
+    retry: str
+    """"yes", "no", "no (advice: Flyte may retry anyway)", "retried, attempt 1 succeeded"."""
+    retry_reason: str
     steps: tuple[Step, ...]
     unknown: tuple[str, ...]
     """Sentences, the most important first; empty if everything is known."""
+
+    @property
+    def fault(self) -> str:
+        """Whose fault it is, and how sure the verdict is: "your code, category data, confidence high"."""
+        name = self.category.partition(":")[0]
+        return f"{self.fault_owner.value}, category {name}, confidence {self.confidence}"
+
+    @property
+    def place(self) -> str:
+        """Where it was, and at which line of the program."""
+        return f"{self.where}, {self.code}" if self.code else self.where
 
 
 def build_answers(case: Case) -> Answers:
@@ -58,11 +72,13 @@ def build_answers(case: Case) -> Answers:
         what=_describe_fault(verdict),
         fault_owner=_fault_owner(case),
         category=f"{verdict.category}: {meaning}" if meaning else verdict.category,
+        confidence=verdict.confidence
+        + (f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""),
         where=_NOWHERE if case.is_alone else _describe_place(job, verdict, case.engine),
         code=code,
         source=source,
-        fate=case.engine.fate(case.decision),
-        fate_reason=case.decision.reason,
+        retry=case.engine.describe_retry(case.decision),
+        retry_reason=case.decision.reason,
         steps=tuple(find_next_steps(case, code)),
         unknown=tuple(list_unknowns(case)),
     )
@@ -99,9 +115,10 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
         if suspects:
-            # `shorten_list` ends with an item "and 3 more", which needs no comma
-            return f"one of: {', '.join(shorten_list(suspects, MAX_LISTED_ITEMS))}".replace(", and ", " and ")
-        return f"on {verdict.node}, rank not known" if verdict.node else "no rank stands out"
+            return f"{' or '.join(shorten_list(suspects, MAX_LISTED_ITEMS))} (suspected)".replace(
+                "or and ", "or one of "
+            )
+        return f"{verdict.node}, rank unknown" if verdict.node else "rank unknown"
     on = f" on {verdict.node}" if verdict.node else ""
     if (machine := find_machine(job, verdict)) and len(verdict.ranks) <= 1:
         on += f" ({machine})"
@@ -110,9 +127,9 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if not verdict.ranks:
         is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT
         # on[4:]: the name without " on " in front of it
-        return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "not known"
+        return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "unknown"
     local = verdict.root.place.local_rank if verdict.root is not None else None
-    return f"rank {verdict.ranks[0]}{'' if local is None else f' (local_rank {local})'}{on}"
+    return f"rank {verdict.ranks[0]}{'' if local is None else f' (local rank {local})'}{on}"
 
 
 def _find_code_line(job: JobErrors, verdict: Verdict) -> tuple[str, str]:

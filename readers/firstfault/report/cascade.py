@@ -20,12 +20,13 @@ from firstfault.report.headline import headline_parts, summarize_failure
 from firstfault.report.states import State
 from firstfault.utils.text import counted, duration, printable
 
-_MS = 1_000_000
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
 _TENTH = 10
-_NO_DOCUMENT = "its error document is missing"
-_NOT_OPENED = "its documents were listed but not opened"
+_INEXACT_NS = 1_000_000_000
+"""Less exact times may put failures of one cascade into the wrong order, and are worth a row."""
+_NO_DOCUMENT = "no error document"
+_NOT_OPENED = "documents listed but not opened"
 _STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
 
 
@@ -52,11 +53,11 @@ class Event:
 
     @property
     def brief(self) -> str:
-        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s"; "~ +42 ms" if clocks weren't compared."""
+        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s"; "about +42 ms" if clocks weren't compared."""
         if self.at_ns is None:
             return ""
         if self.bounds is None:
-            return f"~ {_format_signed(self.at_ns)}"
+            return f"about {_format_signed(self.at_ns)}"
         # bounds narrower than a tenth of the time are as good as one number
         if (self.bounds.high - self.bounds.low) * _TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
             return _format_signed(self.at_ns)
@@ -68,7 +69,7 @@ class Event:
         if self.at_ns is None or self.is_origin:
             return ""
         text = (
-            f"{_format_shift(self.at_ns)} by its own node's clock" if self.bounds is None else later_text(self.bounds)
+            f"{_format_shift(self.at_ns)} by the clock of its node" if self.bounds is None else later_text(self.bounds)
         )
         return text if self.from_root else f"{text}, counted from the first failure"
 
@@ -104,11 +105,13 @@ class Group:
         """What happened to the first of them, or the failure's name if nothing more is known."""
         return self.line or self.what
 
-    def head(self, limit: int = 0) -> str:
-        """Return its mark, size, state and ranks: "s 2 stopped by its agent, ranks 1-2"; `limit`: as `format_ranks`."""
-        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}" if self.ranks else ""
-        parts = [f"{self.state.mark} {self.count} {self.state.value}", ranks or "".join(self.nodes[:1])]
-        return ", ".join(filter(None, parts))
+    def who(self, limit: int = 0) -> str:
+        """Return its ranks, else its node, else how many processes it has; `limit`: as `format_ranks`."""
+        if self.ranks:
+            return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
+        return (
+            self.nodes[0] if len(self.nodes) == 1 else ("1 process" if self.count == 1 else f"{self.count} processes")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +142,10 @@ class NodeState:
 
     @property
     def line(self) -> str:
-        """Its name, group rank, state and note: "w-1 (group rank 1): X root cause"."""
+        """Its name, group rank, state and note: "w-1 (group rank 1): root cause"."""
         number = f" (group rank {self.group_rank})" if self.group_rank is not None else ""
-        state = f"{self.state.mark} {self.state.value}" if self.state is not None else ""
-        said = "; ".join(filter(None, [state, self.note]))
-        return f"{self.name}{number}" + (f": {said}" if said else "")
+        text = ", ".join(filter(None, [self.state.value if self.state is not None else "", self.note]))
+        return f"{self.name}{number}" + (f": {text}" if text else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +168,12 @@ class Cascade:
         return sum(item.state is state for item in self.ranks)
 
     def ranks_by_node(self) -> dict[str, str]:
-        """Return the states of each node's ranks: "X 3 root cause; v 2 victim"."""
+        """Return the states of each node's ranks: "root cause 3, victim 2"."""
         found: dict[str, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
         for item in self.ranks:
-            found[item.node or "node not known"][item.state].append(item.rank)
+            found[item.node or "unknown node"][item.state].append(item.rank)
         return {
-            node: "; ".join(f"{state.mark} {format_ranks(ranks)} {state.value}" for state, ranks in states.items())
+            node: ", ".join(f"{state.value} {format_ranks(ranks)}" for state, ranks in states.items())
             for node, states in found.items()
         }
 
@@ -364,9 +366,9 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
     if first.state is State.ROOT and first.failure.stopped_by_agent:
         # the reason for stopping it isn't its fault
         what, line = headline_parts(verdict)
-    # each agent records its own reason for the signal; the line of a group has only what they share
-    elif first.state is State.STOPPED and len({summarize_failure(event.failure) for event in events}) > 1:
-        line = f"{first.failure.sent_signals[0].signal}, sent by their agents after the failure"
+    # the reason that an agent recorded for its signal repeats the root cause
+    elif first.state is State.STOPPED:
+        line = f"{first.failure.sent_signals[0].signal} from {'its agent' if len(events) == 1 else 'their agents'}"
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
     count = len(events) + len(unopened)
     return Group(first.state, what, line, tuple(sorted(ranks)), nodes, count, opened=len(events), first=first)
@@ -468,7 +470,8 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         note = next((entry.first_failure_reason for entry in said if entry.first_failure_reason), "")
         # order matters: a state from the verdict replaces a state from the roster
         if (name or f"group rank {group_rank}") in unreported:
-            state, note = State.UNREPORTED, "it had started and sent no report"
+            is_documented = any(failure.node == name for failure in job.failures)
+            state, note = State.UNREPORTED, "no final report" if is_documented else "started, then sent nothing"
         if name and name in suspects:
             state = State.SUSPECT
         if name and name == root:
@@ -481,7 +484,7 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
 
 
 def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
-    """Return who failed after the root cause and how much later; empty if no rank is certainly a victim."""
+    """Return who failed after the root cause, and how much later; empty if no rank is certainly a victim."""
     if verdict.scope is Scope.UNDETERMINED:
         return ""
     if not cascade.events:
@@ -494,77 +497,77 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     what = "timed out waiting" if waited else "lost a peer"
     parts = [f"{victims} {what}"] if victims else []
     parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
-    parts += [f"{counted(agents, 'agent')} failed after it"] if agents else []
-    text = ", ".join(parts)
+    parts += [f"{counted(agents, 'agent')} failed"] if agents else []
     timed = [event for event in after if event.at_ns is not None]
-    if not timed or not parts:
-        return text
+    if timed and parts:
+        parts += _describe_delays(timed, cascade, clocks)
+    return ", ".join(parts)
+
+
+def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -> Iterator[str]:
+    """Yield how much later than the root cause the victims failed, and which of them failed first, if that's known."""
     first, *others = timed
     bounds = [event.bounds for event in timed if event.bounds is not None]
-    name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
-    on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
-    if len(bounds) < len(timed):  # the clocks weren't compared: the order is a guess
-        said = f"; the first {first.later}" if first.later else ""
-        return f"{text}{said}" + (f"; the last {others[-1].later}" if others else "")
+    if len(bounds) < len(timed):
+        # the clocks weren't compared: times and order are a guess
+        if first.later:
+            yield f"the first {first.later}"
+        return
     # the bounds of the first and the last failure are known even if their order isn't
-    start = Interval(min(item.low for item in bounds), min(item.high for item in bounds))
-    end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
-    is_first = all(clocks.before(first.failure, other.failure) for other in others)
-    who = f" was {name}{on}," if is_first else ""
-    # times are counted from the first failure here, so "later" would not mean later than the root cause
-    if not cascade.from_root:
-        text = f"{text}; the first was {name}{on}" if is_first else text
-        return f"{text}; the last {later_text(end)} than the first" if end.low > 0 else text
-    text = f"{text}; the first{who} {later_text(start)}"
-    return f"{text}; the last {later_text(end)}" if others else text
+    low, high = min(item.low for item in bounds), max(item.high for item in bounds)
+    if cascade.from_root and (low < 0 or len(timed) == 1):
+        yield later_text(Interval(low, high))
+    elif cascade.from_root:
+        yield f"{duration(low)} to {duration(high)} after the cause" if low < high else "at the same time"
+    elif high > 0:
+        # the time of the root cause is unknown: times are counted from the first victim
+        yield f"within {duration(high)}"
+    if others and all(clocks.before(first.failure, other.failure) for other in others):
+        name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
+        on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
+        yield f"first {name}{on}"
 
 
 def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
-    """Return how exactly times of different processes can be compared; empty if there is only one."""
-    if len(cascade.events) < 2:  # noqa: PLR2004 - a pair
-        return ""
+    """Return why times of different processes can't be compared exactly; empty if they can be."""
     untimed = [event for event in cascade.events if event.at_ns is None]
     unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
     if unknown:  # the unknown clock may be the one that all are compared with
         timed = {event.failure.node for event in cascade.events if event.at_ns is not None}
         unknown = {node for node in timed if not clocks.offset(node).is_known} or unknown
     widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
-    said = []
-    if untimed:
-        said.append(f"{len(untimed)} of {len(cascade.events)} have no recorded time")
-    if unknown:
-        whose = (
-            ", ".join(sorted(unknown))
-            if len(unknown) <= MAX_LISTED_ITEMS and "" not in unknown
-            else f"{len(unknown)} nodes"
-        )
-        clock = "clock" if len(unknown) == 1 else "clocks"
-        said.append(f"the {clock} of {whose} could not be checked")
-    # reports show times to the millisecond: finer bounds change nothing
-    if max(widths, default=0) > _MS:
-        said.append(f"times are known to within {duration(max(widths))}")
-    elif not said:
-        said.append("all processes use one clock")
-    return "; ".join(said)
+    parts = []
+    if untimed and len(cascade.events) > 1:
+        parts.append(f"{len(untimed)} of {len(cascade.events)} failures have no time")
+    if unknown and len(cascade.events) > 1:
+        has_names = len(unknown) <= MAX_LISTED_ITEMS and "" not in unknown
+        names = ", ".join(sorted(unknown)) if has_names else counted(len(unknown), "node")
+        parts.append(f"couldn't compare the clock{'s' if len(unknown) > 1 else ''} of {names}")
+    if max(widths, default=0) > _INEXACT_NS and len(cascade.events) > 1:
+        parts.append(f"times are exact to {duration(max(widths))}")
+    return ", ".join(parts)
 
 
 def coverage_text(verdict: Verdict, cascade: Cascade) -> str:
-    """Return how many nodes reported; with what is missing, a comma follows the numbers."""
+    """Return how many nodes reported: "2 of 2 reported"; with what is missing, a comma follows."""
     coverage = verdict.coverage
-    expected = coverage.expected if coverage.expected is not None else "an unknown number"
-    text = f"{coverage.reported} of {expected}"
-    if coverage.expected is not None and coverage.reported > coverage.expected:
-        text = f"{coverage.reported}, more than the {coverage.expected} that were expected"
+    text = f"{coverage.reported} of {coverage.expected} reported"
+    if coverage.expected is None:
+        text = f"{coverage.reported} reported (total unknown)"
+    elif coverage.reported > coverage.expected:
+        text = f"{coverage.reported} reported ({coverage.expected} expected)"
     parts = [] if coverage.complete else ["incomplete"]
-    silent = sum(node.state is State.UNREPORTED for node in cascade.nodes)
+    failed = {event.failure.node for event in cascade.events}
+    # a node with a document sent something, even if its last report is missing
+    silent = sum(node.state is State.UNREPORTED and node.name not in failed for node in cascade.nodes)
     if silent and coverage.expected is not None and coverage.reported + silent > coverage.expected:
-        parts.append(f"{silent} more joined and sent no report")
+        parts.append(f"{silent} more started and sent nothing")
     missing = cascade.count(State.UNREPORTED)
     # a missing node's ranks are missing with it: mention silent ranks only if every node reported
     if missing and coverage.expected is not None and coverage.reported >= coverage.expected:
-        parts.append(f"{counted(missing, 'rank')} sent no report")
+        parts.append(f"no report from {counted(missing, 'rank')}")
     if coverage.unreadable:
-        parts.append(f"{counted(coverage.unreadable, 'document')} could not be read")
+        parts.append(f"{counted(coverage.unreadable, 'document')} unreadable")
     if not verdict.settled:
-        parts.append("waiting for the others timed out")
+        parts.append("timed out waiting for the rest")
     return ", ".join([text, *parts])

@@ -80,7 +80,7 @@ class Report(Case):
     clocks: str
     """How exactly times of different nodes can be compared."""
     coverage: str
-    """How many nodes reported: "4 of 4"."""
+    """How many nodes reported: "4 of 4 reported"."""
     number: int | None
     """The attempt's number, from 0; None: unknown."""
     attempts: tuple[AttemptSummary, ...] = ()
@@ -90,6 +90,13 @@ class Report(Case):
     def first_line(self) -> str:
         """The line with which every form begins, less than 90 characters."""
         return first_line(self.verdict, self.decision)
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether every node reported, so that there is nothing to print about it."""
+        is_plain = "," not in self.coverage and "(" not in self.coverage
+        # a log has no nodes that report
+        return self.verdict.coverage.complete and (is_plain or self.engine.cites)
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -152,7 +159,7 @@ def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
     # a later attempt exists: what happened replaces the forecast
     if ordered and report.number is not None and (last := ordered[-1]).number > report.number:
         ended = "failed too" if last.verdict is not None else last.note
-        answers = replace(answers, fate=f"was retried: attempt {last.number} {ended}")
+        answers = replace(answers, retry=f"retried, attempt {last.number} {ended}")
     return replace(report, attempts=ordered, answers=answers)
 
 
@@ -182,9 +189,9 @@ def _list_changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str
     if is_known and one.fingerprint == other.fingerprint:
         yield "the same fault again"
     elif one.category == other.category:
-        yield f"another fault of the same category ({other.category})" if is_known else "cannot be compared"
+        yield f"a different fault of the same category ({other.category})" if is_known else "can't be compared"
     else:
-        yield f"{'another fault: ' if is_known else ''}{other.category} after {one.category}"
+        yield f"{'a different fault: ' if is_known else ''}{other.category} after {one.category}"
     if one.ranks and other.ranks:
         noun = "rank" if len(other.ranks) == 1 else "ranks"
         moved = f"on {noun} {format_ranks(other.ranks, _RANKS)} after {format_ranks(one.ranks, _RANKS)}"
@@ -218,9 +225,10 @@ def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
 # --- the parts as finished texts --------------------------------------------------------------------------------------
 
 LOG_TITLE = "Last lines of its log"
-STACK_TITLE = "Where it stood"
+STACK_TITLE = "Stack"
 _FACT = 300
 """Characters of the line about a restart."""
+_PLACE_FACTS = {"Rank", "Node", "Pod", "Machine"}
 _LINE = 200
 """Characters of one line of a stack or log."""
 _RECOVERED = 20
@@ -253,7 +261,9 @@ class Sections:
     """The parts, in this order."""
 
     answers: tuple[Fact, ...]
-    """What a person asks first: root cause, retry, responsibility, where, when, what to do, what isn't known."""
+    """What a person asks first: Cause, Where, Retry, Next, Unknown, Attempts."""
+    facts: tuple[Fact, ...]
+    """About the root cause, without those that are in the answers."""
     commands: Section
     changes: Section
     """What changed from each attempt to the next."""
@@ -265,7 +275,7 @@ class Sections:
     """Its text; for a hang without the stack at its end."""
     log: Section
     details: tuple[Fact, ...]
-    """Less important facts: the job, victims, coverage, category, confidence."""
+    """Job, progress, victims, restarts, stalls, and what is unusual about the nodes and their clocks."""
     evidence: Section
     suspects: Section
     attempts: Section
@@ -278,27 +288,32 @@ def build_sections(report: Report) -> Sections:
     """Return the parts of a report."""
     verdict, root = report.verdict, report.verdict.root
     frames = find_own_frames(root.exception) if root is not None and root.exception is not None else ()
-    has_traceback = root is not None and root.exception is not None and bool(root.exception.frames)
-    message = message_text(verdict)
+    message, what = message_text(verdict), report.answers.what
+    message = "" if message in what or repeats_cause(message, what) else message
     # one attempt has nothing to be compared with
     attempts = [attempt.line for attempt in report.attempts] if len(report.attempts) > 1 else []
     documents = [Layout.of(report.uri).errors_uri()] if report.uri else []
-    suspects = (f"{suspect.name}, {suspect.why}" for suspect in verdict.suspects)
+    suspects = (f"{suspect.name}: {suspect.why}" for suspect in verdict.suspects)
+    reasons = (report.engine.cited(why, names) for why, names in verdict.reasons if not repeats_cause(why, what))
     return Sections(
         answers=tuple(_list_answers(report)),
-        commands=Section("To copy", tuple(step.command for step in report.answers.steps if step.command)),
+        facts=tuple(fact for fact in report.facts if fact.name not in _PLACE_FACTS),
+        commands=Section("Commands", tuple(step.command for step in report.answers.steps if step.command)),
         changes=Section("Attempts", report.changes),
         code=Section(
             "In your code", tuple(f"{format_place(at)}: {at.code}" if at.code else format_place(at) for at in frames)
         ),
         stack=Section(STACK_TITLE, tuple(stack_lines(root)) if root is not None else ()),
-        message=Section("Traceback" if has_traceback else "Message", tuple(message.split("\n")) if message else ()),
+        message=Section(
+            "Traceback" if "Traceback (most recent call last)" in message else "Message",
+            tuple(message.split("\n")) if message else (),
+        ),
         log=Section(LOG_TITLE, tuple(log_lines(root)) if root is not None else ()),
         details=tuple(_list_details(report)),
-        evidence=Section("Evidence", tuple(report.engine.cited(why, names) for why, names in verdict.reasons)),
+        evidence=Section("Why", tuple(reasons)),
         suspects=Section("Suspects", tuple(suspects)),
         attempts=Section("Attempts side by side", tuple(attempts)),
-        recovered=Section("Recovered from, by restarts within this attempt", tuple(recovered_lines(report.job))),
+        recovered=Section("Recovered by restarts within this attempt", tuple(recovered_lines(report.job))),
         documents=Section("Documents", tuple(documents)),
         raw=Section("Raw values", tuple(fact.line for fact in report.raw)),
     )
@@ -308,41 +323,41 @@ def build_sections(report: Report) -> Sections:
 
 
 def _list_answers(report: Report) -> Iterator[Fact]:
-    verdict, decision, answers = report.verdict, report.decision, report.answers
-    yield Fact("root cause", verdict.headline)
-    yield Fact("retry", f"{'yes' if is_retried(decision) else 'no'}, {decision.reason}")
-    # a decision that is carried out is the normal case and needs no line
-    if not decision.enforced or not report.engine.enforcer:
-        yield Fact(*report.engine.enforced(decision))
-    yield Fact("fault", answers.fault_owner.value)
-    yield from report.facts
-    if answers.code:
-        yield Fact("code", answers.code)
-    if answers.steps:
-        yield Fact("next", answers.steps[0].text)
-    yield from (Fact("unknown", sentence) for sentence in answers.unknown)
+    answers = report.answers
+    yield Fact("Cause", answers.what, (answers.fault,))
+    yield Fact("Where", answers.place)
+    yield Fact("Retry", f"{answers.retry}: {answers.retry_reason}")
+    # the place is in the row above
+    yield from (Fact("Next", step.text.removesuffix(f": {answers.code}")) for step in answers.steps[:1])
+    yield from (Fact("Unknown", sentence) for sentence in answers.unknown)
     if report.change:
-        yield Fact("since the previous attempt", report.change)
+        yield Fact("Attempts", report.change)
+
+
+def repeats_cause(sentence: str, cause: str) -> bool:
+    """Whether a sentence about a process only repeats the cause, as for a hang."""
+    text, detail = sentence.partition(": ")[2], cause.partition(": ")[2]
+    return bool(text) and text.removeprefix("it ") == detail.removeprefix("rank ").partition(" ")[2]
 
 
 def _list_details(report: Report) -> Iterator[Fact]:
     verdict = report.verdict
     if job := report.identity.parts(report.engine):
-        yield Fact("job", "; ".join(job))
+        yield Fact("Job", ", ".join(job))
     if report.identity.trained:
-        yield Fact("progress", report.identity.trained)
+        yield Fact("Progress", report.identity.trained)
     yield from _list_victims(report)
     if before := [record for record in report.job.restarts if record.restart]:
-        faults = "; ".join(f"{_describe_restart(record)}: {record.headline}" for record in before)
-        yield Fact(f"restarted {counted(len(before), 'time')} before", faults)
+        faults = tuple(f"{_describe_restart(record)}: {record.headline}" for record in before)
+        yield Fact("Restarts", counted(len(before), "restart"), tuple(shorten_list(faults, _SHOWN)))
     if stalls := list_stalls(report.job):
         ended_ns = verdict.timestamp_ns if report.job.last_stall is not None else None
-        yield Fact(f"stalled {counted(len(stalls), 'time')}", stalls_line(stalls, ended_ns))
-    yield Fact(f"{report.engine.nodes} reported", report.coverage)
+        yield Fact("Stalls", stalls_line(stalls, ended_ns))
+    # that all nodes reported, and use one clock, is the normal case and needs no row
+    if not report.has_reported:
+        yield Fact(report.engine.nodes.capitalize(), report.coverage)
     if report.clocks:
-        yield Fact("clocks", report.clocks)
-    yield Fact("category", verdict.category)
-    yield Fact("confidence", f"{verdict.confidence} (strategy {verdict.strategy})")
+        yield Fact("Clocks", report.clocks)
 
 
 def _list_victims(report: Report) -> Iterator[Fact]:
@@ -350,22 +365,21 @@ def _list_victims(report: Report) -> Iterator[Fact]:
     victims = report.verdict.victims
     if report.verdict.scope is Scope.UNDETERMINED:
         yield from (
-            [_build_list_fact("failed", str(victims.count), victims.by_rank, victims.count)] if victims.count else ()
+            [_build_list_fact("Failed", str(victims.count), victims.by_rank, victims.count)] if victims.count else ()
         )
         return
-    follows = {State.VICTIM, State.STOPPED}
     states = {item.rank: item.state for item in report.cascade.ranks}
-    # the verdict's victims may include ranks that the cascade shows as suspects or unclear: these are listed as
-    # "failed too"
-    after = [item for item in victims.by_rank if states.get(item[0]) in follows]
+    # The verdict's victims may include ranks that the cascade shows as suspects or unclear: these are listed as "Failed
+    # too". Stopped ranks are only counted: their agents stopped all of them for the same reason.
+    after = [item for item in victims.by_rank if states.get(item[0]) is State.VICTIM]
     if report.followers:
-        count = sum(state in follows for state in states.values()) if report.cascade.events else victims.count
+        count = report.cascade.count(State.VICTIM) if report.cascade.events else victims.count
         names = {item.rank: [ref.name for ref in item.documents] for item in report.job.failures}
         after = [(rank, report.engine.cited(one_line(line, 100), names.get(rank, ()))) for rank, line in after]
-        yield _build_list_fact("victims", report.followers, after, max(count, len(after)))
+        yield _build_list_fact("Victims", report.followers, after, max(count, len(after)))
     besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
     if besides:
-        yield _build_list_fact("failed too", format_ranks([rank for rank, _ in besides], 60), besides, len(besides))
+        yield _build_list_fact("Failed too", format_ranks([rank for rank, _ in besides], 60), besides, len(besides))
 
 
 def _build_list_fact(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
@@ -449,10 +463,12 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
 
 def restart_line(record: RestartRecord) -> str:
     """Return what failed before a restart, why the workers were restarted, and how long that took."""
-    took = f"; {record.lost_seconds:.0f} s until the workers ran again" if record.lost_seconds is not None else ""
+    took = f", {record.lost_seconds:.0f} s lost" if record.lost_seconds is not None else ""
     sizes = (record.world_size_before, record.world_size_after)
-    resized = f"; {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
-    return one_line(f"{_describe_restart(record)}: {record.headline}: restarted, {record.reason}{took}{resized}", _FACT)
+    resized = f", {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
+    return one_line(
+        f"{_describe_restart(record)}: {record.headline} (restarted: {record.reason}{took}{resized})", _FACT
+    )
 
 
 def list_stalls(job: JobErrors) -> list[RestartRecord]:
@@ -461,7 +477,7 @@ def list_stalls(job: JobErrors) -> list[RestartRecord]:
 
 
 def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) -> str:
-    """Return how long a job made no progress, what that cost, and the ranks it waited for, the most frequent first.
+    """Return how often and how long a job made no progress, its cost, and the ranks it waited for, most frequent first.
 
     If the last one has no end, it lasted until `ended_ns`, nanoseconds since the Unix epoch.
     """
@@ -470,8 +486,9 @@ def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) ->
         seconds[-1] = max((ended_ns or 0) - (last.timestamp_ns or 0), 0) / 1e9
     hours = sum(each * (record.world_size_before or 0) for each, record in zip(seconds, stalls, strict=True)) / 3600
     places = Counter(record.headline for record in stalls)
-    told = [f"{counted(number, 'time')} {place}" for place, number in places.most_common()]
-    return "; ".join([f"{sum(seconds):.0f} s in all, {hours:.2f} hours of all ranks", *shorten_list(told, _STALLED)])
+    waits = [f"{place} ({counted(number, 'time')})" for place, number in places.most_common()]
+    total = f"{counted(len(stalls), 'stall')}, {sum(seconds):.0f} s in total, {hours:.2f} rank hours"
+    return f"{total}, waiting for {', '.join(shorten_list(waits, _STALLED))}"
 
 
 def _describe_restart(record: RestartRecord) -> str:

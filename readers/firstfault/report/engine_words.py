@@ -13,7 +13,6 @@ from firstfault.report.formatting import shorten_list
 _POD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """A name that Kubernetes accepts, and that needs no quotes in a shell."""
 _CITED = 3
-_NO_RETRIES = "nothing retries this job by itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +38,15 @@ class EngineWords:
         """What its nodes are, or whatever reports, plural."""
         return f"{self.reporter or self.node}s"
 
-    def enforced(self, decision: Decision) -> tuple[str, str]:
-        """Return a label and a value: whether the decision will be carried out."""
-        if not self.enforcer:
-            return "enforced", f"no, {_NO_RETRIES}"
-        return f"enforced by {self.enforcer}", "yes" if decision.enforced else "no, this is advice"
-
-    def fate(self, decision: Decision) -> str:
-        """Return what will happen to the job, after "it"."""
+    def describe_retry(self, decision: Decision) -> str:
+        """Return whether the job is retried, and whether that is only advice: "no (advice: Flyte may retry anyway)"."""
         if self.enforcer and decision.is_spent:
-            return "will not be retried: no retries are left"
-        if self.enforcer and decision.enforced:
-            return "will be retried" if decision.retry else "will not be retried"
-        advice = "should be" if decision.retry else "should not be"
-        why = f"{self.enforcer} decides by itself, this is advice" if self.enforcer else _NO_RETRIES
-        return f"{advice} retried; {why}"
+            return "no retries left"
+        answer = "yes" if decision.retry else "no"
+        if not self.enforcer or decision.enforced:
+            return answer
+        anyway = "may not retry" if decision.retry else "may retry anyway"
+        return f"{answer} (advice: {self.enforcer} {anyway})"
 
     def cited(self, text: str, names: Iterable[str]) -> str:
         """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]"."""
@@ -67,11 +60,11 @@ class EngineWords:
         return f"kubectl {command.format(name)}" + (f" -n {namespace}" if _POD.fullmatch(namespace) else "")
 
 
-FLYTE = EngineWords("its pod's log", "its pod's events", "pod", enforcer="Flyte", has_kubectl=True)
-PLAIN = EngineWords("its node's log", "its node's system log", "node")
-ALONE = EngineWords("its process's log", "its node's system log", "node", reporter="rank")
+FLYTE = EngineWords("the pod's log", "the pod's events", "pod", enforcer="Flyte", has_kubectl=True)
+PLAIN = EngineWords("the node's log", "the node's system log", "node")
+ALONE = EngineWords("the process's log", "the node's system log", "node", reporter="rank")
 """Ranks that no agent started: each reports for itself."""
-LOG = EngineWords("the log around these lines", "its node's system log", "node", cites=True)
+LOG = EngineWords("the log around these lines", "the node's system log", "node", cites=True)
 """A job without firstfault that is known only from its logs."""
 _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
 

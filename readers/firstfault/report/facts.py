@@ -19,75 +19,72 @@ _COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that is known: "exit code", "-9 (SIGKILL)"."""
+    """A row of a report: a label and a value, such as "Exit code", "137"."""
 
     name: str
     value: str
     lines: tuple[str, ...] = ()
-    """Lines below the fact, such as the victims one by one."""
+    """Lines below the value, such as the victims one by one."""
 
     @property
     def line(self) -> str:
-        """Both: "exit code: -9"."""
+        """Both: "Exit code: 137"."""
         return f"{self.name}: {self.value}"
 
 
 def list_facts(case: Case) -> Iterator[Fact]:
     """Yield the facts about the root cause: its place, its end, its time, and what the machine counted."""
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
-    when = "not recorded"
-    if verdict.timestamp_ns is not None:
-        when = format_time(verdict.timestamp_ns)
-    elif any(event.failure.timestamp_ns is not None for event in case.cascade.events):
-        when = "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
+    when = format_time(verdict.timestamp_ns) if verdict.timestamp_ns is not None else ""
     if root is None:
-        found = ((engine.node, verdict.node), ("machine", find_machine(case.job, verdict)), ("time", when))
+        found = ((engine.node.capitalize(), verdict.node), ("Machine", find_machine(case.job, verdict)), ("Time", when))
         yield from (Fact(name, value) for name, value in found if value)
         return
     yield from _place_facts(root, engine)
     if engine.cites and root.documents:
-        yield Fact("lines", ", ".join(document.name for document in root.documents))
+        yield Fact("Lines", ", ".join(document.name for document in root.documents))
     yield from _end_facts(root)
-    yield Fact("time", when)
+    if when:
+        yield Fact("Time", when)
     if root.place.restart_count:
-        yield Fact("restarts before", str(root.place.restart_count))
+        yield Fact("Restarts before", str(root.place.restart_count))
     if root.expired is not None:
-        since = "last ping" if root.expired.heartbeat else "begun"
-        at = f"; {since} at {root.expired.since}" if root.expired.since else ""
-        yield Fact("deadline", f"{root.expired.text}{at}")
+        since = "last ping" if root.expired.heartbeat else "started"
+        at = f", {since} at {root.expired.since}" if root.expired.since else ""
+        yield Fact("Deadline", f"{root.expired.text}{at}")
     if (cause := root.caused_by) is not None:
         rank = f"rank {cause.rank}" if cause.rank is not None else ""
-        yield Fact("stopped after a failure of", " on ".join(filter(None, [rank, cause.node])) or "another node")
+        yield Fact("Stopped after", " on ".join(filter(None, [rank, cause.node])) or "another node")
     yield from _counted_facts(root)
 
 
 def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
     place = root.place
     if place.rank is not None:
-        yield Fact("rank", f"{place.rank}{'' if place.local_rank is None else f' (local_rank {place.local_rank})'}")
+        yield Fact("Rank", f"{place.rank}{'' if place.local_rank is None else f' (local rank {place.local_rank})'}")
     if root.node:
-        yield Fact(engine.node, root.node)
+        yield Fact(engine.node.capitalize(), root.node)
     if place.machine and place.machine != root.node:
-        yield Fact("machine", place.machine)
+        yield Fact("Machine", place.machine)
     # in Kubernetes the host's name is the pod's, which is shown already
     elif place.host and place.host != root.node:
-        yield Fact("host", place.host)
+        yield Fact("Host", place.host)
     if place.gpu:
-        yield Fact("gpu", place.gpu)
+        yield Fact("GPU", place.gpu)
 
 
 def _end_facts(root: WorkerError) -> Iterator[Fact]:
     # the exit code of a stopped process comes from its agent's signal
     if root.exit_code is not None and not root.stopped_by_agent:
-        yield Fact("exit code", str(root.exit_code))
+        yield Fact("Exit code", str(root.exit_code))
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
     if by_agent is not None:
-        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
+        yield Fact("Signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
     elif root.signal and root.expired is not None:
-        yield Fact("signal", f"{root.signal}, sent by its agent for a deadline")
+        yield Fact("Signal", f"{root.signal}, sent by its agent for a deadline")
     elif root.signal:
         explained = explain_signal(root.signal, root.resources)
-        yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
+        yield Fact("Signal", f"{root.signal}: {explained}" if explained else root.signal)
 
 
 def _counted_facts(root: WorkerError) -> Iterator[Fact]:
@@ -98,7 +95,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         threads.append(
             f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
         )
-    yield from (Fact("thread", text) for text in shorten_list(threads, MAX_LISTED_ITEMS))
+    yield from (Fact("Thread", text) for text in shorten_list(threads, MAX_LISTED_ITEMS))
     # if a file system is full, only full ones are worth a line
     disks = [disk.text for disk in root.system.full or root.system.file_systems]
     limits = [
@@ -107,7 +104,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         else f"{name} {limit if name in _COUNTS else size(limit)}"
         for name, limit in root.system.limits
     ]
-    for name, texts in (("memory", list(_list_memory_facts(root))), ("disk", disks), ("limits", limits)):
+    for name, texts in (("Memory", list(_list_memory_facts(root))), ("Disk", disks), ("Limits", limits)):
         if texts:
             yield Fact(name, ", ".join(texts))
     collectives = []
@@ -115,7 +112,7 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
         completed = f", {progress.completed} completed" if progress.completed is not None else ""
         collectives.append(f"{number}{completed} (group {progress.group})")
-    yield from (Fact("last collective", text) for text in shorten_list(collectives, MAX_LISTED_ITEMS))
+    yield from (Fact("Last collective", text) for text in shorten_list(collectives, MAX_LISTED_ITEMS))
 
 
 def _list_memory_facts(root: WorkerError) -> Iterator[str]:
@@ -133,9 +130,9 @@ def _list_memory_facts(root: WorkerError) -> Iterator[str]:
 
 def list_raw_facts(verdict: Verdict) -> Iterator[Fact]:
     """Yield rarely needed values: process ids, exact times, digests."""
-    found = [("time", format_timestamp(verdict.timestamp_ns))]
+    found = [("Time", format_timestamp(verdict.timestamp_ns))]
     if (root := verdict.root) is not None:
-        found += [("pid", str(root.place.pid or "")), ("address", root.place.ip)]
-        found += [("boot id", root.boot_id), ("round", str(root.place.round))]
-    found += [("fingerprint", verdict.fingerprint), ("rule", verdict.rule), ("documents", str(verdict.document_count))]
+        found += [("PID", str(root.place.pid or "")), ("Address", root.place.ip)]
+        found += [("Boot ID", root.boot_id), ("Round", str(root.place.round))]
+    found += [("Fingerprint", verdict.fingerprint), ("Rule", verdict.rule), ("Documents", str(verdict.document_count))]
     yield from (Fact(name, value) for name, value in found if value)

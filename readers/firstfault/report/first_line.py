@@ -25,7 +25,7 @@ _FLYTE_POD_NAME = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|laun
 """Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
 _GENERIC_EXCEPTIONS = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
 """Exceptions with names that explain nothing."""
-_PLAIN_NAMES = {"AgentLost": "agent lost", "NoErrorFile": "no error file", "Silent": "no last words"}
+_PLAIN_NAMES = {"AgentLost": "agent lost", "NoErrorFile": "no error file", "Silent": "no output"}
 """Plainer words for some names."""
 _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
 """What the first words of the line express already."""

@@ -70,7 +70,9 @@ class JobIdentity:
     def trained(self) -> str:
         """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if unknown."""
         calls, seconds = self.progress.collectives, self.progress.seconds
-        return f"{calls:,} collectives, {duration(int(seconds * _NS))} of training" if calls else ""
+        if not calls:
+            return ""
+        return f"{calls:,} collectives" + (f" in {duration(int(seconds * _NS))}" if seconds >= 1 else "")
 
     def brief(self, engine: EngineWords) -> str:
         """Return what ran in few words; the rest is the same for every attempt of it."""

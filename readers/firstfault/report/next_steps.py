@@ -19,7 +19,7 @@ _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories that the machine may cause."""
 _WITH_EVENTS = {"node_lost", *FROM_OUTSIDE, "host_oom", "infrastructure"}
 """Categories that the platform's events explain better than the log."""
-_UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
+_UNDETERMINED_ADVICE = "compare the stacks and logs of all ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ def _give_advice(case: Case, code: str) -> str:
     _, advice = describe_fault_owner(verdict.category, case.engine)
     # from the special case to the general one; the advice of the category is the last resort
     if verdict.is_at_time_limit:
-        return "raise the time limit, or continue from a checkpoint"
+        return "raise the time limit, or resume from a checkpoint"
     if verdict.code == CTRL_C:
-        return "continue from a checkpoint, if it should run on"
+        return "resume from a checkpoint"
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
         return (
-            f"{_UNDETERMINED_ADVICE}; all were at"
+            f"{_UNDETERMINED_ADVICE}: all were at"
             if code
-            else "; ".join([_UNDETERMINED_ADVICE, *_list_positions(case.job)])
+            else ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
         )
     # this rank had left the training while its peers still waited for it
     if root is not None and locate_main_thread(root).exit_stage:
-        return "find out why it made fewer steps than the others, such as fewer batches or an early return"
+        return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
     if verdict.category == "hang" and not code:
-        return "it did not answer: look at its node, its GPU and the storage that it reads from"
+        return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
-        return "see what kills processes on its node: the node's events and the kernel's log"
+        return "find out what killed it: check the node's events and the kernel log"
     return advice
 
 

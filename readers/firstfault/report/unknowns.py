@@ -1,4 +1,4 @@
-"""What isn't known about a failure."""
+"""What is unknown about a failure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1",
 
 
 def list_unknowns(case: Case) -> Iterator[str]:
-    """Yield sentences on what isn't known, the most important first."""
+    """Yield what is unknown, the most important first."""
     verdict, cascade, engine = case.verdict, case.cascade, case.engine
     if verdict.scope is Scope.UNDETERMINED and len(case.job.failures) == 1:
-        yield "where it failed: its document names no rank and no node"
+        yield "which rank and node failed: the error document names none"
     elif verdict.scope is Scope.UNDETERMINED:
-        yield "which rank failed first: none stands out from the others"
+        yield "which rank failed first: the evidence doesn't single one out"
     elif verdict.confidence != "high":
-        yield "whether this failure came first: the lines on why speak for it, but do not prove it"
+        yield "not proven to be the first failure"
     suspects = [f"whether {suspect.name} failed first: {suspect.why}" for suspect in verdict.suspects]
     yield from shorten_list(suspects, MAX_LISTED_ITEMS, "and {} more suspects")
     if not verdict.settled:
-        yield f"what the other {engine.nodes} report: waiting for them timed out"
+        yield f"failures on {engine.nodes} that didn't report within the timeout"
     yield from _list_unknown_nodes(verdict, engine)
     if missing := [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]:
         ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {format_ranks(missing, _RANKS)}"
@@ -42,20 +42,20 @@ def list_unknowns(case: Case) -> Iterator[str]:
         unknown := [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
     ):
         ranks = format_ranks(sorted(rank for rank in unknown if rank is not None), _RANKS)
-        which = f"rank {ranks}" if len(unknown) == 1 else f"ranks {ranks}"
-        yield f"from a log alone, where {which} stood: firstfault in the job would have recorded it"
+        which = f"rank {ranks} was" if len(unknown) == 1 else f"ranks {ranks} were"
+        yield f"where {which} in the code: a log doesn't show it, firstfault in the job does"
     unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
     if unclear:
-        yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
+        yield f"the order of failures on {counted(len(unclear), engine.node)}: couldn't compare their clocks"
 
 
 def _list_unknown_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     coverage = verdict.coverage
     if coverage.unreadable:
-        yield f"what is in {counted(coverage.unreadable, 'document')} that could not be read"
+        yield f"the content of {counted(coverage.unreadable, 'unreadable document')}"
     yield from coverage.notes
     if coverage.expected is None:
-        yield f"how many {engine.nodes} took part: no document says it"
+        yield f"how many {engine.nodes} took part"
     # the notes have more detail on missing nodes than their number
     elif coverage.expected > coverage.reported and not coverage.notes:
         missing = coverage.expected - coverage.reported
@@ -66,19 +66,19 @@ def _list_unknown_about_root(case: Case) -> Iterator[str]:
     """Yield what isn't known about this kind of fault, even if the root cause is certain."""
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
     if verdict.category == "hang" and (root is None or root.expired is None):
-        yield "when the hang began: no process recorded it"
+        yield "when the hang began"
     elif verdict.timestamp_ns is None:
-        yield "when the root cause happened: no time was recorded"
+        yield "when it happened"
     is_of_a_node = verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node
     # without pods a node is a machine
     if is_of_a_node and engine.has_kubectl and not find_machine(case.job, verdict):
-        yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
+        yield f"which machine ran {verdict.node}: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
-        yield "why the node or its agent is gone: it left no report"
+        yield "why the node or its agent disappeared: it left no report"
     if verdict.category == "preemption" and not verdict.is_at_time_limit:
         yield _why_terminated(case.job, engine)
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code != CTRL_C:
-        yield "what sent SIGINT: its launcher was not in the foreground of a terminal"
+        yield "what sent SIGINT: the launcher wasn't in the foreground of a terminal"
     if root is not None:
         yield from _list_unknown_about_exit(root)
 
@@ -106,7 +106,7 @@ def _list_unknown_about_exit(root: WorkerError) -> Iterator[str]:
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
     if root.signal in _FROM_OUTSIDE and not is_oom:
-        no_oom = ", and no OOM kill was counted" if root.signal == "SIGKILL" and root.resources.oom_kill == 0 else ""
-        yield f"which process sent {root.signal}: not its agent{no_oom}"
+        is_no_oom = root.signal == "SIGKILL" and root.resources.oom_kill == 0
+        yield f"which process sent {root.signal}: not its agent{', nor the OOM killer' if is_no_oom else ''}"
     elif not root.signal and root.exit_code is not None:
         yield "why it exited: it raised no exception"

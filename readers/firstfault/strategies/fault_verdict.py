@@ -24,8 +24,8 @@ from firstfault.strategies.verdicts import build_verdict
 
 _NS_PER_MS = 1_000_000
 _PHRASES_BY_CLASS = {
-    FailureClass.CONSEQUENCE: ("other failed", "others failed", " because of it: stopped, or without its peer"),
-    FailureClass.UNCLEAR: ("other", "others", " may be cause or consequence"),
+    FailureClass.CONSEQUENCE: ("rank failed", "ranks failed", " because of it: stopped, or lost a peer"),
+    FailureClass.UNCLEAR: ("rank", "ranks", " failed as the cause or a consequence"),
 }
 """Phrases of a reason that counts the remaining failures of a class: singular, plural, rest of the sentence."""
 
@@ -48,11 +48,11 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     doubts = _list_doubts(diagnosis, fault)
     why = [Reason(f"{name_process(first.failure)} {first.why}", (first.failure,))]
     if len(fault.same) + unread_count > 1:
-        why.append(Reason(f"{len(fault.same) + unread_count} failed in the same way", get_failures(fault.same)))
+        why.append(Reason(f"{len(fault.same) + unread_count} ranks failed in the same way", get_failures(fault.same)))
     why += [Reason(_describe_later_fault(diagnosis, first, other), (other.failure,)) for other in fault.others[:3]]
     why += _explain_stopped_ranks(first, raising, near)
     if unwinding:
-        why.append(Reason(f"stopped where that exception passes by: {len(unwinding)} more", get_failures(unwinding)))
+        why.append(Reason(f"{len(unwinding)} more stopped where that exception passes", get_failures(unwinding)))
     why += _explain_victims(diagnosis, [item for item in classified if id(item) not in accounted])
     why += _explain_blame(diagnosis, first)
     why += doubts
@@ -60,7 +60,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     contenders = [first, *fault.rivals]
     timeless = get_failures(item for item in contenders if item.failure.timestamp_ns is None)
     if timeless and fault.rivals:
-        text = f"{len(timeless)} of the {len(contenders)} that may be first have no recorded time"
+        text = f"{len(timeless)} of {len(contenders)} possible first failures have no time"
         why.append(Reason(text, timeless))
     why += explain_wrong_clocks(diagnosis)
     has_printed = any(item.why == faults.AFTER_A_PRINTED_ERROR for item in classified)
@@ -104,12 +104,12 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its node: a document that
     # isn't listed may have been written by any process with access to the attempt's folder.
     doubts = {
-        "the agent of its node reported its node's failures without this one": are_unlisted(diagnosis.job, same),
-        "an exit that gives no reason may follow any error, a peer's too": has_peers and _may_follow_peer_error(first),
-        "a clean-up or a checkpoint on a full disk fails so after any error": len(same) > 1 and is_printed_only,
-        "its last words tell of a wait, which may be for a peer": has_peers and is_wait,
-        "it does not tell why its tries failed": has_peers and faults.gave_up(first.failure),
-        "its last try may have failed for another reason": first.why == ORIGINAL_FAILURE_REASON,
+        "the agent of its node didn't list this failure": are_unlisted(diagnosis.job, same),
+        "an exit without a reason may follow any error, even a peer's": has_peers and _may_follow_peer_error(first),
+        "on a full disk, cleanup or a checkpoint fails like this after any error": len(same) > 1 and is_printed_only,
+        "its stderr ends with a wait, which may be for a peer": has_peers and is_wait,
+        "its error doesn't explain why the attempts failed": has_peers and faults.gave_up(first.failure),
+        "its last attempt may have failed for a different reason": first.why == ORIGINAL_FAILURE_REASON,
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
 
@@ -140,7 +140,7 @@ def _explain_stopped_ranks(
     reasons = []
     if raising:
         were = "was" if len(raising) == 1 else "were"
-        text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
+        text = f"{len(raising)} more {were} stopped with an exception in flight that was raised at the same line"
         if find_crash_position(raising[0].failure):
             text = f"{len(raising)} more crashed at the same line while stopped"
         elif (first.failure.exit_code or 0) > 0 and find_printed_exception(first.failure.printed) is not None:
@@ -148,9 +148,10 @@ def _explain_stopped_ranks(
         reasons.append(Reason(text, get_failures(raising)))
     if near:
         at = faults.find_raise_position(near[0].failure) or locate_main_thread(near[0].failure).frame
-        text = f"{name_process(near[0].failure)} was stopped at {at} without waiting for a peer, and may have been "
-        text += "about to fail"
-        text += f"; so may {len(near) - 1} more" if len(near) > 1 else ""
+        text = (
+            f"{name_process(near[0].failure)} was stopped at {at} and not waiting for a peer: it may have failed, too"
+        )
+        text += f", like {len(near) - 1} more" if len(near) > 1 else ""
         reasons.append(Reason(text, get_failures(near)))
     return reasons
 
@@ -169,7 +170,7 @@ def _explain_blame(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reaso
     ranks = {None, first.failure.rank}
     others = (item for item in diagnosis.classified if item is not first)
     blaming = (item for item in others if item.pointer and item.pointer.rank in ranks)
-    text = f"{count} of the others {'names' if count == 1 else 'name'} it"
+    text = f"{count} other {'failure blames' if count == 1 else 'failures blame'} it"
     return [Reason(text, get_failures(blaming))] if count else []
 
 
@@ -192,5 +193,5 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
 
 def _describe_later_fault(diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure) -> str:
     gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
-    when = f"at least {gap / _NS_PER_MS:.0f} ms later" if gap else "at about the same time, as far as the clocks tell"
+    when = f"at least {gap / _NS_PER_MS:.0f} ms later" if gap else "at about the same time"
     return f"{name_process(other.failure)} {other.why} too, {when}"

@@ -18,7 +18,7 @@ from firstfault.strategies.fault_verdict import build_root_verdict
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks, name_process
 from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
 from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
-from firstfault.utils.text import one_line
+from firstfault.utils.text import counted, one_line
 
 _HEADLINE_AND_CODE = {
     "hang": ("hang", "USER:Hang"),
@@ -62,10 +62,10 @@ def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdi
     wait_count = len(diagnosis.waits) + len(job.unopened_like(*fingerprints))
     why = [
         Reason(f"{_name_candidate(candidate)}: {candidate.why}", _find_witnesses(candidate, classified)),
-        Reason("no rank raised an error of its own", reasons.sample_failures(classified)),
+        Reason("no rank raised its own error", reasons.sample_failures(classified)),
     ]
     if wait_count:
-        why.append(Reason(f"{wait_count} timed out waiting", reasons.get_failures(diagnosis.waits)))
+        why.append(Reason(f"{counted(wait_count, 'rank')} timed out waiting", reasons.get_failures(diagnosis.waits)))
     what, code = _HEADLINE_AND_CODE.get(candidate.category, ("no report", "USER:NoReport"))
     sentence = f"{what}, {_name_candidate(candidate)}: {candidate.why}"
     scope = Scope.EXTERNAL if candidate.category in FROM_OUTSIDE else Scope.NODE
@@ -129,7 +129,7 @@ def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Cand
     raised = next((item for item in of_candidate if item.failure.exception is not None), None)
     if raised is None:
         return None
-    when = "was still handling it when it was stopped" if raised.in_flight else "the others timed out waiting for it"
+    when = "was still handling it when it was stopped" if raised.in_flight else "its peers timed out waiting for it"
     why = [
         Reason(f"{name_process(raised.failure)} {raised.why}, and {when}", (raised.failure,)),
         Reason(f"{_name_candidate(heaviest[0])}: {heaviest[0].why}", (raised.failure,)),
@@ -153,7 +153,7 @@ def build_elimination_verdict(
     victims = (item for item in diagnosis.classified if id(item) not in remaining_ids)
     why = [
         Reason(f"{name_process(first.failure)} {first.why}", (first.failure,)),
-        Reason("no other rank shows a fault of its own", reasons.sample_failures(victims)),
+        Reason("no other rank shows its own fault", reasons.sample_failures(victims)),
         *reasons.explain_wrong_clocks(diagnosis),
     ]
     # several ranks that failed in the same unclear way may all be victims of a rank that left nothing

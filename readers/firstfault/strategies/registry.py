@@ -88,7 +88,7 @@ def _find_entry_points() -> tuple[EntryPoint, ...]:
 def _load_entry_point(name: str) -> AggregationStrategy:
     points = [point for point in _find_entry_points() if point.name == name]
     if not points:
-        raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(list_strategy_names())}")
+        raise UnknownStrategyError(f"unknown strategy {name!r}; available: {', '.join(list_strategy_names())}")
     # picking one of them would make verdicts depend on the order of installation
     if len(points) > 1:
         owners = ", ".join(sorted(_name_origin(point) for point in points))

@@ -11,7 +11,7 @@ To add a rule for a new cause, edit three files:
    rank or node), `build_elimination_verdict` (the only failure left) or `build_unknown_cause_verdict` (several).
 2. ``tests/readers/test_rules.py``: a pair of cases in `CASES`, at the position of the rule in `RULES`: one that needs
    the rule, and one that it must not touch.
-3. ``docs/strategies.md``: run ``python tools/describe_fields.py``, which writes the table of rules.
+3. ``docs/guides/strategies.md``: run ``python tools/describe_fields.py``, which writes the table of rules.
 
 A rule that needs a new fact about the failures gets it from a function in `firstfault.evidence`: `hangs` for ranks that
 didn't do what their peers did, `diagnosis` for what failures report about other ranks and nodes. If only the meaning
@@ -47,6 +47,7 @@ from firstfault.evidence.hangs import (
     find_stragglers,
     find_unfinished_collective,
 )
+from firstfault.evidence.positions import describe_positions
 from firstfault.model import DocumentsNeeded, JobErrors, RestartKind, Scope, Suspect, Verdict, Writer
 from firstfault.strategies.fault_verdict import build_fault_verdict
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS
@@ -66,7 +67,12 @@ _MAX_RANKS_READ_PER_REASON = 16
 """How many ranks' documents of a large cascade are read, for each reason to read them."""
 _MAX_BLAMED_NODES_READ = 5
 """Number of blamed nodes of a large cascade from which all documents are read."""
-_MAX_STEP_RETRIES_SPAN_NS = 30 * 60 * 1_000_000_000
+_NS_PER_SECOND = 1_000_000_000
+_MAX_PLAIN_SECONDS = 600
+"""Longer times are printed in minutes or hours."""
+_MIN_STALL_SECONDS = 30
+"""A job that was terminated after at least this time without progress may have been terminated because of it."""
+_MAX_STEP_RETRIES_SPAN_NS = 30 * 60 * _NS_PER_SECOND
 """Longest time between the first and the last exception of a program that tries again: three timeouts of NCCL."""
 
 
@@ -80,7 +86,7 @@ class Rule:
     """Returns the verdict; None: the rule doesn't apply."""
     max_confidence: str
     root_cause: str
-    """For docs/strategies.md: ends the sentence "The root cause is …"."""
+    """For docs/guides/strategies.md: ends the sentence "The root cause is …"."""
 
 
 # --- the strategy -----------------------------------------------------------------------------------------------------
@@ -164,14 +170,22 @@ def _judge_terminated_node(diagnosis: Diagnosis) -> Verdict | None:
 
 
 def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
-    """Add the stall during which a job was terminated: a person or a time limit ended a hang."""
-    stall = job.last_stall
-    if stall is None or stall.timestamp_ns is None or verdict.timestamp_ns is None:
+    """Add the stall during which a job was terminated: a person or a time limit ended a hang.
+
+    The agents' last snapshots show where the ranks were. Without snapshots a printed stall has a record.
+    """
+    stall, seconds, where = job.last_stall, job.progress.idle_seconds, describe_positions(job.failures)
+    if stall is not None and stall.timestamp_ns is not None and verdict.timestamp_ns is not None:
+        seconds = max(verdict.timestamp_ns - stall.timestamp_ns, 0) / _NS_PER_SECOND
+        where = where or stall.headline
+    elif seconds < _MIN_STALL_SECONDS:
         return verdict
-    seconds = duration(max(verdict.timestamp_ns - stall.timestamp_ns, 0))
+    if not where:
+        return verdict
     what, _, text = verdict.headline.partition(": ")
-    sentence = f"the job had made no progress for {seconds}: {stall.headline}"
-    headline = one_line(f"{what}: {sentence}; {text}" if text else f"{what}: {sentence}", MAX_HEADLINE_CHARS)
+    took = f"{seconds:.0f} s" if seconds < _MAX_PLAIN_SECONDS else duration(int(seconds * _NS_PER_SECOND))
+    sentence = f"no progress for {took}: {where}"
+    headline = one_line(f"{what}: {sentence}, {text}" if text else f"{what}: {sentence}", MAX_HEADLINE_CHARS)
     return replace(verdict, headline=headline, why=(*verdict.why, sentence), sources=(*verdict.sources, ()))
 
 
@@ -228,7 +242,7 @@ def _judge_mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:
     if not peers or unclear[0].signature != MISMATCH:
         return build_candidates_verdict(diagnosis, find_mixed_calls(diagnosis))
     # of two ranks with different sizes, nothing shows which one is right
-    text = "it may have passed the other size"
+    text = "it may have passed the wrong size"
     suspects = [Suspect(text, item.failure.rank, item.failure.node) for item in peers[:MAX_SUSPECTS]]
     return build_elimination_verdict(diagnosis, unclear, suspects)
 
@@ -284,20 +298,33 @@ RULES = (
     Rule(
         "long-wait", _judge_long_wait, "medium", "the rank for which most had waited a minute or more before any fault"
     ),
-    Rule("lost-node", _judge_lost_node, "high", "a node whose agent is gone"),
+    Rule("lost-node", _judge_lost_node, "high", "a node without a running agent"),
     Rule("terminated-node", _judge_terminated_node, "high", "a node that was terminated"),
     Rule(
         "first-of-several", partial(_judge_own_fault, is_only=False), "medium", "the first of several different faults"
     ),
-    Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same one on several ranks"),
+    Rule(
+        "own-fault",
+        _judge_own_fault,
+        "high",
+        "the only fault of its own, or the same on several ranks",
+    ),
     # no process had a fault: the failures imply the root cause
     Rule(
-        "spread-error", _blame(find_spread_errors), "medium", "the rank whose error a checkpoint raised on other ranks"
+        "spread-error",
+        _blame(find_spread_errors),
+        "medium",
+        "the rank with the error that a checkpoint raised on all ranks",
     ),
-    Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node whose failure agents told each other"),
-    Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
-    Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed another size than the others"),
-    Rule("hang", _blame(find_stragglers), "medium", "the rank for which the others waited"),
+    Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node that agents reported to each other"),
+    Rule(
+        "raised-in-hang",
+        _judge_raised_in_hang,
+        "medium",
+        "the exception in flight when its peers timed out",
+    ),
+    Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed a different size than its peers"),
+    Rule("hang", _blame(find_stragglers), "medium", "the rank that its peers waited for"),
     Rule("no-progress", _blame(find_unfinished_collective), "low", "the only node: all ranks waited in one collective"),
     Rule(
         "left-behind",
@@ -311,11 +338,9 @@ RULES = (
         "medium",
         "the rank that had ended when all others lost a peer or timed out",
     ),
-    Rule(
-        "accused-node", _blame(find_blamed_nodes), "medium", "the node that most name, and whose documents are missing"
-    ),
+    Rule("accused-node", _blame(find_blamed_nodes), "medium", "the node that most failures blame, without documents"),
     Rule("node-without-report", _blame(find_unreported_nodes), "medium", "a node that joined and sent no report since"),
-    Rule("lost-document", _judge_lost_document, "medium", "a rank that failed, and whose document is missing"),
+    Rule("lost-document", _judge_lost_document, "medium", "a rank that failed, without a document"),
     # what remains
     Rule("mismatch-of-two", _judge_mismatch_of_two, "low", "two that called a collective differently"),
     Rule(
@@ -325,7 +350,7 @@ RULES = (
         "the rank that timed out in another operation than all others",
     ),
     Rule("by-elimination", _judge_by_elimination, "medium", "the only failure that is not certainly a consequence"),
-    Rule("stock-file", _judge_stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
+    Rule("stock-file", _judge_stock_file, "medium", "the earliest of Flyte's own error files, if that's all there is"),
     Rule("only-failure", _judge_only_failure, "low", "the only failure of a job without peers"),
     Rule(
         "handled", _judge_original_failures, "low", "the first exception that a program handled, which then tried again"

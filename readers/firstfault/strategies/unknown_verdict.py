@@ -35,18 +35,18 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     pointing = "point to another process"
     text = f"all failures {pointing}"
     if unclear_count:
-        text = f"{unclear_count} of {count} failures may be cause or consequence"
-        text += f", the others {pointing}" if unclear_count < count else ""
+        text = f"any of {unclear_count} of {count} failures may be the cause"
+        text += f", the rest {pointing}" if unclear_count < count else ""
     unclear = reasons.get_failures(item for item in classified if item.failure_class is FailureClass.UNCLEAR)
     why = [
-        Reason("no rank shows a fault of its own, and none stands out", reasons.sample_failures(classified)),
+        Reason("no rank shows its own fault, and no single rank stands out", reasons.sample_failures(classified)),
         Reason(text, unclear or reasons.sample_failures(classified)),
         *reasons.explain_wrong_clocks(diagnosis),
     ]
     # a node without firstfault explains an undetermined verdict best, so it comes first
     headline = f"undetermined: {_describe_unreported_nodes(job)}"
     headline += _describe_common_failure(job) or _describe_expired_deadline(job)
-    headline += "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
+    headline += ", suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
         build_undetermined_verdict(job, reasons.STRATEGY_NAME),
         code="Undetermined",
@@ -88,10 +88,10 @@ def _describe_expired_deadline(job: JobErrors) -> str:
     """Return the watchdog deadline that ranks missed while they waited for each other."""
     expired = [failure for failure in job.failures if failure.expired is not None]
     if not expired or expired[0].expired is None:
-        return "no rank shows a fault of its own"
+        return "no rank shows its own fault"
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
     subject = f"rank{'s' if len(ranks) > 1 else ''} {join_ranks(ranks)}"
-    return f"{expired[0].expired.text} on {subject}, in a collective; no rank stands out"
+    return f"{expired[0].expired.text} on {subject}, in a collective, no rank differs from its peers"
 
 
 def _describe_unreported_nodes(job: JobErrors) -> str:

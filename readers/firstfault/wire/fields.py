@@ -416,11 +416,14 @@ def _setup_from_pb(setup: Any) -> Any:
     return SETUP.read(setup) if all(len(text) <= MAX_LINE for text in texts) else NodeSetup()
 
 
-TRAINING_PROGRESS = FieldTable(model.Progress, (Field("collectives", LONG), Field("seconds", codecs.NUMBER)))
+TRAINING_PROGRESS = FieldTable(
+    model.Progress, (Field("collectives", LONG), Field("seconds", codecs.NUMBER), Field("idle_seconds", codecs.NUMBER))
+)
 
 
 def _progress_from_pb(progress: Any) -> Any:
-    return TRAINING_PROGRESS.read(progress) if 0 <= progress.seconds <= MAX_SECONDS else model.Progress()
+    is_valid = 0 <= progress.seconds <= MAX_SECONDS and 0 <= progress.idle_seconds <= MAX_SECONDS
+    return TRAINING_PROGRESS.read(progress) if is_valid else model.Progress()
 
 
 PRESENCE = FieldTable(

@@ -54,7 +54,7 @@ class JsonField:
     name: str = ""
     """The model's attribute; empty: same as the key."""
     meaning: str = ""
-    """Description in the schema and in docs/format.md."""
+    """Description in the schema and in docs/reference/format.md."""
     is_flat: bool = False
     """Whether the keys of the nested object are attributes of the surrounding model."""
 
@@ -264,7 +264,7 @@ def _parse_with_schema(schema: str, text: str | bytes) -> Any:
 
 RESTART_KIND_MEANING = (
     "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on. `stall`: "
-    "nothing; the job stood still"
+    "nothing, the job made no progress"
 )
 LOST_SECONDS_MEANING = (
     "from then until the worker processes were started again; `null` if they were not, or not yet. Work since the last "

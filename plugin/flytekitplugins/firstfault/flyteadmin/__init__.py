@@ -70,13 +70,13 @@ def _answer(ask: Callable[[], str], endpoint: str) -> str:
         return answer
     # A client that waits for a login or retries stays behind in its daemon thread; the command ends without it.
     if error is None:
-        raise FirstFaultError(f"flyteadmin at {endpoint} did not answer within {_SECONDS:g} s; is the endpoint right?")
+        raise FirstFaultError(f"flyteadmin at {endpoint} didn't respond within {_SECONDS:g} s; check the endpoint")
     if isinstance(error, FirstFaultError):
         raise error
     cause = error.__cause__ or error
-    said = getattr(cause, "details", lambda: "")() or str(cause) or type(cause).__name__
+    text = getattr(cause, "details", lambda: "")() or str(cause) or type(cause).__name__
     kind = type(error if isinstance(error, FlyteException) else cause).__name__
-    raise FirstFaultError(f"flyteadmin at {endpoint} gave no answer ({kind}): {said}") from error
+    raise FirstFaultError(f"flyteadmin at {endpoint} returned an error ({kind}): {text}") from error
 
 
 class _Admin:
@@ -90,7 +90,7 @@ class _Admin:
         try:
             found = self._client.get_execution(execution_pb2.WorkflowExecutionGetRequest(id=execution))
         except FlyteEntityNotExistException as error:
-            raise ObjectNotFoundError(f"flyteadmin knows no execution {uri!r}; {_FORM}") from error
+            raise ObjectNotFoundError(f"flyteadmin has no execution {uri!r}; {_FORM}") from error
         if node:
             where = NodeExecutionIdentifier(node_id=node, execution_id=execution)
             return self._of_node(uri, where, attempt)
@@ -134,9 +134,7 @@ class _Admin:
         # Flyte puts the attempts next to the node's inputs
         folder = task.input_uri.rpartition("/")[0]
         if not folder:
-            raise ObjectNotFoundError(
-                f"flyteadmin does not say where node {node.node_id!r} of {uri!r} writes its outputs"
-            )
+            raise ObjectNotFoundError(f"flyteadmin returned no output location for node {node.node_id!r} of {uri!r}")
         return f"{folder}/{task.id.retry_attempt}"
 
     def _list_nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:

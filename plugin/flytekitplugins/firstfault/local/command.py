@@ -114,12 +114,12 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
         for attempt in result.attempts:
             _print_attempt(result, attempt)
     report = _write_report(result)
-    if report is not None:
-        click.echo(f"report: {shown(report)}", err=as_json)
     if as_json:
         click.echo(json.dumps(_to_dict(result, report)))
     elif result.status == "succeeded":
         click.echo(f"succeeded: {json.dumps(result.outputs)}")
+    if report is not None:
+        click.echo(f"report: {shown(report)}", err=as_json)
     return _exit_code(result)
 
 

@@ -35,8 +35,8 @@ _PAUSE_S = 0.5
 _JOIN_S = 1.0
 """Longest wait for a thread to end, seconds: the storage or the terminal may block it."""
 _NODES = 16
-_RUNNING = (".", "running")
-_STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCLEAR.mark: "yellow"}
+_RUNNING = "running"
+_STYLES = {State.ROOT.value: "bold red", State.SUSPECT.value: "yellow", State.UNCLEAR.value: "yellow"}
 
 
 def _build_row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
@@ -45,18 +45,15 @@ def _build_row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, 
     If the terminal is too narrow, the ranks are on a second line.
     """
     code = pod.exit_code
-    states: dict[tuple[str, str], list[int]] = {}
+    states: dict[str, list[int]] = {}
     for item in ranks:
         is_running = item.state is State.UNREPORTED and code is None
-        states.setdefault(_RUNNING if is_running else (item.state.mark, item.state.value), []).append(item.rank)
-    is_fine = code in {None, 0} and states.keys() <= {_RUNNING, (State.FINISHED.mark, State.FINISHED.value)}
+        states.setdefault(_RUNNING if is_running else item.state.value, []).append(item.rank)
+    is_fine = code in {None, 0} and states.keys() <= {_RUNNING, State.FINISHED.value}
     process = f"pid {pod.process.pid}" if code is None else f"exited with {code}"
     row = Text(f"  {printable(pod.name)}  {process}", overflow="fold")
-    told = [
-        Text(f"{mark} {format_ranks(numbers)} {name}", _STYLES.get(mark, ""))
-        for (mark, name), numbers in states.items()
-    ]
-    line = Text("; ").join(told or [Text("no ranks yet")])
+    texts = [Text(f"{name} {format_ranks(numbers)}", _STYLES.get(name, "")) for name, numbers in states.items()]
+    line = Text(", ").join(texts or [Text("no ranks yet")])
     between = "  " if row.cell_len + 2 + line.cell_len <= width else "\n    "
     return is_fine, row.append(between).append_text(line)
 

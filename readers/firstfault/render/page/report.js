@@ -28,7 +28,7 @@
       area.remove();
       before.focus();
     }
-    said.textContent = done ? "copied" : "this browser does not let it be copied";
+    said.textContent = done ? "copied" : "this browser does not allow copying";
   };
   find(".ff-tools").hidden = false;
   find("#ff-copy").addEventListener("click", async () => {
@@ -41,7 +41,7 @@
     top.append(link);
     link.click();
     link.remove();
-    said.textContent = "firstfault.json is on its way to your downloads";
+    said.textContent = "downloading firstfault.json";
   });
   for (const button of top.querySelectorAll(".ff-copy-one")) {
     button.hidden = false;
@@ -214,10 +214,10 @@
       const [rank, state, node, local, , later] = item;
       const own = groupOf(item);
       const text = lineOf(item);
-      const words = [`rank ${rank}${local === null ? "" : ` (local_rank ${local})`} on ${data.nodes[node][0] || "a node not known"}`];
+      const words = [`rank ${rank}${local === null ? "" : ` (local rank ${local})`} on ${data.nodes[node][0] || "an unknown node"}`];
       words.push(data.states[state][1] + (later && data.states[state][0] !== "root" ? `, ${later}` : ""));
       if (own) words.push(`error ${own[0]}`);
-      return words.join("; ") + (text ? `: ${text}` : "");
+      return words.join(", ") + (text ? `: ${text}` : "");
     };
     const draw = () => {
       const rows = new Map();
@@ -228,19 +228,17 @@
       body.replaceChildren();
       for (const [node, items] of rows) {
         const row = make("tr");
-        const head = make("th", "", data.nodes[node][1] || "node not known");
+        const head = make("th", "", data.nodes[node][1] || "unknown node");
         head.title = data.nodes[node][0];
         head.scope = "row";
         if (data.nodes[node].length > 2) {
-          const [slug, name, mark] = data.states[data.nodes[node][2]];
-          const sign = make("span", `ff-mark ff-is-${slug}`, mark);
-          sign.setAttribute("aria-hidden", "true");
-          head.append(" ", sign, make("span", "ff-sr", name));
+          const [slug, name] = data.states[data.nodes[node][2]];
+          head.append(" ", make("span", `ff-mark ff-is-${slug}`, name));
         }
         const cell = make("td");
         const cells = make("span", "ff-cells");
         for (const item of items) {
-          const [slug, , mark] = data.states[item[1]];
+          const [slug, name] = data.states[item[1]];
           const button = make("button", `ff-cell ff-is-${slug}`, String(item[0]));
           button.type = "button";
           button.tabIndex = -1;
@@ -248,7 +246,7 @@
           button.setAttribute("aria-pressed", "false");
           button.title = cut(lineOf(item), 120);
           if (item === data.ranks[data.foremost]) button.dataset.foremost = "";
-          button.append(make("b", "", mark));
+          button.append(make("b", "", name));
           button.addEventListener("click", () => {
             for (const other of body.querySelectorAll('[aria-pressed="true"]')) other.setAttribute("aria-pressed", "false");
             button.setAttribute("aria-pressed", "true");
@@ -269,7 +267,7 @@
         find("#ff-shown").textContent = pages.hidden ? ""
           : `ranks ${seen[0][0]} to ${seen[seen.length - 1][0]}; ${seen.length} of ${shown.length}${isWhole() ? "" : " that match"}`;
       }
-      tell("Choose a rank (arrows, Enter) to see what it said.");
+      tell("Choose a rank (arrow keys, Enter) to see what happened to it.");
     };
     if (pages) {
       turnedBy(pages, (by) => {
@@ -374,13 +372,11 @@
     const draw = () => {
       rows.replaceChildren();
       for (const [number, state, what, line, count, ranks, later] of data.groups.slice(start, start + data.rows)) {
-        const [slug, name, mark] = data.states[state];
+        const [slug, name] = data.states[state];
         const row = make("tr");
         row.id = `ff-group-${number}`;
-        const sign = make("span", `ff-mark ff-is-${slug}`, mark);
-        sign.setAttribute("aria-hidden", "true");
         const stateCell = make("td", "ff-state");
-        stateCell.append(sign, ` ${name}`);
+        stateCell.append(make("span", `ff-mark ff-is-${slug}`, name));
         const text = make("td", "ff-text", `${line || what} `);
         if (later && slug !== "root") text.append(make("span", "ff-when", later));
         row.append(make("td", "", String(number)), stateCell, make("td", "", String(count)), make("td", "", ranks), text);
