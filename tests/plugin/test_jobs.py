@@ -33,7 +33,7 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     # the rendezvous decides which pod is which node
     assert verdict["node"] == root.node == root.worker
     assert "-worker-" in root.node
-    assert "signal: SIGKILL: killed, sender unknown, " in killed.attempt["engine"]["error_seen"]["message"]
+    assert "Signal: SIGKILL: killed, sender unknown, " in killed.attempt["engine"]["error_seen"]["message"]
     assert killed.attempt["seconds"]["fault_to_durable"] > 0
     killed.flyte_saw_the_verdict()
     page = (killed.prefix / "deck.html").read_text()

@@ -296,7 +296,7 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     run = re.search(r"^report: (runs/\w+)/report.html$", below, re.MULTILINE)
     assert run is not None
     assert "attempt 1" not in shown, "it is not retried"
-    assert re.search(r"^What     RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE)
+    assert re.search(r"^Cause    RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE)
     assert re.search(rf"^         less {run[1]}/logs/attempt-0/\S+-n0-0\.log$", below, re.MULTILINE)
     assert below.rstrip().endswith(run[0])
     page = (tmp_path / run[1] / "report.html").read_text(encoding="utf-8")
@@ -348,9 +348,9 @@ def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
     assert "attempt 1: starting 1 pods" in done.stderr.splitlines()
     assert "retry 1 of 1 on the user's budget" in done.stderr
     lines = done.stdout.splitlines()
-    assert "root cause: FlyteRecoverableException, rank 0 on " in done.stdout
-    assert "attempt: 1: succeeded" in done.stdout
-    assert re.fullmatch(r"report: \.firstfault/runs/\w+/report\.html", lines[-2])
+    assert "Cause    FlyteRecoverableException: " in done.stdout
+    assert "attempt 0 to 1: attempt 1 succeeded" in done.stdout
+    assert re.fullmatch(r"report: \.firstfault/runs/\w+/report\.html", lines[-1])
     assert lines[-1] == 'succeeded: {"o0": 7}'
-    page = (tmp_path / lines[-2].removeprefix("report: ")).read_text(encoding="utf-8")
+    page = (tmp_path / lines[-1].removeprefix("report: ")).read_text(encoding="utf-8")
     assert all(f"attempt {number}" in page for number in range(2))

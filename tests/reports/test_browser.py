@@ -116,7 +116,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
     assert (
         opened.locator("#ff-detail")
         .inner_text()
-        .startswith("rank 0 (local_rank 0) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-0, stopped")
+        .startswith("rank 0 (local rank 0) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-0, stopped")
     )
     _tab_to(opened, ".ff-source")
     opened.keyboard.press("Enter")
@@ -261,7 +261,7 @@ def test_the_line_about_a_rank_is_seen_where_the_rank_is_chosen(height: int, ope
     box = detail.bounding_box()
     assert box is not None
     assert 0 <= box["y"] < box["y"] + box["height"] <= height
-    assert "rank 299 (local_rank 3) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37, victim" in detail.inner_text()
+    assert "rank 299 (local rank 3) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37, victim" in detail.inner_text()
     opened.keyboard.press("Home")
     for _ in range(12):
         opened.keyboard.press("ArrowDown")

@@ -227,10 +227,7 @@ _MAP_WIDTH = 760
 _SIZES = (14, 9, 6)
 """Widths of a cell; a smaller one where the map would have too many rows."""
 _ROWS = 24
-_ORDER = (
-    *(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED),
-    *(State.VICTIM, State.STOPPED, State.FINISHED),
-)
+_ORDER = (*(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED), *(State.VICTIM, State.STOPPED, State.FINISHED))
 """What a person should see first."""
 
 

@@ -303,12 +303,7 @@ RULES = (
     Rule(
         "first-of-several", partial(_judge_own_fault, is_only=False), "medium", "the first of several different faults"
     ),
-    Rule(
-        "own-fault",
-        _judge_own_fault,
-        "high",
-        "the only fault of its own, or the same on several ranks",
-    ),
+    Rule("own-fault", _judge_own_fault, "high", "the only fault of its own, or the same on several ranks"),
     # no process had a fault: the failures imply the root cause
     Rule(
         "spread-error",
@@ -317,12 +312,7 @@ RULES = (
         "the rank with the error that a checkpoint raised on all ranks",
     ),
     Rule("broadcast", _blame(find_broadcast_cause), "medium", "the rank or node that agents reported to each other"),
-    Rule(
-        "raised-in-hang",
-        _judge_raised_in_hang,
-        "medium",
-        "the exception in flight when its peers timed out",
-    ),
+    Rule("raised-in-hang", _judge_raised_in_hang, "medium", "the exception in flight when its peers timed out"),
     Rule("mismatch", _blame(find_size_mismatch), "medium", "the rank that passed a different size than its peers"),
     Rule("hang", _blame(find_stragglers), "medium", "the rank that its peers waited for"),
     Rule("no-progress", _blame(find_unfinished_collective), "low", "the only node: all ranks waited in one collective"),
