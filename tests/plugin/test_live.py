@@ -351,6 +351,6 @@ def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
     assert "Cause    FlyteRecoverableException: " in done.stdout
     assert "attempt 0 to 1: attempt 1 succeeded" in done.stdout
     assert re.fullmatch(r"report: \.firstfault/runs/\w+/report\.html", lines[-1])
-    assert lines[-1] == 'succeeded: {"o0": 7}'
+    assert lines[-2] == 'succeeded: {"o0": 7}'
     page = (tmp_path / lines[-1].removeprefix("report: ")).read_text(encoding="utf-8")
     assert all(f"attempt {number}" in page for number in range(2))
