@@ -431,7 +431,7 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
             stderr.write(part)
             assert local._stderr is not None
             local._stderr.tail(1)
-        until(lambda: local._channel is not None and 1 in local._channel.ask((), 0))
+        until(lambda: local._channel is not None and 1 in local._channel.get_states())
     local.document(WorkerExit(1, 123, -6, time.time_ns(), time.monotonic_ns()))
     reporter.finish((1,), None)
     reporter.drain()

@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
-from firstfault.credentials import redact
 from firstfault.errors import BadDocumentError
-from firstfault.job_logs.book import Attempt, Book
+from firstfault.job_logs.book import Book
 from firstfault.job_logs.documents import Documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log
+from firstfault.job_logs.outcome import explain_missing_proof
 from firstfault.job_logs.owners import RANK_WORD, Owner
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
@@ -27,7 +27,6 @@ from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault.utils.text import one_line
 
 _Log: TypeAlias = "tuple[Path, str, Owner]"
 """A log, its name in references, and who wrote it."""
@@ -37,7 +36,6 @@ _LOG = re.compile(
     r"|^(?:[^.]*(?:rank|worker|node|task|pod|proc)[^.]*|\d+)$"
 )
 """Names of files in a folder that may be logs."""
-_ERROR = re.compile(r"rror\b|xception\b|FATAL|CRITICAL|[Kk]illed|[Aa]borted|[Ff]ailed\b|\bXid\b|[Tt]imed out|\breset\b")
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -130,7 +128,7 @@ def _of_book(book: Book, notes: Sequence[str]) -> Snapshot | None:
     made = [Documents(attempt, number) for number, attempt in enumerate(attempts)]
     found = [each.all() for each in made]
     notes = (*notes, *made[-1].notes)
-    why = "" if found[-1] else _why_unknown(attempts[-1])
+    why = "" if found[-1] else explain_missing_proof(attempts[-1])
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     return Snapshot(
         tuple(document for every in found for document in every),
@@ -149,23 +147,3 @@ def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartReco
             why = "its launcher started it again"
             node, kind = verdict.node or "", RestartKind.ROUND
             yield RestartRecord(kind, number, verdict.headline, restart=True, reason=why, rank=rank, node=node)
-
-
-def _why_unknown(attempt: Attempt) -> str:
-    """Return why it is not known whether an attempt without a failure has succeeded; empty: it has."""
-    streams = [stream for stream in attempt.streams.values() if stream.tail]
-    if not (attempt.is_torchrun or attempt.told or any(stream.progress for stream in streams)):
-        return "nothing in it tells of a training or of a failure"
-    if not streams:
-        return "its launcher started it again, and no line tells how that ended"
-    files = {stream.file for stream in streams}
-    of_training = {stream.file for stream in streams if stream.progress is not None}
-    if len(files) > 1 and len(of_training) * 2 < len(files):
-        return f"no line reports a failure, and {len(of_training)} of its {len(files)} files are logs of a training"
-    last = max(streams, key=lambda stream: stream.tail[-1].number, default=None)
-    if last is not None and _ERROR.search(last.tail[-1].text):
-        return f"whether it failed is not told; its last line is {one_line(redact(last.tail[-1].text), 100)!r}"
-    if last is not None and last.progress is not None and last.progress.number == last.tail[-1].number:
-        at = f"{last.progress.what} {last.progress.step}"
-        return f"no line reports a failure; it ends at {at}: the job may run on, or was killed"
-    return ""

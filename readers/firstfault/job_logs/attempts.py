@@ -64,6 +64,11 @@ def progress_in(said: Said) -> Progress | None:
     return Progress(found["what"], int(found["step"]), said.number) if found is not None else None
 
 
+def is_substantial(said: Said) -> bool:
+    """Whether a line shows that its process lives on: it has a step, or nothing that may follow a failure."""
+    return progress_in(said) is not None or _OF_FAILURES.search(said.text) is None
+
+
 @dataclass(slots=True)
 class _Ending:
     """The lines in which an agent of torch tells that it ended its workers, because one failed on some node."""

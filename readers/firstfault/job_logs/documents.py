@@ -88,9 +88,9 @@ class Documents:
             self._read_streams(process)
         for stream in processes.shared:
             self._take_ray(stream)
-        if any(process.raised is not None for process in processes.all):
+        if any(item.raised is not None or (item.is_known and item.has_ended) for item in processes.all):
             # the launcher that exits with a worker's code does not say which
-            processes.all = [item for item in processes.all if not item.exit_code or item.is_known]
+            processes.all = [item for item in processes.all if not item.has_ended or item.is_known or item.is_oom]
         raised = [found for stream in processes.shared for found in _raised_in(stream)]
         excerpts = [found for stream in processes.shared for found in stream.excerpts if found.is_mixed]
         if excerpts:
@@ -213,7 +213,8 @@ class Documents:
             return
         failing = [item for item in processes if item.exit_code and item.raised is None and TRACEBACK not in item.text]
         kinds = {found.kind: found for found in own}
-        if failing and (len(failing) == 1 or (len(kinds) == 1 and len(own) >= len(failing))):
+        is_alike = len(kinds) == 1 and len({item.exit_code for item in failing}) == 1
+        if failing and (len(failing) == 1 or is_alike):
             for process in failing:
                 self._give(process, own[-1])
             return
@@ -253,10 +254,14 @@ class Documents:
             if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
                 ended[0].text = text
                 ended[0].lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
-            elif not self.processes.all and not self.attempt.is_torchrun and (words := last_words(before)).text:
+            # torch's agent would have reported the exit, unless its report is cut off
+            elif not self.processes.all and not self._has_agents_report() and (words := last_words(before)).text:
                 process = Process(node=node, text=text, streams=[stream])
                 self._take_words(process, words)
                 self.processes.all.append(process)
+
+    def _has_agents_report(self) -> bool:
+        return self.attempt.is_torchrun and bool(self.attempt.told or self.attempt.entries)
 
     # --- how processes ended ------------------------------------------------------------------------------------------
 
@@ -279,10 +284,15 @@ class Documents:
         is_known = ends or bool(self.attempt.entries)
         ranks = {process.rank for process in processes.all if process.rank is not None}
         world = max([self.attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
-        if len(ranks) * 2 >= world and world <= _MOST_SILENT:
+        # If neither a second rank nor the number of ranks is in the log, it may be the log of one rank.
+        is_of_all = self.attempt.world_size > 0 or len(ranks) > 1
+        if is_of_all and len(ranks) * 2 >= world and world <= _MOST_SILENT:
             silent = [Process(rank=rank) for rank in range(world) if rank not in ranks]
             processes.all += silent
-            known |= set(map(id, silent)) if not is_known and len(silent) <= _FEW else set()
+            # silence explains what nothing else does
+            is_explained = any(item.has_ended and item.raised is None for item in failed)
+            is_suspect = not is_known and not is_explained and len(silent) <= _FEW
+            known |= set(map(id, silent)) if is_suspect else set()
         for process in processes.all:
             if id(process) not in known and not process.stopped and process.exit_code != 0:
                 process.stopped = LAUNCHER_STOPPED if is_known else _SILENT

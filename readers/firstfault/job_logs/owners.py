@@ -34,6 +34,7 @@ _KNOWN = re.compile(
     |\[1,(?:mpirank:)?(?P<mpi2>\d{1,6})(?:,(?P<host2>[^\]\s]{1,80}))?\]:?\ ?
     |\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,4})\]:\ ?
     |\[pod/(?P<pod>[^/\]\s]{1,250})/[^\]\s]{1,250}\]\ ?
+    |\((?P<sky>[A-Za-z][\w.-]{0,80}),\ rank=\d{1,5},\ pid=\d{1,10}(?:,\ ip=[\w.:]+)?\)\ ?
     |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)
         (?:\x20\[repeated[^\]]{0,80}\])?\ ?
     |\((?P<daemon>raylet|autoscaler|gcs_server)(?:,\ ip=(?P<ip2>[\w.:]+))?\)\ ?
@@ -57,7 +58,12 @@ _NO_LABEL = re.compile(
     r"(?i)^(?:\w*(?:info|warn|warning|error|debug|critical|trace|notice|fatal|note|step|epoch|iter|loss|file|usage|http"
     r"|https|srun|slurmstepd|traceback|torch|python)|\d{4}-.*|.*\d\d:\d\d.*|[EWFI]\d{3,4})$|Error$|Exception$"
 )
-_NO_PREFIX = re.compile(r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*)\s*$", re.IGNORECASE)
+_NUMBERED_NODE = re.compile(r"(?P<node>[\w.-]{1,120}) ?[\[(#](?P<number>\d{1,5})[\])]?:?")
+"""A label with a node and the number of a task on it or in the job: "10.0.0.249 [0]"."""
+_NO_PREFIX = re.compile(
+    r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*|.*\b[a-z]{2,} [a-z]{2,}\b[^\[\]()]*:)\s*$",
+    re.IGNORECASE,
+)
 """What stands before a traceback in the program's own words."""
 _MOST = 0.6
 """Share of the lines that have a label."""
@@ -167,6 +173,8 @@ class Prefixes:
         named = RANK_WORD.search(label)
         if named is not None:
             return owner._replace(rank=int(named[1]))
+        if (numbered := _NUMBERED_NODE.fullmatch(label)) is not None:
+            return owner._replace(node=owner.node or numbered["node"], label=int(numbered["number"]))
         return owner._replace(node=owner.node or label)
 
 
@@ -254,8 +262,9 @@ def _with(owner: Owner, prefix: str) -> Owner:
         return owner._replace(node=host) if host else owner
     if named["local"]:
         return owner._replace(local_rank=int(named["local"]))
-    if named["pod"] or named["service"]:
-        return owner._replace(node=named["pod"] or named["service"])
+    # SkyPilot's rank is the node's: "(worker1, rank=1, pid=2972)"
+    if node := named["pod"] or named["service"] or named["sky"]:
+        return owner._replace(node=node)
     ip = named["ip"] or named["ip2"] or owner.ip
     if named["pid"]:
         rank = _RANK_OF_ACTOR.search(named["actor"])

@@ -12,8 +12,9 @@ from firstfault.evidence.texts import classify
 from firstfault.exceptions.fatal_text import find_native_lines
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.job_logs.attempts import progress_in
+from firstfault.job_logs.attempts import is_substantial, progress_in
 from firstfault.job_logs.lines import TELLS, TRACEBACK
+from firstfault.job_logs.outcome import is_success_report
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
@@ -32,6 +33,7 @@ _AT_EXIT = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
 """Functions in which Python cleans up after a program that has ended."""
 _WAITS = re.compile(
     r"caught collective operation timeout|watchdog detected operation timeout|ran for \d+ milliseconds before"
+    r"|\bEI000[26]\b"
 )
 """What the watchdogs of collectives print."""
 _LAST = 3
@@ -57,7 +59,8 @@ def uncaught(by_torch: Sequence[Said], text: str) -> Words:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
     own = redact("\n".join(said.text for said in by_torch))
     lines = [said for said in by_torch if TRACEBACK in said.text or _EXCEPTION.match(said.text)]
-    if not lines:
+    # torchrun's --tee and torchtitan put the rank before every line: a rank that prints more has handled the exception
+    if not lines or sum(map(is_substantial, (said for said in by_torch if said.number > lines[-1].number))) > _LAST:
         return Words()
     printed = find_printed_exception(own) or (find_printed_exception(redact(text)) if TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
@@ -86,13 +89,18 @@ def last_words(lines: Sequence[Said]) -> Words:
     last_few = lines[-_ADVICE:]
     for at_end, said in enumerate(last_few):
         named, later = _EXCEPTION.match(said.text), last_few[at_end:]
-        if named is not None and not any(HANDLED.search(line.text) or progress_in(line) for line in later):
+        if named is not None and not any(map(_shows_handling, later)):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return Words(raised, said.text, lines=(said.number, said.number))
     last = "\n".join(said.text for said in end)
-    if not HANDLED.search(last) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
+    if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
         return Words(None, last, lines=(end[0].number, end[-1].number))
     return Words()
+
+
+def _shows_handling(said: Said) -> bool:
+    """Whether a line after an error shows that its process handled it."""
+    return HANDLED.search(said.text) is not None or progress_in(said) is not None or is_success_report(said.text)
 
 
 def _is_telling(text: str, *, own: bool = False) -> bool:

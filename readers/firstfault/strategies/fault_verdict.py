@@ -90,6 +90,8 @@ def build_root_verdict(
     """Return the verdict on a root cause with the category of its text, unless the document has a specific one."""
     verdict = build_verdict(job, root.failure, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=same)
     has_category = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit", "stopped"}
+    if root.failure_class is FailureClass.CONSEQUENCE and root.category == "" and not has_category:
+        return replace(verdict, category="collective")  # a victim whose peer left nothing
     # only an agent's own report makes a node preempted or lost: these categories are retried on the system's budget
     if has_category or root.category in {"", "preemption", "node_lost"}:
         return verdict

@@ -1,0 +1,66 @@
+"""Whether an attempt without a failure in its logs has succeeded: only what it printed at its end proves that."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.utils.text import one_line
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.book import Attempt, Stream
+    from firstfault.job_logs.owners import Said
+
+TAIL_LINES_READ = 40
+"""Lines at the end of a stream in which it may report its success."""
+SUCCESS_REPORT = re.compile(
+    r"\b(?:train(?:ing|er)?|fit|fine-?tuning|job|run|task|workflow|experiment|optimi[sz]ation|script|program|main)\b"
+    r"[^.\n]{0,60}\b(?:complet(?:ed|e)|finished|done|succeeded|ended|over)\b"
+    r"|\b(?:complet(?:ed|e)|finished|done)\b[^\n]{0,24}\b(?:train(?:ing)?|fine-?tuning|fit)\b"
+    r"|\bsucceeded\b|\bSucceeded\b|\bsuccessfully\b[^\n]{0,20}\b(?:complet|finish|train|end)|\bexits? successfully\b"
+    r"|\b(?:complet|finish|train|end|exit)ed successfully\b|\bState(?:=|: ?)COMPLETED\b"
+    r"|\b(?:exit(?:ed)?(?: with)?(?: exit)?|return(?:ed)?)[ _-]?(?:code|status)?\W{0,4}0\b"
+    r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
+    r"|\ball done\b|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
+    re.IGNORECASE,
+)
+"""What programs, frameworks and launchers print at the end of a success."""
+NEGATION = re.compile(r"\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b", re.IGNORECASE)
+FAILURE_REPORT = re.compile(
+    r"rror\b|xception\b|fatal|critical|killed|abort(?:ed|ing)|\bfail(?:ed|ure)\b|\bXid\b|timed out|\breset\b"
+    r"|Traceback|RUNLIMIT|TERM_|\bOOM|non-zero|\bcore dumped|\bcrash|\b(?:code|status)\W{0,4}[1-9]|\bsignal \d"
+    r"|\bcancel(?:l?ed)?\b|\bpreempt|\bevict|\bterminat(?:ed|ing)\b|^  File \"|\bunhealthy\b|\blost\b",
+    re.IGNORECASE,
+)
+"""What a line near the end of a failed job may have, whichever program printed it."""
+
+
+def is_success_report(text: str) -> bool:
+    """Whether a line reports that a training, a process or a job has succeeded."""
+    found = SUCCESS_REPORT.search(text)
+    return found is not None and NEGATION.search(text[: found.end()]) is None and len(text) <= 400  # noqa: PLR2004 - a report is short
+
+
+def explain_missing_proof(attempt: Attempt) -> str:
+    """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
+    streams = [stream for stream in attempt.streams.values() if stream.tail]
+    if not streams:
+        return "the job was restarted, and nothing shows how that ended" if attempt.told or attempt.is_torchrun else ""
+    last = max((stream.tail[-1] for stream in streams), key=lambda said: said.number)
+    quoted = f"the log ends with {one_line(redact(last.text.strip()), 100)!r}"
+    files, of_training = {stream.file for stream in streams}, {one.file for one in streams if one.progress is not None}
+    if len(files) > 1 and len(of_training) * 2 < len(files):
+        return f"no line reports a failure, but only {len(of_training)} of {len(files)} files are logs of a training"
+    proofs = [said for stream in streams for said in _tail(stream) if is_success_report(said.text)]
+    if not proofs:
+        return f"can't tell whether the job succeeded: {quoted}"
+    proven_at = max(said.number for said in proofs)
+    later = [said for stream in streams for said in _tail(stream) if said.number > proven_at]
+    if doubts := [said for said in later if FAILURE_REPORT.search(said.text)]:
+        return f"can't tell whether the job succeeded: it reports {one_line(redact(doubts[-1].text.strip()), 100)!r}"
+    return ""
+
+
+def _tail(stream: Stream) -> list[Said]:
+    return list(stream.tail)[-TAIL_LINES_READ:]
