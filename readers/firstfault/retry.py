@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from firstfault.errors import UsageError
 from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
-from firstfault.model.failure import ABOUT_CATEGORIES, OF_LOGS
+from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, OF_LOGS
 from firstfault.model.job import Progress
 
 _TIME_LIMIT_REASON = "the attempt reached its time limit, and a retry probably would too"
@@ -295,6 +295,8 @@ def default_policy() -> ComposablePolicy:
 def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.is_at_time_limit:
         return Vote(retry=False, reason=_TIME_LIMIT_REASON)
+    if verdict.code == CANCELLED:
+        return Vote(retry=False, reason="somebody cancelled the job")
     # SIGINT to one node of an elastic job: the remaining nodes restart without it, as torch does
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
         return Vote(retry=True, reason="a node was interrupted, the remaining nodes continue", origin=Origin.SYSTEM)
@@ -349,6 +351,8 @@ def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:
         return _UNKNOWN_CAUSE_REASON
     if verdict.is_at_time_limit:
         return _TIME_LIMIT_REASON
+    if verdict.code == CANCELLED:
+        return "somebody cancelled the job"
     if verdict.category != "interrupted" and (everywhere := same_fault_everywhere()(verdict, context)):
         return f"{everywhere.reason}, so a retry would probably fail again"
     if reason := _explain_replaced_request(verdict.root):

@@ -54,6 +54,7 @@ BARRIER_REPORT = "monitored-barrier-report"
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
 _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
+_MISSING_FILE, _LOADER_FILE = "missing-file", "torch/utils/data/"
 """Signature of an error that all ranks raise and that names the rank that had it."""
 _CHECKPOINT_RANKS = re.compile(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
@@ -321,6 +322,8 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         # the recorded space and limits prove more than the text
         if judged.category == "storage" and full_disk(failure, exception):
             return replace(judged, category="disk_full")
+        if found.signature == _MISSING_FILE and any(_LOADER_FILE in frame.file for frame in exception.frames):
+            return replace(judged, category="data")  # a sample, not a file that the job was configured to use
         is_limited = judged.category == "host_oom" and failure.system.memory_limit
         return replace(judged, category="config") if is_limited else judged
     # "connection reset" outside of torch's collectives isn't necessarily about a peer: it may be a bug in the program,

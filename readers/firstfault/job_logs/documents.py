@@ -19,7 +19,7 @@ from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
 from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
-from firstfault.model.failure import CTRL_C, DIED, OF_LOGS
+from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
 from firstfault.utils.text import clean, clean_end
 
 if TYPE_CHECKING:
@@ -251,9 +251,11 @@ class Documents:
             before = [said for said in stream.tail if said.number < first]
             before = list(itertools.takewhile(lambda said: not _LAUNCHER.search(said.text), before))
             text = "\n".join(said.text for said in before)
-            if len(ended) == 1 and ended[0].raised is None and not ended[0].text.strip():
-                ended[0].text = text
-                ended[0].lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
+            silent = [item for item in ended if item.raised is None and not item.text.strip()]
+            if silent == ended and len({(item.exit_code, item.signal) for item in ended}) == 1:
+                for process in ended:
+                    process.text = text
+                    process.lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
             # torch's agent would have reported the exit, unless its report is cut off
             elif not self.processes.all and not self._has_agents_report() and (words := last_words(before)).text:
                 process = Process(node=node, text=text, streams=[stream])
@@ -322,7 +324,7 @@ class Documents:
                 category = "interrupted" if is_interrupted else "preemption"
                 category = "node_lost" if "node failure" in item.reason else category
                 code = CTRL_C if "^C" in item.text else f"SYSTEM:{item.signal or 'Terminated'}"
-                code = model.TIME_LIMIT if is_limit else code
+                code = model.TIME_LIMIT if is_limit else CANCELLED if item.reason == "cancelled" else code
             else:
                 continue
             yield self._agent(name, (file, item.number, item.number), category, code, item.text)

@@ -153,6 +153,8 @@ RECORDED_ONLY = "SYSTEM:FlightRecorder"
 
 CTRL_C = "USER:CtrlC"
 """The code of a process interrupted by Ctrl-C in a terminal, as opposed to a SIGINT from another process."""
+CANCELLED = "USER:Cancelled"
+"""The code of an agent if somebody cancelled its job, according to the scheduler."""
 DIED = "USER:Died"
 """The code of a process if its launcher only reported that it died."""
 FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
