@@ -254,7 +254,7 @@ def _in(*calls: str) -> tuple[model.FrameInfo, ...]:
         ("ValueError", ["accelerate/accelerator.py load_state"], "checkpoint"),
         ("OSError", ["torch/distributed/checkpoint/state_dict_loader.py load"], "checkpoint"),
         ("FileNotFoundError", ["orbax/checkpoint/checkpointer.py restore"], "checkpoint"),
-        ("FileNotFoundError", ["torch/utils/data/_utils/fetch.py fetch", "torch/serialization.py load"], "config"),
+        ("FileNotFoundError", ["torch/utils/data/_utils/fetch.py fetch", "torch/serialization.py load"], "data"),
         ("ValueError", ["jsonargparse/core.py parse_args", "jsonargparse/core.py _check"], "config"),
         ("ValueError", ["absl/flags/_flag.py _parse"], "config"),
         (

@@ -440,7 +440,7 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             own(2, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
         )
     },
-    "undetermined - low: user_code, only-failure": {
+    "undetermined - low: collective, only-failure": {
         "one file of Flyte's": make_job(stock(f"RuntimeError: {PEER.format(1)}", 0))
     },
 }

@@ -247,7 +247,10 @@ _FAIL = _STOP.replace("Sending process {} closing signal SIGTERM", "failed (exit
 def test_restarts_of_two_nodes(run: Callable[..., Ran], tmp_path: Path, show: Show, merged: str, fails: bool) -> None:
     """Each agent of torch ends its workers once in a round, however the nodes' lines are merged."""
     ended = [("a", [*OPENING, *of("[rank0]: ", RAISED), _FAIL.format(1, 41, 0, 81)])]
-    ended += [("b", [*of("[rank1]: ", LOST), _STOP.format(2, 42, 82)]), ("a", [*OPENING, *STEPS[:2], "saved it"])]
+    ended += [
+        ("b", [*of("[rank1]: ", LOST), _STOP.format(2, 42, 82)]),
+        ("a", [*OPENING, *STEPS[:2], "training completed"]),
+    ]
     if fails:
         ended.append(("b", [*of("[rank1]: ", RAISED), _FAIL.format(9, 42, 1, 501), *box((1, 1))]))
         ended.append(("a", [*of("[rank0]: ", LOST), _STOP.format(10, 41, 91), *LAUNCHER]))
@@ -278,14 +281,18 @@ def test_a_requeued_job(show: Show) -> None:
 @pytest.mark.parametrize(
     ("lines", "code", "said"),
     [
-        ([*STEPS[:2], *RAISED, "retrying", *STEPS, "saved the model"], EXIT.OK, None),
-        ([*of("(T pid=7) ", STEPS), *of("(T pid=8) ", RAISED), "(T pid=7) step 6", "(T pid=7) saved"], EXIT.OK, None),
-        ([*of("[rank0]: ", STEPS)], EXIT.NOTHING_FOUND, "it ends at step 5"),
-        (["dear diary", "nothing happened"], EXIT.NOTHING_FOUND, "nothing in it tells of a training or of a failure"),
-        ([""], EXIT.NOTHING_FOUND, "nothing in it tells"),
+        ([*STEPS[:2], *RAISED, "retrying", *STEPS, "Training completed"], EXIT.OK, None),
+        ([*of("(T pid=7) ", STEPS), *of("(T pid=8) ", RAISED), "(T pid=7) step 6", "(T pid=7) done training"], 0, None),
+        (["INFO:x:`Trainer.fit` stopped: `max_epochs=2` reached."], EXIT.OK, None),
+        ([*STEPS, "Slurm: State=COMPLETED ExitCode=0:0"], EXIT.OK, None),
+        ([*STEPS, "training finished", "sync: pod is unhealthy"], EXIT.NOTHING_FOUND, "it reports 'sync: pod is un"),
+        ([*STEPS, "training was not completed"], EXIT.NOTHING_FOUND, "the log ends with 'training was not completed'"),
+        ([*STEPS, "saved the model"], EXIT.NOTHING_FOUND, "can't tell whether the job succeeded: the log ends with"),
+        ([*of("[rank0]: ", STEPS)], EXIT.NOTHING_FOUND, "the log ends with 'step 5 loss 2.5'"),
+        (["dear diary", "nothing happened"], EXIT.NOTHING_FOUND, "the log ends with 'nothing happened'"),
+        ([""], EXIT.NOTHING_FOUND, "it has no text"),
         (["\0\1\2" * 40], EXIT.TOOL_FAILED, "neither an error document nor a text"),
     ],
-    ids=["handled", "Ray's driver told of none", "cut", "diary", "empty", "binary"],
 )
 def test_no_failure(run: Callable[..., Ran], tmp_path: Path, lines: list[str], code: int, said: str | None) -> None:
     """A log in which nothing failed, or that is none, gets one line that says so."""

@@ -374,7 +374,7 @@ def test_one_document_without_rank_and_node() -> None:
     )
     report = scenes.report_conclusion(make_job(stock))
     assert report.verdict.scope is model.Scope.UNDETERMINED
-    assert report.answers.where == "unknown: its error document has no rank and no node"
+    assert report.answers.where == "unknown: the error document names no rank and no node"
     assert report.answers.fault_owner is FaultOwner.UNKNOWN
     assert report.answers.steps[0].text.startswith("read the text below: ")
 

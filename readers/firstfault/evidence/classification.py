@@ -518,7 +518,8 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
         )
     if found.role is Role.AMBIGUOUS and found.signature:
         return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
-    judged = _classify_by_role(failure, found, "left a stock Flyte error file")
+    wrote = "left a stock Flyte error file" if failure.writer is Writer.STOCK else "printed its own error"
+    judged = _classify_by_role(failure, found, wrote)
     return replace(
         judged, failure_class=FailureClass.OWN_FAULT, category=_get_specific_category(found), specific=found.is_specific
     )

@@ -493,7 +493,7 @@ def _find_rank_without_error(workers: Sequence[ClassifiedFailure]) -> list[tuple
     quiet = [failure for failure in failures if failure.stopped_by_agent or failure.is_silent]
     if len(quiet) != 1 or quiet[0].rank is None or prints_a_timeout(quiet[0]):
         return []
-    return [(quiet[0].rank, f"its log has no word about a failure, and {len(failures) - 1} others timed out or failed")]
+    return [(quiet[0].rank, f"it logged no error, and {len(failures) - 1} peers timed out or failed")]
 
 
 def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:

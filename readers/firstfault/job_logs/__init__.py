@@ -130,9 +130,12 @@ def _of_book(book: Book, notes: Sequence[str]) -> Snapshot | None:
     notes = (*notes, *made[-1].notes)
     why = "" if found[-1] else explain_missing_proof(attempts[-1])
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
+    phase = Phase.JOINED if why else Phase.SUCCEEDED
+    # without it, the failure of an earlier attempt would be the outcome of the job
+    is_listed = not found[-1] and (not why or any(found))
     return Snapshot(
         tuple(document for every in found for document in every),
-        roster=() if found[-1] or why else (NodePresence(Phase.SUCCEEDED, place),),
+        roster=(NodePresence(phase, place),) if is_listed else (),
         notes=(*notes, why) if why else notes,
         restarts=tuple(_restarts(found)),
     )

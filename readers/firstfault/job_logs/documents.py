@@ -37,7 +37,7 @@ _LAUNCHER = re.compile(
 )
 """Files of launchers, in the outermost frames of what they raise themselves."""
 _SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-_SILENT = "the log does not tell how it ended; its launcher probably ended it"
+_SILENT = "no exit status in the log, probably stopped by its launcher"
 _FEW = 3
 """More silent ranks than this are not suspects."""
 _OF_RAY = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
@@ -47,6 +47,21 @@ _RAYS_DEAD = re.compile(
 )
 _PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 _RECOVERABLE = "FlyteRecoverableException"
+_GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: runtime)? error|CUDNN|CUBLAS")
+HARDWARE_XIDS = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "ECC page retirement or row remapping",
+    64: "ECC page retirement or row remapper failure",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+"""Errors of NVIDIA's driver that hardware causes, not the application, from NVIDIA's catalog of Xid errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +103,16 @@ class Documents:
             self._read_streams(process)
         for stream in processes.shared:
             self._take_ray(stream)
-        if any(item.raised is not None or (item.is_known and item.has_ended) for item in processes.all):
-            # the launcher that exits with a worker's code does not say which
-            processes.all = [item for item in processes.all if not item.has_ended or item.is_known or item.is_oom]
+        self._merge_unplaced()
+        ends = {item.signal for item in processes.all if item.is_known and item.has_ended}
+        if ends or any(item.raised is not None for item in processes.all):
+            # A launcher may exit with the code of one of these workers. No exception explains a kill.
+            explained = {"", "SIGABRT", "SIGTERM", *ends}
+            processes.all = [
+                item
+                for item in processes.all
+                if not item.has_ended or item.is_known or item.is_oom or item.signal not in explained
+            ]
         raised = [found for stream in processes.shared for found in _raised_in(stream)]
         excerpts = [found for stream in processes.shared for found in stream.excerpts if found.is_mixed]
         if excerpts:
@@ -101,6 +123,7 @@ class Documents:
         self._end_terminated()
         agents = [*self._of_launchers(), *self._agents]
         self._out_of_memory()
+        self._match_hardware_errors()
         failed = [process for process in processes.all if self._has_failed(process)]
         if not failed and not agents:
             return []
@@ -137,6 +160,25 @@ class Documents:
             process.time_ns = telling[-1].time_ns
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
+
+    def _merge_unplaced(self) -> None:
+        """Merge ends that torch's agent reported by local rank with exceptions that were printed by rank.
+
+        `failed (exitcode: 1) local_rank: 3 (pid: 88123)` is about one of the ranks that raised, not a further failure.
+        """
+        everything = self.processes.all
+        ended = [item for item in everything if item.rank is None and item.has_ended and not item.streams]
+        ended = [item for item in ended if item.raised is None and item.local_rank is not None]
+        raised = [
+            item for item in everything if item.raised is not None and not item.has_ended and item.rank is not None
+        ]
+        if len(ended) > len(raised):
+            return
+        if len(ended) == len(raised) == 1:
+            raised[0].exit_code, raised[0].signal = ended[0].exit_code, ended[0].signal
+            raised[0].pid, raised[0].local_rank = ended[0].pid, ended[0].local_rank
+            raised[0].lines |= ended[0].lines
+        self.processes.all = [item for item in everything if all(item is not one for one in ended)]
 
     @staticmethod
     def _take_words(process: Process, words: Words) -> None:
@@ -252,7 +294,9 @@ class Documents:
             before = list(itertools.takewhile(lambda said: not _LAUNCHER.search(said.text), before))
             text = "\n".join(said.text for said in before)
             silent = [item for item in ended if item.raised is None and not item.text.strip()]
-            if silent == ended and len({(item.exit_code, item.signal) for item in ended}) == 1:
+            # tracebacks without a prefix that fit none of these processes would be given to each of them
+            is_ambiguous = any(item.raised is not None and not item.is_known for item in self.processes.all)
+            if not is_ambiguous and silent == ended and len({(item.exit_code, item.signal) for item in ended}) == 1:
                 for process in ended:
                     process.text = text
                     process.lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
@@ -307,6 +351,19 @@ class Documents:
                     process.is_oom = True
                     process.lines.add((file, item.number, item.number))
 
+    def _match_hardware_errors(self) -> None:
+        """Give a hardware error of a GPU to the process that it names, else to the only one that failed on its node."""
+        for file, node, item in self.attempt.told:
+            if item.about is not About.GPU or item.xid not in HARDWARE_XIDS:
+                continue
+            here = [one for one in self.processes.all if self._has_failed(one) and one.may_be_on(item.node or node)]
+            named = [one for one in here if item.pid is not None and one.pid == item.pid]
+            raised = [one for one in here if one.raised is not None and _GPU_ERROR.match(one.raised.message)]
+            named = named or raised or here
+            for process in named if len(named) == 1 else ():
+                process.hardware_error = f"Xid {item.xid}, {HARDWARE_XIDS[item.xid]}"
+                process.lines.add((file, item.number, item.number))
+
     # --- launchers and nodes ------------------------------------------------------------------------------------------
 
     def _of_launchers(self) -> Iterator[model.WorkerError]:
@@ -349,10 +406,12 @@ class Documents:
 
     def _document(self, process: Process) -> model.WorkerError:
         raised, message = process.raised, self._message_of(process)
+        if raised is not None and process.hardware_error:
+            raised = replace(raised, message=f"{process.hardware_error} ({raised.message.partition(chr(10))[0]})")
         what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
         what = get_short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
-        stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != _SILENT else "not told"
+        stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != _SILENT else "unknown"
         return model.WorkerError(
             DIED if message and message == process.said else f"USER:{what}",
             clean(process.raised_text or message, MAX_TEXT),
@@ -376,6 +435,7 @@ class Documents:
             signal=process.signal if raised is None else "",
             sent_signals=(model.SentSignal(sent, process.stopped),) if stopped else (),
             log_tail=clean_end(process.text, _LOG_BYTES),
+            category="gpu_hardware" if process.hardware_error else "",
             resources=model.Resources(oom_kill=1) if process.is_oom else model.Resources(),
             documents=tuple(_references(process.lines)),
         )

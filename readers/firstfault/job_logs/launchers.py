@@ -24,6 +24,7 @@ class About(enum.Enum):
     TERMINATED = "a launcher, a task or a job that was told to end from outside"
     LOST = "a node that is gone"
     OOM = "a kernel that killed a process for its memory"
+    GPU = "a GPU, about which its driver reported an error in the kernel's log"
     RESTARTED = "a launcher that starts its processes again"
 
 
@@ -54,6 +55,8 @@ class Told:
     exit_code: int | None = None
     signal: str = ""
     is_oom: bool = False
+    xid: int = 0
+    """Number of a GPU driver's error."""
     reason: str = ""
 
 
@@ -102,6 +105,7 @@ def told_by(number: int, text: str) -> Told | None:
             ip=named.get("ip", ""),
             pid=int(named["pid"]) if "pid" in named else None,
             signal=signal,
+            xid=int(named.get("xid", 0)),
             is_oom="oom" in named or statement.about is About.OOM,
             reason=named.get(statement.reason, statement.reason).lower() if statement.reason != "signal" else "",
         ),

@@ -46,7 +46,8 @@ def explain_missing_proof(attempt: Attempt) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if not streams:
-        return "the job was restarted, and nothing shows how that ended" if attempt.told or attempt.is_torchrun else ""
+        is_started = bool(attempt.told) or attempt.is_torchrun
+        return "the job was restarted, and nothing shows how that ended" if is_started else "it has no text"
     last = max((stream.tail[-1] for stream in streams), key=lambda said: said.number)
     quoted = f"the log ends with {one_line(redact(last.text.strip()), 100)!r}"
     files, of_training = {stream.file for stream in streams}, {one.file for one in streams if one.progress is not None}

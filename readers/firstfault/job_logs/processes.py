@@ -49,6 +49,8 @@ class Process:
     tells: bool = False
     """Whether it printed itself how it ended."""
     time_ns: int | None = None
+    hardware_error: str = ""
+    """What the kernel's log reports about its GPU."""
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
     lines: set[tuple[str, int, int]] = field(default_factory=set)

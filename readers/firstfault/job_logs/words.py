@@ -92,8 +92,13 @@ def last_words(lines: Sequence[Said]) -> Words:
         if named is not None and not any(map(_shows_handling, later)):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return Words(raised, said.text, lines=(said.number, said.number))
+    steps = [at for at, said in enumerate(end, 1) if progress_in(said) is not None]
+    end = end[steps[-1] if steps else 0 :]  # a process that printed a step after an error had handled it
+    if not end:
+        return Words()
     last = "\n".join(said.text for said in end)
-    if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
+    is_handled = HANDLED.search(last) is not None or any(is_success_report(said.text) for said in end)
+    if not is_handled and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
         return Words(None, last, lines=(end[0].number, end[-1].number))
     return Words()
 

@@ -31,6 +31,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.model.failure import OF_LOGS
 from firstfault.model.job import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
 
 _MAX_NAMED = 5
@@ -435,7 +436,9 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     # a document proves that its node has ended only without a roster (a copied folder), or if Flyte wrote it
     finished = done | {key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK}
     # joined, but neither a final entry nor a document
-    silent = sorted(joined - reported, key=node_order)
+    # the entry of a log is about the whole job, not about a node
+    logs = {node_key(entry.place) for entry in roster if entry.place.engine == OF_LOGS}
+    silent = sorted(joined - reported - logs, key=node_order)
     lost = _receipt_notes(snapshot, roster)
     unconfirmed = [
         f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names {said}"

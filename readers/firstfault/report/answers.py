@@ -24,7 +24,6 @@ from firstfault.strategies.registry import DEFAULT_STRATEGY
 from firstfault.utils.text import one_line
 
 _LINE = 200
-_NOWHERE = "unknown: its error document has no rank and no node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,9 @@ def build_answers(case: Case) -> Answers:
         category=f"{verdict.category}: {meaning}" if meaning else verdict.category,
         confidence=verdict.confidence
         + (f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""),
-        where=_NOWHERE if case.is_alone else _describe_place(job, verdict, case.engine),
+        where=f"unknown: {case.engine.source} names no rank and no node"
+        if case.is_alone
+        else _describe_place(job, verdict, case.engine),
         code=code,
         source=source,
         retry=case.engine.describe_retry(case.decision),

@@ -14,7 +14,9 @@ from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
+from firstfault.model.failure import OF_LOGS
 from firstfault.model.job import unreported_nodes
+from firstfault.report.engine_words import find_engine_words
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
 from firstfault.report.headline import headline_parts, summarize_failure
 from firstfault.report.states import State
@@ -25,7 +27,6 @@ _LARGEST_WORLD = 100_000
 _TENTH = 10
 _INEXACT_NS = 1_000_000_000
 """Less exact times may put failures of one cascade into the wrong order, and are worth a row."""
-_NO_DOCUMENT = "no error document"
 _NOT_OPENED = "documents listed but not opened"
 _STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
 
@@ -198,7 +199,7 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
         if item.rank not in grouped:
             missing[item.state].append(item.rank)
     groups += _groups_without_documents(
-        missing, verdict, is_root_shown=any(group.state is State.ROOT for group in groups)
+        missing, job, verdict, is_root_shown=any(group.state is State.ROOT for group in groups)
     )
     groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
     # number after sorting: drawings and `RankState.group` refer to the numbers that are printed
@@ -368,21 +369,34 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
         what, line = headline_parts(verdict)
     # the reason that an agent recorded for its signal repeats the root cause
     elif first.state is State.STOPPED:
-        line = f"{first.failure.sent_signals[0].signal} from {'its agent' if len(events) == 1 else 'their agents'}"
+        line = _describe_stop(first.failure, len(events))
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
     count = len(events) + len(unopened)
     return Group(first.state, what, line, tuple(sorted(ranks)), nodes, count, opened=len(events), first=first)
 
 
+def _describe_stop(failure: WorkerError, count: int) -> str:
+    """Return by what processes were stopped: "SIGTERM from their agents"."""
+    sent = failure.sent_signals[0]
+    if failure.place.engine != OF_LOGS:
+        return f"{sent.signal} from {'its agent' if count == 1 else 'their agents'}"
+    return (
+        f"{sent.signal} from {'its' if count == 1 else 'their'} launcher"
+        if sent.signal.startswith("SIG")
+        else sent.reason
+    )
+
+
 def _groups_without_documents(
-    ranks: Mapping[State, list[int]], verdict: Verdict, *, is_root_shown: bool
+    ranks: Mapping[State, list[int]], job: JobErrors, verdict: Verdict, *, is_root_shown: bool
 ) -> Iterator[Group]:
     """Yield the groups of a root cause, of suspects and of silent ranks without a document; `ranks` are by state."""
     # a lost node leaves no document; without this group the root cause would be missing
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
+    without = ("no report", find_engine_words(job, verdict).missing)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
-        texts = headline_parts(verdict) if state is State.ROOT else ("no report", _NO_DOCUMENT)
+        texts = headline_parts(verdict) if state is State.ROOT else without
         if missing := ranks.get(state):
             yield Group(state, *texts, tuple(missing), (), len(missing))
 
@@ -414,7 +428,9 @@ def _list_ranks(
             )
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
     for rank in {*places, *range(world_size(job))} - set(known):
-        state, line = (State.FINISHED, "") if rank in finished else (State.UNREPORTED, _NO_DOCUMENT)
+        state, line = (
+            (State.FINISHED, "") if rank in finished else (State.UNREPORTED, find_engine_words(job, verdict).missing)
+        )
         where, local = places.get(rank, ("", None))
         known[rank] = RankState(rank, state, where, local, line=line)
     return tuple(known[rank] for rank in sorted(known))

@@ -30,6 +30,10 @@ class EngineWords:
     has_kubectl: bool = False
     reporter: str = ""
     """What reports for itself, if that isn't a node."""
+    source: str = "the error document"
+    """Where a failure was read."""
+    missing: str = "no error document"
+    """What there is of a rank without a report."""
     cites: bool = False
     """Whether facts are followed by the files and lines that show them."""
 
@@ -64,7 +68,14 @@ FLYTE = EngineWords("the pod's log", "the pod's events", "pod", enforcer="Flyte"
 PLAIN = EngineWords("the node's log", "the node's system log", "node")
 ALONE = EngineWords("the process's log", "the node's system log", "node", reporter="rank")
 """Ranks that no agent started: each reports for itself."""
-LOG = EngineWords("the log around these lines", "the node's system log", "node", cites=True)
+LOG = EngineWords(
+    "the log around these lines",
+    "the node's system log",
+    "node",
+    source="the log",
+    missing="not in the log",
+    cites=True,
+)
 """A job without firstfault that is known only from its logs."""
 _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
 

@@ -23,7 +23,7 @@ def list_unknowns(case: Case) -> Iterator[str]:
     """Yield what is unknown, the most important first."""
     verdict, cascade, engine = case.verdict, case.cascade, case.engine
     if verdict.scope is Scope.UNDETERMINED and len(case.job.failures) == 1:
-        yield "which rank and node failed: the error document names none"
+        yield f"which rank and node failed: {engine.source} names none"
     elif verdict.scope is Scope.UNDETERMINED:
         yield "which rank failed first: the evidence doesn't single one out"
     elif verdict.confidence != "high":
@@ -35,7 +35,7 @@ def list_unknowns(case: Case) -> Iterator[str]:
     yield from _list_unknown_nodes(verdict, engine)
     if missing := [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]:
         ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {format_ranks(missing, _RANKS)}"
-        yield f"what happened to {ranks}: no report"
+        yield f"what happened to {ranks}: {engine.missing}"
     if verdict.scope is not Scope.UNDETERMINED:
         yield from _list_unknown_about_root(case)
     if engine.cites and (
