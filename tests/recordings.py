@@ -36,10 +36,7 @@ class RetryingEngine(PlainEngine):
 
 
 def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> NodeContext:
-    """Return a recording into an output prefix, by the node that the variables name.
-
-    `fields` are of the recording, or of its identity.
-    """
+    """Return a recording into an output prefix by the node in the variables; `fields` are its own or its identity's."""
     identity = {name: fields.pop(name) for name in _IDENTITY & fields.keys()}
     strategy = fields.pop("strategy", "earliest")
     return NodeContext(strategy, replace(RetryingEngine(uri).identity(), **identity), deadline_seconds, **fields)

@@ -161,9 +161,6 @@ def _node_context(archive: zipfile.ZipFile, truth: dict[str, Any]) -> NodeContex
     )
 
 
-# --- one cascade ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _Node:
     name: str

@@ -19,11 +19,7 @@ _KILLED_AGENTS = ("agent-killed", "store-killed", "node-killed")
 
 
 def run_program(case: Case, folder: Path, common: str = "") -> Job:
-    """Run a case whose training is a program; its files are in a folder.
-
-    Raises:
-        ValueError: nothing was injected.
-    """
+    """Run a case whose training is a program; its files are in a folder. ValueError: nothing was injected."""
     assert case.way is not None
     environments = {}
     if case.clock is not None:
@@ -99,11 +95,7 @@ def truth_of(case: Case, told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def faketime() -> Path:
-    """Return the library of Debian's `faketime`, which makes one process's clock wrong.
-
-    Raises:
-        ValueError: it is not installed.
-    """
+    """Return Debian's `faketime`, which makes one process's clock wrong. ValueError: it isn't installed."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     if not found:
         raise ValueError("needs libfaketime; apt-get install faketime")

@@ -286,10 +286,7 @@ def _calibrate_on_generated(calibration: Calibration, folders: list[Path]) -> No
 
 
 def _row(cascade: Cascade) -> str:
-    """Return the table's row of a cascade: its fault and its options, without rank and number of nodes.
-
-    Of a program, how torchrun started it.
-    """
+    """Return a cascade's row: its fault, its options and how torchrun started it, without rank and number of nodes."""
     if cascade.name in PROGRAMS:
         return f"torchrun: {PROGRAMS[cascade.name].way}"
     fault: str = cascade.truth["fault"]

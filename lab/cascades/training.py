@@ -67,9 +67,6 @@ def listens(pid: int) -> bool:
     return own > 1
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
-
-
 class Loader(torch.utils.data.Dataset[int]):
     """A data set whose second item fails."""
 

@@ -82,7 +82,9 @@ def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
     node = told[0]["node"] if told and fault not in {"deadlock", *GROUPS["several"]} else None
     truth = {"launcher": run.launcher, "fault": fault, "ranks": ranks if fault != "success" else None, "node": node}
     truth |= {"category": category, "also": also.split(), "word": word}
-    return truth | {"any": fault in GROUPS["several"], "retry": fault in GROUPS["retried"]}
+    # Slurm doesn't requeue what a user cancelled; a SIGTERM that reaches torchrun may be a drain
+    is_retried = fault in GROUPS["retried"] and not (fault == "cancel" and run.launcher.startswith("srun"))
+    return truth | {"any": fault in GROUPS["several"], "retry": is_retried}
 
 
 def main(wanted: list[str]) -> int:

@@ -37,8 +37,6 @@ STEP_S = 0.05
 SECONDS = 8.0
 FORK = mp.get_context("fork")
 
-# --- what one rank does while the others go on; a line names its kind, or a function that `AT` has -------------------
-
 
 def asleep() -> None:
     """Read from a storage that does not answer, as far as Python sees it."""

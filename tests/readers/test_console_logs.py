@@ -15,10 +15,7 @@ RIGHT = 0.85
 
 
 def test_the_recorded_consoles() -> None:
-    """No answer is wrong with high confidence, the tool fails on none, and most answers are right.
-
-    `make consoles` scores all.
-    """
+    """No answer is wrong with high confidence, none fails, most are right; `make consoles` scores all."""
     rows = score.all_scored(every=_EVERY)
     found = Counter(row.outcome for row in rows)
     tool_failed = "1: "  # its exit code

@@ -35,11 +35,14 @@ LOST = (
     "    work.wait()",
     "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.2.0.9]:41000",
 )
+DEEPSPEED = "[2031-05-06 07:08:09,1] [{}] [launch.py:9:{}] {}"
 STEPS = tuple(f"step {number} loss 2.{number}" for number in range(6))
 WAITS = (
     "[rank{0}]:[E506 07:08:09.1 P.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, "
     "OpType=ALLREDUCE, NumelIn={1}, NumelOut={1}, Timeout(ms)=1000) ran for 1001 milliseconds before timing out."
 )
+_STOP = "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing signal SIGTERM"
+_FAIL = _STOP.replace("Sending process {} closing signal SIGTERM", "failed (exitcode: 1) local_rank: {} (pid: {})")
 LAUNCHER = (
     "Traceback (most recent call last):",
     '  File "/env/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent',
@@ -91,6 +94,7 @@ FORMS = {
         "\x1b[36m(Train pid=71, ip=10.2.0.1)\x1b[0m [rank1]: ",
         "\x1b[36m(Train pid=72, ip=10.2.0.2)\x1b[0m [rank0]: ",
     ),
+    "SkyPilot": ("(worker1, rank=1, pid=7, ip=10.2.0.2) [rank1]: ", "(head, rank=0, pid=8) [rank0]: "),
     "unknown launcher": ("<cell-a/rank_1> ", "<cell-a/rank_0> "),
     "another": ("#1@host7 >> [rank1]: ", "#0@host7 >> [rank0]: "),
 }
@@ -131,24 +135,13 @@ def test_a_progress_bar_before_a_traceback() -> None:
         (["srun: error: n2: task 1: Segmentation fault (core dumped)"], [1], "SIGSEGV"),
         (["mpirun noticed that process rank 1 with PID 77 on node n2 exited on signal 7 (Bus error)."], [1], "SIGBUS"),
         (["  Process name: [[4711,1],1]", "  Exit code:    7"], [1], "exit code 7"),
-        (
-            ["[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all others"],
-            [1],
-            "SIGKILL",
-        ),
-        (
-            ["[2031-05-06 07:08:09,1] [ERROR] [launch.py:9:sigkill_handler] ['python'] exits with return code = -9"],
-            [],
-            "SIGKILL",
-        ),
-        (
-            ["(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker port: 1 Worker PID: 88"],
-            [],
-            "Died",
-        ),
+        (["[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all"], [1], "SIGKILL"),
+        ([DEEPSPEED.format("ERROR", "sigkill_handler", "['python'] exits with return code = -9")], [], "SIGKILL"),
+        (["(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker PID: 88"], [], "Died"),
+        (["launchpad: global_rank=1 on cell-b exited abnormally, exit_code=7"], [1], "exit code 7"),
+        (["supervisor: child rank 1 died with signal SIGSEGV"], [1], "SIGSEGV"),
         ([*box((1, -11))], [1], "SIGSEGV"),
     ],
-    ids=["srun oom", "srun", "mpirun", "prterun", "Lightning", "DeepSpeed", "Ray", "torchrun"],
 )
 def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], what: str) -> None:
     """A process that left no words is named if its launcher names it; DeepSpeed's names none."""
@@ -190,6 +183,33 @@ def test_mixed_tracebacks_are_told(show: Show) -> None:
     assert found["verdict"]["confidence"] != "high"
 
 
+def test_a_gpu_that_fell_off_the_bus(show: Show) -> None:
+    """The kernel's line names a process by its id, torch's agent only by local rank; both are about the same rank."""
+    xid = "[ 81.1] NVRM: Xid (PCI:0000:4e:00): 79, pid=501, name=python, GPU has fallen off the bus."
+    failed = [*RAISED[:4], "    loss.item()", "RuntimeError: CUDA error: unspecified launch failure"]
+    lines = [*of("[rank1]: ", STEPS[:2]), xid, *of("[rank1]: ", failed), *of("[rank0]: ", LOST)]
+    code, found = show([*lines, _FAIL.format(1, 41, 1, 501)])
+    assert (code, found["verdict"]["ranks"]) == (EXIT.ROOT_CAUSE_RETRYABLE, [1])
+    assert found["verdict"]["category"] == "gpu_hardware"
+    assert "Xid 79, GPU has fallen off the bus" in found["verdict"]["headline"]
+    _, found = show([line.replace(": 79,", ": 13,") for line in lines])
+    assert found["verdict"]["category"] != "gpu_hardware", "13 is an error of the application"
+
+
+def test_numbers_of_tasks_on_two_nodes(show: Show) -> None:
+    """In a label such as "10.2.0.1 [0]", the number that each node has is a local one, and the node is known."""
+    lines = [f"10.2.0.{node} [{task}] {line}" for line in STEPS for node in (1, 2) for task in (0, 1)]
+    _, found = show([*lines, *of("10.2.0.2 [1] ", RAISED)])
+    assert (found["verdict"]["node"], found["root"]["type"]) == ("10.2.0.2", "ValueError")
+
+
+def test_a_log_of_one_rank_has_no_silent_ones(show: Show) -> None:
+    """Ranks that its file can't contain are no suspects."""
+    _, found = show(of("[rank3]: ", LOST))
+    assert found["verdict"]["ranks"] in ([], [3])
+    assert not {0, 1, 2} & {suspect["rank"] for suspect in found["verdict"]["suspects"]}
+
+
 @pytest.mark.parametrize("limit", [" DUE TO TIME LIMIT", " DUE TO PREEMPTION"])
 def test_a_job_that_was_ended_from_outside(show: Show, limit: str) -> None:
     """A scheduler's words name no rank; a time limit is told as one."""
@@ -209,10 +229,9 @@ def test_a_silent_rank_is_a_suspect(show: Show) -> None:
 
 def test_a_silent_rank_of_deepspeed(show: Show) -> None:
     """Its launcher kills all processes, those that have ended too, which tells nothing about the silent one."""
-    head = "[2031-05-06 07:08:09,1] [INFO] [launch.py:9:{}] {}"
-    lines = [head.format("main", "dist_world_size=3"), *STEPS[:2], *of("[rank0]: ", LOST), *of("[rank1]: ", LOST)]
-    lines += [head.format("sigkill_handler", f"Killing subprocess {pid}") for pid in (71, 72, 73)]
-    _, found = show([*lines, head.format("sigkill_handler", "['python'] exits with return code = 1")])
+    lines = [DEEPSPEED.format("INFO", "main", "dist_world_size=3"), *of("[rank0]: ", LOST), *of("[rank1]: ", LOST)]
+    lines += [DEEPSPEED.format("INFO", "sigkill_handler", f"Killing subprocess {pid}") for pid in (71, 72, 73)]
+    _, found = show([*lines, DEEPSPEED.format("ERROR", "sigkill_handler", "['python'] exits with return code = 1")])
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([2], "medium")
 
 
@@ -235,11 +254,7 @@ def test_a_text_to_paste(run: Callable[..., Ran], tmp_path: Path) -> None:
     assert "hunter2" not in text
 
 
-# --- several attempts -------------------------------------------------------------------------------------------------
-
 OPENING = ("loading weights of base", "world is ready")
-_STOP = "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing signal SIGTERM"
-_FAIL = _STOP.replace("Sending process {} closing signal SIGTERM", "failed (exitcode: 1) local_rank: {} (pid: {})")
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails again", "succeeds"])
@@ -273,9 +288,6 @@ def test_a_requeued_job(show: Show) -> None:
     second = [*of("0: ", [*OPENING, *STEPS[:2]]), *of("0: [rank0]: ", LOST), "srun: error: n1: task 1: Killed"]
     _, found = show([*first, *of("1: ", OPENING), *second])
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGKILL")
-
-
-# --- no failure, and bad input ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

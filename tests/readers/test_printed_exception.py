@@ -348,9 +348,6 @@ def test_a_traceback_below_a_warning(later: str, tmp_path: Path, *, is_told: boo
     assert (find_printed_exception(printed) is not None) is is_told
 
 
-# --- without the traceback --------------------------------------------------------------------------------------------
-
-
 _DIVIDED = (ExceptionInfo("ZeroDivisionError", "division by zero"),)
 _NOTED = "error = KeyError('x')\nif hasattr(error, 'add_note'): error.add_note('look here')\nraise error"
 _PROGRAMS = {

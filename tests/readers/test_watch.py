@@ -58,10 +58,7 @@ def root(**fields: object) -> object:
 
 @pytest.fixture
 def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Watch the attempt during the given steps; each step waits until the previous one has been read.
-
-    Return code, stdout and stderr.
-    """
+    """Watch during the given steps, each after the previous one was read; return code, stdout and stderr."""
     looks = threading.Semaphore(0)
     listed = FsspecStore.list
 
@@ -340,9 +337,6 @@ def test_follow_goes_on_with_the_next_attempt(
     found, out, err = watching(uri=f"{attempt.uri}/0", options=("--follow", *SOON, "--timeout", "60"))
     assert (found, out.count("\nCause    ValueError: bad batch\n")) == (code, roots)
     assert [f"watching {attempt.uri}/{number}/" in err for number in range(3)] == [True, True, False]
-
-
-# --- follow ---------------------------------------------------------------------------------------------------------
 
 
 def _followed(reader: MultiErrorFileOutputReader) -> list[JobErrors]:

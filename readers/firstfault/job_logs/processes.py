@@ -81,6 +81,9 @@ class Processes:
         self.shared: list[Stream] = []
         """Streams of several processes, or of one that nothing names."""
         self.tasks_are_ranks = not attempt.labels_are_nodes and not attempt.is_torchrun
+        owners = {(one.owner.label, one.owner.node) for one in attempt.streams.values() if one.owner.label is not None}
+        # "10.0.0.1 [0]" and "10.0.0.2 [0]" are two processes
+        self.labels_are_local = len({label for label, _ in owners}) < len(owners)
         self.task_nodes = {task: told.node for _, _, told in attempt.told for task in told.tasks if told.node}
         for file, node, entry in attempt.entries:
             self._take_entry(entry, file, node)
@@ -136,6 +139,9 @@ class Processes:
 
     def _take_stream(self, stream: Stream) -> None:
         owner, node = stream.owner, self.node_of(stream.owner.node)
+        if self.labels_are_local and owner.label is not None:
+            local = owner.label if owner.local_rank is None else owner.local_rank
+            owner = owner._replace(local_rank=local, label=None)
         rank = owner.rank if owner.rank is not None else owner.label if self.tasks_are_ranks else None
         if owner.label is not None and not self.tasks_are_ranks:
             node = node or self.node_of(f"task {owner.label}")
