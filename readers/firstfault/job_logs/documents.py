@@ -17,6 +17,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
+from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
 from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
 from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
@@ -75,6 +76,8 @@ class _Raised:
     after: int
     """Lines that its owner printed later."""
     is_handled: bool
+    is_before_success: bool
+    """Whether a later line of the same stream reports success."""
     """Whether the lines around it tell that the program went on."""
     is_mixed: bool
 
@@ -151,7 +154,8 @@ class Documents:
             if last is not None:
                 steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
                 went_on = any(step is not None and step.number > last.lines[1] for step in steps)
-                if last.after <= _LATER and not (went_on or last.is_handled or last.is_mixed):
+                is_over = went_on or last.is_handled or last.is_before_success
+                if last.after <= _LATER and not (is_over or last.is_mixed):
                     self._give(process, last)
             if process.raised is None and not process.stopped:
                 self._take_words(process, last_words(lines))
@@ -231,8 +235,14 @@ class Documents:
     def _end_terminated(self) -> None:
         """Count processes that SIGTERM ended as stopped, if another one failed: launchers send it, too."""
         others = [item for item in self.processes.all if item.signal != "SIGTERM" and self._has_failed(item)]
+        signaled = {
+            told.pid for _, _, told in self.attempt.told if told.about is About.STOPPED and told.pid is not None
+        }
+        # on these nodes, torch's agent printed a line for each process that it stopped
+        listed = {item.node for item in self.processes.all if item.pid in signaled}
         for process in self.processes.all if others else ():
-            if process.signal == "SIGTERM" and process.raised is None:
+            is_unlisted = process.pid is not None and process.pid not in signaled and process.node in listed
+            if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
                 process.signal, process.stopped = "", LAUNCHER_STOPPED
 
     def _assign(self, raised: Sequence[_Raised]) -> None:
@@ -262,7 +272,7 @@ class Documents:
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             own = own[-1:]  # one process: the last one ended it
-            if own[0].after > _LATER:
+            if own[0].after > _LATER or own[0].is_before_success:
                 return
             kinds = {own[0].kind: own[0]}
         for found in kinds.values():
@@ -458,7 +468,8 @@ def _raised_in(stream: Stream) -> Iterator[_Raised]:
         more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
         later = [line for line in (*more, *printed.after) if line.strip()]
         own = lines[: len(lines) - len(printed.after)]
-        after = len(later) + sum(said.number > lines[-1].number for said in stream.tail)
+        below = [said.text for said in stream.tail if said.number > lines[-1].number]
+        after = len(later) + len(below)
         around = (*(said.text for said in above), *later[:1])
         yield _Raised(
             printed.exception,
@@ -467,5 +478,6 @@ def _raised_in(stream: Stream) -> Iterator[_Raised]:
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             after,
             is_handled=any(map(HANDLED.search, around)) and after > 0,
+            is_before_success=any(map(is_success_report, (*later, *below))),
             is_mixed=excerpt.is_mixed,
         )

@@ -39,7 +39,9 @@ FAILURE_REPORT = re.compile(
 def is_success_report(text: str) -> bool:
     """Whether a line reports that a training, a process or a job has succeeded."""
     found = SUCCESS_REPORT.search(text)
-    return found is not None and NEGATION.search(text[: found.end()]) is None and len(text) <= 400  # noqa: PLR2004 - a report is short
+    if found is None or len(text) > 400:  # noqa: PLR2004 - a report is short
+        return False
+    return NEGATION.search(text[: found.end()]) is None and FAILURE_REPORT.search(text) is None
 
 
 def explain_missing_proof(attempt: Attempt) -> str:

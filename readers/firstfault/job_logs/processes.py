@@ -170,7 +170,9 @@ class Processes:
             process.lines.add((file, told.number, told.number))
             process.node, process.ip = process.node or node, process.ip or told.ip
             process.is_oom |= told.is_oom
-            if told.about is About.STOPPED and not process.has_ended:
+            if told.about is About.STOPPED and process.signal and process.signal == told.signal:
+                process.exit_code, process.signal, process.stopped = None, "", LAUNCHER_STOPPED  # its launcher's signal
+            elif told.about is About.STOPPED and not process.has_ended:
                 process.stopped = LAUNCHER_STOPPED
             elif told.about is not About.STOPPED and not process.has_ended:
                 is_after = bool(told.tasks) and told.signal == "SIGKILL" and self._rest_stopped_before(told)
