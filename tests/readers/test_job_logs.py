@@ -166,6 +166,9 @@ def test_the_box_is_not_the_verdict(show: Show) -> None:
     _, found = show([*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))])
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([3], "high")
     assert found["victims_by_state"]["stopped"] == [0, 2]
+    stopped = [_STOP.format(3, 41, 500 + rank) for rank in (1, 2)]
+    _, found = show([*of("[rank3]: ", LOST), *stopped, *box((0, -15), (1, -15), (2, -15))])
+    assert found["verdict"]["ranks"] == [0], "the agent signaled the rest"
 
 
 def test_a_traceback_without_an_owner(show: Show) -> None:
@@ -295,6 +298,7 @@ def test_a_requeued_job(show: Show) -> None:
     [
         ([*STEPS[:2], *RAISED, "retrying", *STEPS, "Training completed"], EXIT.OK, None),
         ([*of("(T pid=7) ", STEPS), *of("(T pid=8) ", RAISED), "(T pid=7) step 6", "(T pid=7) done training"], 0, None),
+        ([*RAISED, "shard 12: ConnectionResetError(104), attempt 1 of 5", "training is done"], EXIT.OK, None),
         (["INFO:x:`Trainer.fit` stopped: `max_epochs=2` reached."], EXIT.OK, None),
         ([*STEPS, "Slurm: State=COMPLETED ExitCode=0:0"], EXIT.OK, None),
         ([*STEPS, "training finished", "sync: pod is unhealthy"], EXIT.NOTHING_FOUND, "it reports 'sync: pod is un"),
