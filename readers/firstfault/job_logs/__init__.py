@@ -39,7 +39,7 @@ _LOG = re.compile(
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
-    """Return what the logs of a job tell.
+    """Return the failures and restarts in the logs of a job.
 
     Args:
         sources: of one job. Each is a log, a folder of logs in any depth, torchrun's log folder, a dump of a flight
@@ -100,7 +100,7 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
 def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """Return files, and those in folders that may be logs.
 
-    Who wrote each is told by a rank in its name, by the only number that differs, else by its name.
+    The owner of each is the rank in its name, the only number in which the names differ, or its name.
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):

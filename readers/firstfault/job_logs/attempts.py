@@ -1,6 +1,6 @@
 """Which attempt of a job a line belongs to: torch's agents restart their workers, and jobs are appended to one file.
 
-What tells it is collected for each node of each file while the logs are read. The attempts are counted at the end.
+Marks are collected per node and file while the logs are read. The attempts are counted at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DAY_S = 86_400
 _MOST_ATTEMPTS = 100
 """Those before count as one."""
 _OPENING = 20
-"""First lines of an attempt that tell where another one begins."""
+"""First lines of an attempt, which show where another one begins."""
 _OF_FAILURES = Pattern(
     r"(?-i:^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
     r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
@@ -56,7 +56,7 @@ class Progress(NamedTuple):
 
 
 def progress_in(said: Said) -> Progress | None:
-    """Return the step that a line tells; None: it tells none."""
+    """Return the training step in a line; None: it has none."""
     text = said.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
@@ -71,13 +71,13 @@ def is_substantial(said: Said) -> bool:
 
 @dataclass(slots=True)
 class _Ending:
-    """The lines in which an agent of torch tells that it ended its workers, because one failed on some node."""
+    """The lines in which torch's agent reports that it ended its workers because one failed on some node."""
 
     first: int
     last: int
     pids: set[int] = field(default_factory=set)
     has_failed: bool = False
-    """Whether one of its own workers failed: an agent tells this once in each round."""
+    """Whether one of its own workers failed: an agent reports this once in each round."""
 
 
 @dataclass(slots=True)
@@ -85,11 +85,11 @@ class _Agent:
     """An agent of torch."""
 
     began: float | None
-    """When it said something for the first time, in seconds of a day."""
+    """Time of its first line, seconds of the day."""
     last: float | None = None
     endings: list[_Ending] = field(default_factory=list)
     went_on: bool = False
-    """Whether something else than a failure was told after its last words, and before another agent's."""
+    """Whether something other than a failure was printed between its last line and another agent's."""
     until: int = 0
     """The line, if any, in which an exception ended a process after that: if logs are not merged, another node's."""
     started_over: bool = False
@@ -102,12 +102,12 @@ class _Agent:
         return _SKEW_S < (other.last - self.began) % _DAY_S < _DAY_S / 2
 
     def within(self, begin: int, end: int) -> _Agent:
-        """Return what it told in some lines."""
+        """Return its statements in some lines."""
         return replace(self, endings=[ending for ending in self.endings if begin <= ending.first < end])
 
 
 class Course:
-    """What tells of attempts in the lines of one node in one file."""
+    """The marks of attempts in the lines of one node in one file."""
 
     def __init__(self) -> None:
         self.agents: dict[tuple[int | None, str | None], _Agent] = {}
@@ -117,9 +117,9 @@ class Course:
         """First lines of jobs behind the first one."""
         self._speaker: _Agent | None = None
         self._ended = False
-        """Whether a launcher has told that its processes ended."""
+        """Whether a launcher has reported that its processes ended."""
         self._failed_ns: int | None = None
-        """When something was told of a process's end; 0: it was, without a time; None: nothing was."""
+        """When the end of a process was reported; 0: without a time; None: not yet."""
         self._raised: dict[int | None, int] = {}
         """Where torch printed a rank's exception last."""
         self._steps: dict[Owner, int] = {}
@@ -128,7 +128,7 @@ class Course:
         """Lines of the attempt that may begin one."""
 
     def take_told(self, said: Said, told: Told) -> None:
-        """Take what a line tells about processes."""
+        """Take a line's statement about processes."""
         is_of_agent = told.about is About.RESTARTED or (told.pid is not None and told.about is About.STOPPED)
         if is_of_agent or (told.about is About.ENDED and told.local_rank is not None):
             self._take_agent(said, told)
@@ -201,7 +201,7 @@ class Course:
         return False
 
     def _starts_over(self, said: Said, step: int) -> bool:
-        """Whether an owner prints an earlier step than before, after something was told of a process's end."""
+        """Whether an owner prints an earlier step than before, after the end of a process was reported."""
         last = self._steps.get(said.owner, -1)
         self._steps[said.owner] = step
         if self._failed_ns is None or step >= last:
@@ -215,7 +215,7 @@ class Course:
         return True
 
     def jobs(self) -> list[_Job]:
-        """Return what the agents of each job told."""
+        """Return the statements of the agents of each job."""
         begins = [0, *(begin for begin in self.begins if not self._is_of_another_node(begin)), 1 << 62]
         return [
             _Job(
@@ -237,7 +237,7 @@ class Course:
 
 @dataclass(slots=True)
 class _Job:
-    """What the lines of one node in one file tell of the rounds of one job."""
+    """The rounds of one job in the lines of one node in one file."""
 
     begin: int
     agents: list[_Agent]
@@ -252,7 +252,7 @@ class _Job:
         return max((len(agent.endings) for agent in self.agents), default=0)
 
     def went_on(self, rounds: int) -> bool:
-        """Whether something was told after so many rounds."""
+        """Whether anything was printed after this number of rounds."""
         last = [agent for agent in self.agents if len(agent.endings) == rounds]
         return any(agent.went_on for agent in (last[-1:] if self._is_merged else last))
 
@@ -273,7 +273,7 @@ class _Job:
         return [max(a.endings[at].last for a in self.agents if len(a.endings) > at) for at in range(self.rounds)]
 
     def begins(self, rounds: int) -> Iterator[tuple[int, int]]:
-        """Yield the first line and the number of each round, as far as the job had so many."""
+        """Yield the first line and the number of each round that the job had."""
         yield self.begin, 0
         if self._is_merged:
             yield from ((end + 1, at) for at, end in enumerate(self._ends(), 1) if at < rounds)
@@ -287,7 +287,7 @@ class _Job:
 
 
 class Split:
-    """Tells to which attempt of a job a line belongs."""
+    """Finds the attempt to which a line belongs."""
 
     def __init__(self, courses: Mapping[Where, Course]) -> None:
         jobs = {where: course.jobs() for where, course in courses.items()}
@@ -305,5 +305,5 @@ class Split:
 
     def number_of(self, where: Where, line: int) -> int:
         """Return the number of a line's attempt."""
-        begins = self._begins.get(where) or self._begins[where[0], ""]  # tasks without a node are told together
+        begins = self._begins.get(where) or self._begins[where[0], ""]  # tasks without a node are reported together
         return self._numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]

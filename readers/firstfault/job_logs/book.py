@@ -1,4 +1,4 @@
-"""What a job's logs tell, sorted by who printed it, and by attempt: several may be in one log."""
+"""The contents of a job's logs by process and by attempt: one log may have several."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ class Stream:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a job, or all, as its logs tell it."""
+    """One attempt of a job, or all of them, as its logs show it."""
 
     streams: dict[tuple[Where, Owner], Stream] = field(default_factory=dict)
     told: list[tuple[str, str, Told]] = field(default_factory=list)
-    """File and node in which a statement stands, and the statement."""
+    """File and node of a statement, and the statement."""
     entries: list[tuple[str, str, Entry]] = field(default_factory=list)
     """The same of entries in torch's boxes."""
     world_size: int = 0
@@ -180,7 +180,7 @@ class Book:
         Args:
             lines: of the file.
             file: its name, for references.
-            owner: who wrote it, as far as its name tells.
+            owner: who wrote it, according to its name.
         """
         first, everything = read_ahead(lines, _AHEAD)
         prefixes = learned([line for _, line in first])
@@ -190,7 +190,7 @@ class Book:
                 self._take(file, said)
 
     def attempts(self) -> list[Attempt]:
-        """Return what the logs tell of each attempt, in order."""
+        """Return the attempts in the logs, in order."""
         split, everything = Split(self._courses), self._all
         everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
         if split.count == 1:
@@ -235,7 +235,7 @@ class Book:
             stream.take(said, _TAIL if len(everything.streams) < _MANY else _SMALL_TAIL, progress)
 
     def _take_told(self, said: Said, where: Where, course: Course) -> bool:
-        """Take what a line tells about processes and the job; return whether it told of processes."""
+        """Take a line's statements about processes and the job; return whether it had one about processes."""
         text, everything, told = said.text, self._all, told_by(said.number, said.text)
         if everything.told and ("Exit code" in text or "EXIT CODE" in text):
             everything.told[-1] = (*everything.told[-1][:2], code_below(everything.told[-1][2], text))

@@ -1,4 +1,4 @@
-"""The failures of one attempt, as `WorkerError`s: from the processes that its logs tell of."""
+"""The failures of one attempt as `WorkerError`s, from the processes in its logs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Raised:
     is_handled: bool
     is_before_success: bool
     """Whether a later line of the same stream reports success."""
-    """Whether the lines around it tell that the program went on."""
+    """Whether the lines around it show that the program continued."""
     is_mixed: bool
 
     @property
@@ -147,7 +147,7 @@ class Documents:
         if process.raised is None:
             self._take_words(process, uncaught(by_torch, process.text))
         excerpts = [found for stream in process.streams for found in _raised_in(stream)]
-        # Ray's driver tells of an actor that has failed
+        # Ray's driver reports an actor that has failed
         is_rays = bool(excerpts) and excerpts[-1].stream.owner.pid is not None and self._went_on(excerpts)
         if not process.has_ended and process.raised is None and not is_rays:
             last = excerpts[-1] if excerpts else None
@@ -186,7 +186,7 @@ class Documents:
 
     @staticmethod
     def _take_words(process: Process, words: Words) -> None:
-        """Take what a process tells about its end."""
+        """Take a process's own report of its end."""
         if not words.text:
             return
         process.raised, process.signal = words.raised, process.signal or words.signal
@@ -196,7 +196,7 @@ class Documents:
         process.lines.add((process.streams[0].file, *words.lines))
 
     def _is_of_launcher(self, found: _Raised) -> bool:
-        """Whether a traceback is a launcher's; if it tells about a process, take it."""
+        """Whether a traceback is a launcher's; if it's about a process, take it."""
         exception = found.exception
         spawned = _PROCESS_OF_SPAWN.search(found.text)
         if spawned is not None:
@@ -285,11 +285,11 @@ class Documents:
         process.lines.add((found.stream.file, *found.lines))
 
     def _went_on(self, raised: Sequence[_Raised]) -> bool:
-        """Whether the job went on after these tracebacks, and nothing tells of a process that ended."""
+        """Whether the job continued after these tracebacks, and no line reports a process that ended."""
         if self.attempt.entries or any(told.about is About.ENDED for _, _, told in self.attempt.told):
             return False
         if self.attempt.is_torchrun and all(found.after for found in raised):
-            return True  # its agent would have told of the end
+            return True  # its agent would have reported the end
         last = max((found.lines[1] for found in raised), default=0)
         streams = self.attempt.streams.values()
         return any(stream.progress is not None and stream.progress.number > last for stream in streams)
@@ -329,7 +329,7 @@ class Documents:
         return bool(process.signal or process.exit_code or self._message_of(process))
 
     def _message_of(self, process: Process) -> str:
-        """Return what a process printed last about a failure, if nothing tells how it ended."""
+        """Return what a process printed last about a failure, if no line reports how it ended."""
         if process.has_ended or process.raised is not None or process.stopped:
             return ""
         return process.said or process.told  # its launcher's words have no code, and no signal
@@ -377,7 +377,7 @@ class Documents:
     # --- launchers and nodes ------------------------------------------------------------------------------------------
 
     def _of_launchers(self) -> Iterator[model.WorkerError]:
-        """Yield a document for each node that is gone, or whose launcher was told to end."""
+        """Yield a document for each node that is gone, or whose launcher was terminated."""
         done: set[str] = set()
         # a time limit is the reason of the signals that it sends
         for file, node, item in sorted(self.attempt.told, key=lambda found: "limit" not in found[2].reason):

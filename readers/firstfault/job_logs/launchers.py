@@ -39,7 +39,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one line tells about processes."""
+    """One line's statement about processes."""
 
     about: About
     number: int
@@ -83,7 +83,7 @@ _CODE_BELOW = re.compile(r"^\W*(?:Exit code|EXIT CODE):\s+(?P<code>-?\d+)")
 
 
 def told_by(number: int, text: str) -> Told | None:
-    """Return what a line tells about processes of its launcher; None: nothing."""
+    """Return a line's statement about its launcher's processes; None: it has none."""
     text = text[:_LONGEST]
     matches = ((one, one.pattern.search(text)) for one in STATEMENTS) if _ANY.search(text) is not None else ()
     statement, found = next((pair for pair in matches if pair[1] is not None), (STATEMENTS[0], None))
@@ -114,7 +114,7 @@ def told_by(number: int, text: str) -> Told | None:
 
 
 def code_below(told: Told, text: str) -> Told:
-    """Return a statement with the exit code that stands in the line below it, if it has none itself."""
+    """Return a statement with the exit code in the line below it, if it has none itself."""
     found = _CODE_BELOW.match(text)
     has_none = told.about is About.ENDED and told.exit_code is None and not told.signal
     return with_code(told, int(found["code"])) if found is not None and has_none else told

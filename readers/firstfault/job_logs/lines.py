@@ -1,6 +1,6 @@
 """Reads the lines of a log of any size, and who printed each: bounded memory, linear time.
 
-Blocks in which no line reports a failure are counted and left out, except those beside blocks that do.
+Blocks in which no line reports a failure are counted and left out, except those next to blocks that do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_LINE = 64 * 1024
 _MOST_FILES = 20_000
 _DEPTH = 6
 _HEAD = 8 * 1024
-"""Bytes that tell whether a file is text."""
+"""Bytes by which to decide whether a file is text."""
 _MOST_CONTROLS = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
@@ -35,7 +35,7 @@ TELLS = Pattern(
     r"|ccl|assert|panic|interrupt|memory|oom|evict|preempt|lost|dead|died|xid|segfault|core dumped|restart|nranks"
     r"|  file \"|unhealthy|refused|reset by|no space|quota"
 )
-"""Found in lines that tell of a failure, or of the job's size."""
+"""Found in lines that report a failure or the job's size."""
 TRACEBACK = "Traceback (most recent call last)"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
 _BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
@@ -85,10 +85,10 @@ def is_text(begin: bytes) -> bool:
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
-    """Yield the lines of a log, without blocks in which nothing tells of a failure. What is cut off ends the log."""
+    """Yield the lines of a log, without blocks in which no line reports a failure. What is cut off ends the log."""
     number = 1
-    held: tuple[int, bytes] | None = None  # the block before and its first line, if nothing tells in it
-    beside = True  # whether something tells in the block before
+    held: tuple[int, bytes] | None = None  # the block before and its first line, if it reports no failure
+    beside = True  # whether the block before reports a failure
     for block in _blocks(stream):
         tells = TELLS.search(block) is not None
         if tells and held is not None:

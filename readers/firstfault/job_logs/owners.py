@@ -64,7 +64,7 @@ _NO_PREFIX = re.compile(
     r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*|.*\b[a-z]{2,} [a-z]{2,}\b[^\[\]()]*:)\s*$",
     re.IGNORECASE,
 )
-"""What stands before a traceback in the program's own words."""
+"""The program's own words before a traceback."""
 _MOST = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
@@ -78,7 +78,7 @@ _NODES = ("pod", "pod_name", "host", "hostname", "node", "instance", "machine")
 
 
 class Owner(NamedTuple):
-    """The process that printed a line, as far as the line tells."""
+    """The process that printed a line, according to the line."""
 
     node: str = ""
     """A pod, a host, a file, or a label that is none of a rank."""
@@ -91,12 +91,12 @@ class Owner(NamedTuple):
 
     @property
     def is_process(self) -> bool:
-        """Whether it tells one process from the others of its node."""
+        """Whether it distinguishes one process from the rest of its node."""
         return not (self.rank is None and self.label is None and self.local_rank is None and self.pid is None)
 
 
 class Said(NamedTuple):
-    """A line without what stands before it."""
+    """A line without its prefixes."""
 
     number: int
     text: str
@@ -108,7 +108,7 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """What stands before the lines of one log."""
+    """The prefixes of the lines of one log."""
 
     stamped: bool = False
     """Whether each line begins with a time, those of tracebacks too: a collector put it there."""
@@ -126,7 +126,7 @@ class Prefixes:
         Args:
             number: of the line in its file.
             line: its text.
-            inherited: who wrote the file, as far as its name tells.
+            inherited: who wrote the file, according to its name.
         """
         owner, text, time_ns, by_torch = inherited, line, None, False
         is_labelled = self.label is None
@@ -182,7 +182,7 @@ _PLAIN = Prefixes()
 
 
 def learned(lines: Sequence[str]) -> Prefixes:
-    """Return what stands before the lines of a log, from some of them."""
+    """Return the prefixes of a log, learned from some of its lines."""
     years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
     of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
@@ -215,7 +215,7 @@ def _is_stamped(text: str) -> bool:
 
 
 def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
-    """Whether a form of label stands before most lines, or before the lines of tracebacks."""
+    """Whether a form of label begins most lines, or the lines of tracebacks."""
     matches = [match for line in lines if line.strip() and (match := label.match(line))]
     labels = Counter(match["label"] for match in matches if not _NO_LABEL.search(match["label"]))
     is_of_each_rank = label in _LABELS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
@@ -234,13 +234,13 @@ def _is_prefix(text: str) -> bool:
 
 
 def _outer(prefix: str) -> str:
-    """Return what stands before the prefixes that are known."""
+    """Return the part before the known prefixes."""
     ends = (found.end() for found in re.finditer(r"\s+", prefix))
     return next((prefix[:end] for end in ends if _is_prefix(prefix[end:])), prefix)
 
 
 def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern for what stands before the lines of tracebacks, whose words may differ; None: nothing does."""
+    """Return a pattern for the prefixes of tracebacks, whose words may differ; None: they have none."""
     if not prefixes:
         return None
     forms = Counter(re.sub(r"[\w.@#-]+", "w", prefix) for prefix in prefixes)
@@ -253,7 +253,7 @@ def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
 
 @lru_cache(maxsize=10_000)
 def _with(owner: Owner, prefix: str) -> Owner:
-    """Return an owner with what a known prefix tells."""
+    """Return an owner with the facts in a known prefix."""
     found = _KNOWN.match(prefix)
     named = found.groupdict() if found is not None else {}
     if named["rank"] or named["mpi"] or named["mpi2"]:

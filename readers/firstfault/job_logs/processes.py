@@ -1,4 +1,4 @@
-"""From what the logs of one attempt tell to its failures: one `WorkerError` for each process, node or launcher."""
+"""The processes, nodes and launchers in the logs of one attempt, each with everything that is known about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 
 @dataclass(slots=True)
 class Process:
-    """One training process, as far as logs tell of it."""
+    """One training process, as the logs show it."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -36,7 +36,7 @@ class Process:
     signal: str = ""
     is_oom: bool = False
     stopped: str = ""
-    """Why its launcher ended it; empty: it did not, as far as the log tells."""
+    """Why its launcher ended it; empty: according to the log, it didn't."""
     streams: list[Stream] = field(default_factory=list)
     raised: ExceptionInfo | None = None
     raised_text: str = ""
@@ -54,16 +54,16 @@ class Process:
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
     lines: set[tuple[str, int, int]] = field(default_factory=set)
-    """Files, and their first and last lines, that tell about it."""
+    """Files, and the first and last lines in them that are about it."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the log tells how it ended."""
+        """Whether the log shows how it ended."""
         return self.exit_code is not None or bool(self.signal)
 
     @property
     def is_known(self) -> bool:
-        """Whether a rank, a local rank or a process id tells it from others."""
+        """Whether a rank, a local rank or a process id distinguishes it."""
         return not (self.rank is None and self.local_rank is None and self.pid is None)
 
     def may_be_on(self, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""The log folder of a torchrun: the workers of the last attempt, and what the ``error.json`` of each tells.
+"""The log folder of a torchrun: the workers of the last attempt, and the ``error.json`` of each.
 
 torchrun lays it out as ``<log-dir>/<run id>_<random>/attempt_<k>/<local rank>/``, with one folder per node.
 """
@@ -99,7 +99,7 @@ def with_error_files(printed: Iterable[WorkerError], workers: Sequence[Worker]) 
     """Return what the workers left; if none left an error, the snapshot has notes alone.
 
     Args:
-        printed: what their logs tell.
+        printed: the failures in their logs.
         workers: those of one attempt.
     """
     known = {(item.node, item.place.local_rank): item for item in printed}
@@ -134,7 +134,7 @@ def _ranked(document: WorkerError, first: set[int]) -> WorkerError:
 
 
 def _printed(worker: Worker, told: WorkerError | None) -> WorkerError:
-    """Return what a worker's logs tell; a worker that torchrun stopped has told nothing."""
+    """Return the failure in a worker's logs; a worker that torchrun stopped has none."""
     place = Place(node=worker.node, local_rank=worker.local_rank, restart_count=worker.attempt, engine="torchrun")
     refs = (DocumentRef(f"{worker.name}/{_ERROR}", str(worker.folder / _ERROR)),)
     code, kind, origin, by_agent = "SYSTEM:NoErrorFile", Kind.NON_RECOVERABLE, Origin.UNKNOWN, Writer.AGENT
@@ -145,7 +145,7 @@ def _printed(worker: Worker, told: WorkerError | None) -> WorkerError:
 
 
 def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
-    """Return what a worker's error file tells, if it has one.
+    """Return the failure in a worker's error file, if it has one.
 
     Raises:
         OSError, ValueError, KeyError, TypeError, RecursionError: it is not one of torchrun's.

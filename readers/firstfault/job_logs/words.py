@@ -1,4 +1,4 @@
-"""What a process printed last, if no launcher tells how it ended: an exception, the words of native code, an error."""
+"""What a process printed last, if no launcher reports how it ended: an exception, a native message, an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NATIVE = 40
 
 
 class Words(NamedTuple):
-    """What tells that a process failed; empty: nothing does."""
+    """The lines that show that a process failed; empty: none."""
 
     raised: ExceptionInfo | None = None
     text: str = ""
@@ -109,7 +109,7 @@ def _shows_handling(said: Said) -> bool:
 
 
 def _is_telling(text: str, *, own: bool = False) -> bool:
-    """Whether a text tells of a failure; `own`: of one of the process that printed it."""
+    """Whether a text reports a failure; `own`: one of the process that printed it."""
     found = classify(text)
     if own:
         return found.role is Role.PRIMARY and found.category not in {"unknown", "user_code"}
