@@ -40,7 +40,7 @@ _CHILD_PROCESS_FILES = (
 _PROGRAM_ERROR_TYPES = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Exception types, including subclasses, that no transport raises: they point to a bug in the program."""
 _TRANSPORT_ERROR_TYPES = {"RuntimeError", "OSError", "EOFError"}
-_LAUNCHER_SUMMARY_SIGNATURES = {"launcher-box", "launcher-summary"}
+LAUNCHER_SUMMARY_SIGNATURES = {"launcher-box", "launcher-summary"}
 """Signatures of a launcher's summary of all its workers."""
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
 """Signatures of NCCL's watchdog: its own timeout, another rank's timeout, and a watchdog thread that is stuck."""
@@ -53,8 +53,8 @@ BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank missing at a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
-_CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
 _MISSING_FILE, _LOADER_FILE = "missing-file", "torch/utils/data/"
+_CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
 _CHECKPOINT_RANKS = re.compile(
     r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
@@ -510,7 +510,7 @@ def names_a_peer(text: str) -> bool:
 def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock Flyte error file, which has no fields except its text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
-    if found.signature in _LAUNCHER_SUMMARY_SIGNATURES:
+    if found.signature in LAUNCHER_SUMMARY_SIGNATURES:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
     if found.role is Role.SECONDARY:
         return replace(

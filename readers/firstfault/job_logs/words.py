@@ -97,8 +97,7 @@ def last_words(lines: Sequence[Said]) -> Words:
     if not end:
         return Words()
     last = "\n".join(said.text for said in end)
-    is_handled = HANDLED.search(last) is not None or any(is_success_report(said.text) for said in end)
-    if not is_handled and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
+    if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
         return Words(None, last, lines=(end[0].number, end[-1].number))
     return Words()
 

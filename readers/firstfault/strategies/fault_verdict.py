@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from firstfault.evidence import faults
 from firstfault.evidence.classification import (
+    LAUNCHER_SUMMARY_SIGNATURES,
     ORIGINAL_FAILURE_REASON,
     ClassifiedFailure,
     FailureClass,
@@ -84,17 +85,13 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
-_LAUNCHER_SIGNATURES = {"launcher-box", "launcher-summary", "launcher-saw-an-abort", "subprocess"}
-"""Texts that report the end of a child process, not of a peer."""
-
-
 def build_root_verdict(
     job: JobErrors, root: ClassifiedFailure, why: Iterable[Reason], confidence: str, same: Sequence[WorkerError] = ()
 ) -> Verdict:
     """Return the verdict on a root cause with the category of its text, unless the document has a specific one."""
     verdict = build_verdict(job, root.failure, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=same)
     has_category = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit", "stopped"}
-    is_victim = root.failure_class is FailureClass.CONSEQUENCE and root.signature not in _LAUNCHER_SIGNATURES
+    is_victim = root.failure_class is FailureClass.CONSEQUENCE and root.signature not in LAUNCHER_SUMMARY_SIGNATURES
     if is_victim and root.category == "" and not has_category:
         return replace(verdict, category="collective")  # its peer left nothing
     # only an agent's own report makes a node preempted or lost: these categories are retried on the system's budget
