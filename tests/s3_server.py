@@ -103,7 +103,7 @@ class ServerError(Exception):
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[S3]:
-    """Start a server whose account may do everything; stop it afterwards. ServerError: it did not start."""
+    """Start a server with an account that may do everything; stop it afterwards. ServerError: it did not start."""
     account = S3("", f"test{secrets.token_hex(8)}", secrets.token_hex(16), _BUCKET, 0)
     server = _start(folder, account)
     try:

@@ -19,7 +19,7 @@ _KILLED_AGENTS = ("agent-killed", "store-killed", "node-killed")
 
 
 def run_program(case: Case, folder: Path, common: str = "") -> Job:
-    """Run a case whose training is a program; its files are in a folder. ValueError: nothing was injected."""
+    """Run a case with a program as its training; its files are in a folder. ValueError: nothing was injected."""
     assert case.way is not None
     environments = {}
     if case.clock is not None:

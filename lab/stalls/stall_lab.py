@@ -1,6 +1,6 @@
 """Runs trainings that stall again and again, and scores what the agents say of each: ``lab.py [NODES] [KINDS] [MODE]``.
 
-With ``beside`` each kind is a training of its own, with torchrun alone and with firstfault's end; its last lines are
+With ``compare`` each kind is a training of its own, with torchrun alone and with firstfault's end; its last lines are
 printed. Collectives time out after 60 s. ``lab.py healthy`` runs trainings that do not stall, and counts what is told.
 """
 
@@ -70,7 +70,7 @@ def run(nodes: int, program: Sequence[str], *options: str, python: str = sys.exe
         return [Path(folder, f"{node}.log").read_text(errors="replace") for node in range(nodes)]
 
 
-def beside(kind: str) -> None:
+def compare(kind: str) -> None:
     """Print how a training ends that a kind of stall stops: with a timeout of 60 s, and with firstfault's end."""
     for options in ((), ("--ff-hang=warn:10,end:20",)):
         logs = run(2, [program.__file__, kind, "120", "60"], *options)
@@ -101,7 +101,7 @@ def healthy() -> None:
 
 def main() -> int:
     """Run the stalls, and print a line each."""
-    mode = sys.argv[-1] if sys.argv[-1] in {"beside", "healthy"} else ""
+    mode = sys.argv[-1] if sys.argv[-1] in {"compare", "healthy"} else ""
     if mode == "healthy":
         healthy()
         return 0
@@ -109,7 +109,7 @@ def main() -> int:
     kinds = sys.argv[2].split(",") if len(sys.argv) > 2 else list(itertools.chain(*program.TRAININGS))
     wrong = 0
     for kind in kinds if mode else ():
-        beside(kind)
+        compare(kind)
     for nodes in sizes if not mode else ():
         right = same = 0
         for training in program.TRAININGS:

@@ -402,7 +402,7 @@ class CallWrapper:
         if state.rank in iteration.gone():
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
         # ARRIVED after arrive(): if this process dies in between, its monitor process arrives once more, and the
-        # barrier may open one rank early. In the reverse order nobody might arrive, and all ranks would wait for
+        # barrier may open one rank early. In the reverse order no rank might arrive, and all ranks would wait for
         # barrier_timeout.
         iteration.arrive()
         self._progress.phase = RankPhase.ARRIVED

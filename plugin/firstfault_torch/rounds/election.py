@@ -114,9 +114,9 @@ class VerdictElection:
             found = self._get_next_result(
                 patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
             )
-            leader = b"" if found is not None else self._call_store(self._read_leader, "asking whose turn it is")
+            leader = b"" if found is not None else self._call_store(self._read_leader, "asking for the current turn")
             # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
-            # also have died there, and then nobody removes the "!": after the limit the next agent takes over.
+            # also have died there, and then no agent removes the "!": after the limit the next agent takes over.
             if leader and leader.endswith(b"!") and leader != overdue:
                 found = self._get_next_result(
                     time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,

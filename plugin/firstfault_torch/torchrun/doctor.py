@@ -116,10 +116,10 @@ def _check_versions() -> _Check:
 
 def _check_recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
-    told, error = call_with_timeout(
+    found, error = call_with_timeout(
         partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
     ) or (None, None)
-    return _FACT, "recorder", told or f"couldn't call a collective: {error or 'timed out'}"
+    return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
 
 
 def _record() -> str:

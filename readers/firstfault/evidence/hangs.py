@@ -252,8 +252,8 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
     if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > MAX_CULPRITS:
         return []
-    meanwhile = "while its peers waited for it" if diagnosis.waits else "when its peers lost it"
-    why = f"it had exited with code 0 {meanwhile}"
+    when = "while its peers waited for it" if diagnosis.waits else "when its peers lost it"
+    why = f"it had exited with code 0 {when}"
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
 

@@ -235,9 +235,7 @@ class Documents:
     def _end_terminated(self) -> None:
         """Count processes that SIGTERM ended as stopped, if another one failed: launchers send it, too."""
         others = [item for item in self.processes.all if item.signal != "SIGTERM" and self._has_failed(item)]
-        signaled = {
-            told.pid for _, _, told in self.attempt.told if told.about is About.STOPPED and told.pid is not None
-        }
+        signaled = {told.pid for _, _, told in self.attempt.told if told.about is About.STOPPED} - {None}
         # on these nodes, torch's agent printed a line for each process that it stopped
         listed = {item.node for item in self.processes.all if item.pid in signaled}
         for process in self.processes.all if others else ():

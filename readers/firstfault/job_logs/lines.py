@@ -88,15 +88,15 @@ def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
     """Yield the lines of a log, without blocks in which no line reports a failure. What is cut off ends the log."""
     number = 1
     held: tuple[int, bytes] | None = None  # the block before and its first line, if it reports no failure
-    beside = True  # whether the block before reports a failure
+    follows_report = True  # whether the block before reports a failure
     for block in _blocks(stream):
         tells = TELLS.search(block) is not None
         if tells and held is not None:
             yield from _numbered(held[1], held[0])
-        held = None if tells or beside else (number, block)
+        held = None if tells or follows_report else (number, block)
         if held is None:
             yield from _numbered(block, number)
-        number, beside = number + block.count(b"\n"), tells
+        number, follows_report = number + block.count(b"\n"), tells
     if held is not None:
         yield from _numbered(held[1], held[0])
 
