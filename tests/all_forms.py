@@ -16,7 +16,6 @@ from firstfault.report import Report
 
 
 def printed(report: Report, width: int = 80, *, verbose: bool = False) -> str:
-    """Return what a terminal of this width shows."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)
     print_report(report, console, verbose=verbose)

@@ -74,8 +74,6 @@ class Fault:
 
 @dataclass
 class FaultyProxy:
-    """A running proxy."""
-
     server: S3
     """As its clients see it: with the proxy's endpoint."""
     requests: list[str] = field(default_factory=list)
@@ -90,7 +88,6 @@ class FaultyProxy:
 
     @property
     def endpoint(self) -> str:
-        """Its URL."""
         return self.server.endpoint
 
     def plan(self, *faults: Fault | str) -> None:
@@ -166,7 +163,6 @@ class FaultyProxy:
 
 @contextlib.contextmanager
 def faulty_proxy_before(server: S3) -> Iterator[FaultyProxy]:
-    """Run a proxy before a server."""
     proxy = FaultyProxy(server)
     listener = _Listener(proxy, urlsplit(server.endpoint).netloc)
     proxy._listener = listener
@@ -259,7 +255,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     rfile: io.BufferedReader
 
     def handle_any(self) -> None:
-        """Serve a request, or let it fail."""
         proxy, length = self.server.proxy, int(self.headers.get("Content-Length", 0))
         fault = proxy.next_fault(self.command, self.path, self.headers.get("User-Agent", ""))
         if fault.what == "reset" and length:
@@ -300,7 +295,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send(data)
 
     def forward(self, body: bytes) -> Answer:
-        """Return the server's answer."""
         connection = http.client.HTTPConnection(self.server.target, timeout=10)
         with contextlib.closing(connection):
             # the host is part of the signature, so it stays the proxy's
@@ -309,7 +303,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return answer.status, answer.getheaders(), answer.read()
 
     def packed(self, answer: Answer) -> bytes:
-        """Return an answer as it is sent."""
         status, headers, body = answer
         kept = [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
         length = str(len(body))
@@ -321,12 +314,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
     def send(self, data: bytes) -> None:
-        """Send bytes of an answer."""
         self.wfile.write(data)
         self.wfile.flush()
 
     def reset(self) -> None:
-        """Reset the connection."""
         self.close_connection = True
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.connection.close()

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 
 class Received(NamedTuple):
-    """One request."""
-
     path: str
     headers: Message
     body: bytes
@@ -48,7 +46,6 @@ class Receiver:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Run a receiver."""
     receiver = Receiver()
     thread = threading.Thread(target=receiver.server.serve_forever, args=(0.05,))
     thread.start()

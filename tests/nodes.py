@@ -49,15 +49,12 @@ def mark(folder: str, name: str, **content: object) -> None:
 
 
 def await_file(folder: str, pattern: str, number: int = 1) -> None:
-    """Wait until there are so many files."""
     while len(list(Path(folder).glob(pattern))) < number:
         time.sleep(0.01)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job."""
-
     folder: Path
     codes: list[int | None]
     """The nodes' exit codes: 0, and 1 after a failure."""
@@ -68,13 +65,11 @@ class Ended:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the failure."""
         assert self.conclusion is not None, self.logs
         return self.conclusion.verdict
 
     @property
     def results(self) -> dict[int, Any]:
-        """What the workers returned, by rank."""
         found = {}
         for file in self.folder.glob("results-*.json"):
             found |= {int(rank): result for rank, result in json.loads(file.read_text()).items()}
@@ -82,11 +77,9 @@ class Ended:
 
     @property
     def logs(self) -> str:
-        """The output of all nodes."""
         return "\n".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log")))
 
     def of_rank(self, rank: int) -> WorkerError:
-        """Return the only recorded failure of a rank."""
         (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
         return failure
 
@@ -115,7 +108,6 @@ class Job:
         self.config = {"nproc_per_node": 1, **endpoint, **common, **self.config}
 
     def start(self, number: int = 1) -> Job:
-        """Start so many nodes."""
         for _ in range(number):
             environment = {**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
             work = (self.function, (str(self.folder), *self.arguments), self.options, self.config)

@@ -43,16 +43,13 @@ class Prefix:
         return {path.name: path.read_bytes() for path in sorted((self.folder / where).glob("*.pb"))}
 
     def failures(self) -> list[WorkerError]:
-        """Return the decoded error documents, by name."""
         documents = [decode(data, DocumentRef(name)) for name, data in self.files().items()]
         return [document for document in documents if isinstance(document, WorkerError)]
 
     def roster(self) -> list[NodePresence]:
-        """Return the roster's entries, by name."""
         return [decode_presence(data, name) for name, data in self.files(ROSTER).items()]
 
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Prefix:
-    """Return an empty output prefix."""
     return Prefix(tmp_path / "attempt")

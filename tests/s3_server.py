@@ -50,7 +50,6 @@ class S3:
     """Id of the server's process."""
 
     def uri(self, name: str = "run") -> str:
-        """Return the URI of a new folder."""
         return f"s3://{self.bucket}/{name}-{uuid.uuid4().hex}"
 
     def environment(self) -> dict[str, str]:

@@ -204,7 +204,6 @@ PARTS: dict[str, Callable[[S3, int, Path], list[dict[str, Any]]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the given parts, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="all by default")
     parser.add_argument("--repeat", type=int, default=5)

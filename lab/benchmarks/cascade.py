@@ -80,8 +80,6 @@ def _fingerprinted(error: WorkerError) -> WorkerError:
 
 
 def put_all(uri: str, cascade: Cascade, *, roster: bool = True) -> None:
-    """Write a cascade below an output prefix."""
-
     async def put() -> None:
         left: Any = cascade.objects(roster=roster)
 

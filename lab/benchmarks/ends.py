@@ -72,7 +72,6 @@ def ended(folder: Path, fault: str, launcher: tuple[str, ...]) -> tuple[list[flo
 
 
 def main() -> None:
-    """Print a line for each fault."""
     arguments = sys.argv[1:]
     launcher = TORCHS if "--torchrun" in arguments else OURS
     for fault in [one for one in arguments if not one.startswith("-")] or FAULTS:

@@ -26,8 +26,6 @@ _METHODS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 
 
 class LatencyProxy:
-    """A running proxy."""
-
     def __init__(self, process: subprocess.Popen[str], endpoint: str) -> None:
         self._process = process
         self.endpoint = endpoint

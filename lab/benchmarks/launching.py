@@ -69,8 +69,6 @@ class Usage:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run."""
-
     way: str
     wall: float
     first_line: float
@@ -81,7 +79,6 @@ class Sample:
     """By each node, when its workers have almost ended; empty if they were too quick."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures."""
         return {**asdict(self), "output": None}
 
 

@@ -52,7 +52,6 @@ def steps() -> float:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Destroy the process group at the end of the block."""
     dist.init_process_group("gloo")
     try:
         yield

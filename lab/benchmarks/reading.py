@@ -67,7 +67,6 @@ def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]
 
 
 def drawing(rows: Sequence[Row]) -> str:
-    """Return an SVG of the rows with the longest delay."""
     delay = max(row.delay_ms for row in rows)
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

@@ -270,7 +270,6 @@ def leak(faults: int) -> None:
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])

@@ -113,7 +113,6 @@ class Node:
 
     @property
     def node_context(self) -> NodeContext:
-        """Where the node records."""
         return self.reporter.node_context
 
     @property
@@ -123,11 +122,9 @@ class Node:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Its workers' ranks."""
         return tuple(range(self.number * self.workers, (self.number + 1) * self.workers))
 
     def place(self, local_rank: int | None = None) -> Place:
-        """Return the place of the agent, or of a worker."""
         return Place(
             node=f"worker-{self.number}",
             host=f"host-{self.number}",
@@ -262,11 +259,9 @@ class Row:
 
     @property
     def total(self) -> int:
-        """All requests."""
         return sum(self.requests.values())
 
     def line(self) -> str:
-        """Return the row of a table."""
         total, is_right = self.total, "yes" if self.right else "NO"
         reads = total - self.requests.get("PUT", 0)
         return (
@@ -382,7 +377,6 @@ def drawing(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 128])
     parser.add_argument("--workers", type=int, default=8)

@@ -113,7 +113,6 @@ class Execution:
 
     @property
     def attempts(self) -> int:
-        """How many attempts it has."""
         return 1 if self.has_rounds else len(self.faults)
 
 
@@ -212,7 +211,6 @@ def wrong_verdict(fault: Fault, attempt: dict[str, Any], nodes: dict[int, str]) 
 
 
 def exit_code(execution: Execution) -> int:
-    """Return the exit code that the command must have."""
     last = execution.faults[-1].kind
     if last == "none":
         return 0
@@ -243,7 +241,6 @@ class Outcome:
     """Of "engine", and of "agent" and "recorder" if it has rounds."""
 
     def problems(self) -> list[str]:
-        """Return all that was wrong."""
         growth = [f"{who} grew: {how}" for who, seen in self.samples.items() if (how := grown(seen))]
         return (
             [f"{fault}: {what}" for fault, what in self.wrong] + [" ".join(item) for item in self.left.items()] + growth
@@ -391,7 +388,6 @@ def kinds_of_files(names: Iterable[str]) -> dict[str, int]:
 
 
 def report(outcomes: Sequence[Outcome], files: dict[str, int]) -> list[str]:
-    """Return the table's lines."""
     faults = collections.Counter(
         fault.kind for item in outcomes if not item.execution.has_rounds for fault in item.execution.faults
     )
@@ -443,7 +439,6 @@ def soak(attempts: int, seed: int) -> int:
 
 
 def main() -> None:
-    """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

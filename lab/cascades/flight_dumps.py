@@ -35,7 +35,6 @@ def torchs(job: Path) -> list[int]:
 
 
 def main() -> None:
-    """Print a row for each job."""
     for log in sorted(Path(sys.argv[1]).glob("*/fault_injection.log")):
         truth = _TRUTH.search(log.read_text(encoding="utf-8"))
         named, confidence = ours(log.parent)

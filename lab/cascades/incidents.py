@@ -32,7 +32,6 @@ _SIGNALS = {-9: "SIGKILL", -11: "SIGSEGV", -7: "SIGBUS", -6: "SIGABRT", -15: "SI
 
 
 def failures_of(incident: dict[str, Any]) -> list[WorkerError]:
-    """Return the failures in an incident's observations."""
     found: list[WorkerError] = []
     for at, seen in enumerate(incident["observations"]):
         found += _failures(seen["who"], seen["message"], at)
@@ -198,7 +197,6 @@ def judged(file: str) -> Iterator[tuple[dict[str, Any], str, Verdict | None]]:
 
 
 def main(files: list[str]) -> int:
-    """Print one line for each incident, and the totals."""
     counts: Counter[str] = Counter()
     for file in files:
         for incident, outcome, verdict in judged(file):

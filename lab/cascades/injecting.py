@@ -20,7 +20,6 @@ def marks() -> Path:
 
 
 def rank() -> int:
-    """Return this process's rank."""
     return int(os.environ["RANK"])
 
 
@@ -40,7 +39,6 @@ def hang_in_c() -> None:
 
 
 def end_node() -> None:
-    """Kill all processes of this node at once."""
     agent = os.getppid()
     others = descendants(agent) - {os.getpid()}
     for pid in (agent, *others, os.getpid()):
@@ -48,7 +46,6 @@ def end_node() -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the descendants of a process."""
     found: set[int] = set()
     new = {pid}
     while new:

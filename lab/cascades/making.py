@@ -218,7 +218,6 @@ class Maker:
         self._faults, self._weights = _mix(self._recordings)
 
     def make(self) -> Cascade:
-        """Return the next cascade."""
         chance, rules = self._random, self._rules
         nodes = self._nodes()
         fault = chance.choices(self._faults, self._weights)[0]

@@ -58,7 +58,6 @@ class Training:
                 self.batches.put(step)
 
     def run(self) -> None:
-        """Train."""
         for step in range(STEPS):
             now = step == FAULT_STEP and bool(self.fault)
             if now:

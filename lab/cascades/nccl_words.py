@@ -126,7 +126,6 @@ def printed_at_stuck_watchdog(failure: Failure, version: str) -> str:
 
 
 def cuda_error(error: str) -> str:
-    """Return the message of the exception that torch raises for a CUDA error."""
     return _CUDA.format(error=error)
 
 

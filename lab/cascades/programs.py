@@ -84,7 +84,6 @@ def complaints_of(case: Case, job: Job, files: Files) -> list[str]:
 
 
 def truth_of(case: Case, told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a case's truth from what the injector wrote."""
     return {
         "fault": case.fault,
         "scope": case.scope,

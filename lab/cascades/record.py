@@ -71,8 +71,6 @@ def main(wanted: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The end of a case, and its files."""
-
     ended: Ended
     told: list[dict[str, Any]]
     """The injector's truth, by rank."""

@@ -235,7 +235,6 @@ class Calibration:
         return [level for level, (right, count) in shares.items() if count and right < TARGETS[level] * count]
 
     def table(self) -> str:
-        """Return the table, a row for each source."""
         rows = [*dict.fromkeys(source for source, _, _ in self.counts), ""]
         lines = [f"{'right of those with a confidence of':36}" + "".join(f"{level:>24}" for level in _CONFIDENCES)]
         lines += [

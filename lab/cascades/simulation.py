@@ -129,7 +129,6 @@ def _explain(cascade: Cascade, job: JobErrors, verdict: Verdict, outcome: str) -
 
 
 def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> str:
-    """Return the table."""
     count = len(assembling)
     width = 42
     lines = [

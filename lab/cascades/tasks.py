@@ -18,13 +18,11 @@ def _elastic(nodes: int, workers: int, **more: object) -> Elastic:
 
 @task(task_config=_elastic(2, 2))
 def two_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
-    """Two nodes of two workers."""
     return training.train(kind, culprit, slow=slow, early=early, held=held)
 
 
 @task(task_config=_elastic(4, 2))
 def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
-    """Four nodes of two workers."""
     return training.train(kind, culprit, slow=slow, early=early, held=held)
 
 
@@ -36,17 +34,14 @@ def restarted(kind: str = "", culprit: int = 3, rounds: int = 2) -> float:
 
 @task(task_config=_elastic(2, 2))
 def nccl_two_by_two(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
-    """Two nodes of two workers, under NCCL."""
     return nccl_training.train(kind, culprit, version)
 
 
 @task(task_config=_elastic(4, 2))
 def nccl_four_by_two(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
-    """Four nodes of two workers, under NCCL."""
     return nccl_training.train(kind, culprit, version)
 
 
 @task(task_config=_elastic(2, 8))
 def nccl_two_by_eight(kind: str = "", culprit: int = 3, version: str = "2.7") -> int:
-    """Two nodes of eight workers, under NCCL."""
     return nccl_training.train(kind, culprit, version)

@@ -71,11 +71,9 @@ class Loader(torch.utils.data.Dataset[int]):
     """A data set whose second item fails."""
 
     def __len__(self) -> int:
-        """Return 2."""
         return 2
 
     def __getitem__(self, index: int) -> int:
-        """Return an item, or fail."""
         if index:
             raise IndexError(f"shard {index} has no record 17")
         return index
@@ -86,12 +84,10 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
-        """Return the value unchanged."""
         return value * 2
 
     @staticmethod
     def backward(_context: Any, *_gradients: torch.Tensor) -> torch.Tensor:
-        """Fail."""
         raise ArithmeticError("the gradient of the head is not finite")
 
 
@@ -277,7 +273,6 @@ SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told",
 
 
 def is_faulty(kind: str, culprit: int) -> bool:
-    """Whether this rank meets a fault of this kind."""
     if kind in {"all-ranks", "all-killed", "deadlock"} or kind.endswith("-all"):
         return True
     if kind == "all-told":

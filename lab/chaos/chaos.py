@@ -96,7 +96,6 @@ def main(arguments: list[str]) -> int:
 
 
 def as_markdown(table: Table) -> str:
-    """Return the table, with held and tried in each cell."""
     lines = ["| Fault | " + " | ".join(PROMISES) + " |", "|---|" + "---|" * len(PROMISES)]
     for fault, row in table.items():
         cells = [f"{row[name]['held']} of {row[name].total()}" if name in row else "" for name in PROMISES]

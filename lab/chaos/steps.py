@@ -54,7 +54,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case's name in the list of tests."""
         return f"{self.signal}-{self.process}-{self.step}"
 
     @property
@@ -64,7 +63,6 @@ class Case:
 
     @property
     def number(self) -> int:
-        """The signal's number."""
         return signal.Signals[self.signal].value
 
     @property

@@ -36,13 +36,11 @@ _COMMON = {"start_method": "fork", "increase_shared_mem": False, "settle_seconds
 
 @task(task_config=Elastic(nnodes=1, nproc_per_node=2, **_COMMON))
 def one_node() -> int:
-    """Run on one node."""
     work()
     return 0
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, **_COMMON))
 def two_nodes() -> int:
-    """Run on two nodes."""
     work()
     return 0

@@ -24,12 +24,10 @@ def timeout_of(kind: str) -> dt.timedelta:
 
 
 def is_faulty(rank: int) -> bool:
-    """Whether this process is the rank that fails."""
     return int(os.environ["RANK"]) == rank
 
 
 def fail(kind: str, rank: int, step: int) -> None:  # noqa: C901 - a table of faults
-    """Fail in a training step."""
     if not is_faulty(rank) or step != FAULT_AT:
         return
     if kind in {"raise", "slow-hook"}:
@@ -64,11 +62,9 @@ class Data(torch.utils.data.Dataset[Any]):
         self.read = 0
 
     def __len__(self) -> int:
-        """Return enough samples for all ranks."""
         return BATCH * (STEPS + 2) * int(os.environ["WORLD_SIZE"])
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample, or fail."""
         self.read += 1
         if self.read > BATCH * FAULT_AT and is_faulty(self.rank):
             if self.kind == "loader":

@@ -13,7 +13,6 @@ class Model(BoringModel):
     """Fails in a step of its training, as it is told."""
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> object:
-        """Return the loss of a batch, or fail."""
         if self.global_rank == FAULTY_RANK and batch_idx == FAULT_AT and sys.argv[1] == "raise":
             raise ValueError("batch 7 has no labels")
         return super().training_step(batch, batch_idx)

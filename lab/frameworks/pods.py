@@ -22,15 +22,12 @@ LONGEST_S = 90.0
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run left."""
-
     exit_codes: list[int | None]
     outputs: dict[str, Any]
     logs: str
 
 
 def run(module: str, folder: Path, inputs: Mapping[str, Any]) -> Ended:
-    """Run a module's task `train` once."""
     sys.path.insert(0, str(HERE))
     try:
         task = importlib.import_module(module).train

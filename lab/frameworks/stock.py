@@ -7,5 +7,4 @@ from training import JOB, run
 
 @task(task_config=Elastic(**JOB))
 def train(framework: str, fault: str, rank: int) -> int:
-    """Train with kfpytorch."""
     return run(framework, fault, rank)

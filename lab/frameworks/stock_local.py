@@ -9,7 +9,6 @@ from launched import train as training
 
 @task(task_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=0))
 def train(fault: str) -> int:
-    """Train with kfpytorch."""
     return training(fault)
 
 

@@ -102,7 +102,6 @@ def hydra(kind: str, rank: int) -> None:
 
 
 def lightning(kind: str, rank: int) -> None:
-    """Train with Lightning's Trainer."""
     _fit(kind, rank)
 
 
@@ -169,7 +168,6 @@ def _lightning_hooks(kind: str, rank: int) -> Any:
 
 
 def transformers(kind: str, rank: int) -> None:
-    """Train with transformers' Trainer."""
     import transformers as hub  # noqa: PLC0415 - not installed everywhere
 
     # on the CPU its `ddp_timeout` has no effect
@@ -207,7 +205,6 @@ def transformers(kind: str, rank: int) -> None:
 
 
 def accelerate(kind: str, rank: int) -> None:
-    """Train with Accelerate."""
     import accelerate as fast  # noqa: PLC0415 - not installed everywhere
 
     patience = fast.InitProcessGroupKwargs(backend="gloo", timeout=timeout_of(kind))
@@ -255,7 +252,6 @@ def _train_model(
 
 
 def fsdp(kind: str, rank: int) -> None:
-    """Train with FSDP2."""
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - one use
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
@@ -285,12 +281,10 @@ def tensor_parallel(kind: str, rank: int) -> None:
 
 
 def ddp(kind: str, rank: int) -> None:
-    """Train with DDP."""
     _train_model(kind, rank, torch.nn.parallel.DistributedDataParallel)
 
 
 def compiled(kind: str, rank: int) -> None:
-    """Train a compiled model with DDP."""
     _train_model(
         kind, rank, lambda model: torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager")
     )
@@ -332,5 +326,4 @@ def run(framework: str, fault: str, rank: int) -> int:
 
 @task(task_config=Elastic(**JOB, settle_seconds=5))
 def train(framework: str, fault: str, rank: int) -> int:
-    """Train with firstfault."""
     return run(framework, fault, rank)

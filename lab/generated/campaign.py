@@ -76,7 +76,6 @@ def _again(folder: Path, only: Iterable[int]) -> Iterator[tuple[int, Outcome]]:
 
 
 def _line(plan: Plan, outcome: Outcome) -> str:
-    """Explain one outcome."""
     drawn = f"{plan.loop}/{plan.wrapper}/{plan.communication}/{plan.place}/{plan.handler}, loaders {plan.loaders}"
     odd = f"skew {list(plan.skew)}, decoys {list(plan.decoys)}, clocks {list(plan.clocks)}"
     lines = [

@@ -63,12 +63,10 @@ class Plan:
         return len(self.guilty) > 1 and not any(self.skew)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
         return asdict(self)
 
 
 def plan_of(seed: int) -> Plan:
-    """Draw a program."""
     chance = random.Random(seed)
     fault = "" if chance.random() < 0.08 else chance.choice(sorted(FAULTS))
     what = FAULTS.get(fault)

@@ -98,7 +98,6 @@ def _node(plan: Plan, number: int, port: int, folder: Path) -> None:
 
 
 def _train(program: str) -> None:
-    """Run the program in a worker process."""
     _loaded("train", program).main()
 
 

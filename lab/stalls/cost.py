@@ -44,7 +44,6 @@ def train(milliseconds: float, steps: int) -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Return the median, the least and the most."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 

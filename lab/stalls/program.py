@@ -54,7 +54,6 @@ def after(command: str) -> subprocess.Popen[bytes]:
 
 
 def die(*_: object) -> None:
-    """End this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -332,7 +331,6 @@ def culprits(kind: str, number: int, world: int) -> list[int]:
 
 
 def stall(kind: str, at: Stall) -> None:
-    """Take part in a stall."""
     if kind in TOGETHER:
         TOGETHER[kind](at)
     elif at.is_one:
@@ -344,7 +342,6 @@ def stall(kind: str, at: Stall) -> None:
 
 
 def main(kinds: list[str], timeout: float) -> None:
-    """Train."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     me, world = dist.get_rank(), dist.get_world_size()
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]

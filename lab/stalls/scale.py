@@ -52,7 +52,6 @@ class Counted:
 
 
 def node_files(node: int, world: int) -> dict[str, bytes]:
-    """Return what a node hands in."""
     workers = []
     for local in range(EACH):
         rank = node * EACH + local
@@ -79,7 +78,6 @@ def node_files(node: int, world: int) -> dict[str, bytes]:
 
 
 def connected(port: int) -> Any:
-    """Return a connection to the store."""
     limit = dt.timedelta(seconds=300)
     return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
 

@@ -100,7 +100,6 @@ def healthy() -> None:
 
 
 def main() -> int:
-    """Run the stalls, and print a line each."""
     mode = sys.argv[-1] if sys.argv[-1] in {"compare", "healthy"} else ""
     if mode == "healthy":
         healthy()

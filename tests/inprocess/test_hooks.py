@@ -152,7 +152,6 @@ def test_a_part_that_cannot_be_called() -> None:
 
 
 def iteration(number: int, world_size: int = 4, active_world_size: int | None = 2) -> FrozenState:
-    """Return the state of an iteration."""
     return FrozenState(0, world_size, 0, active_world_size, iteration=number)
 
 
@@ -199,7 +198,6 @@ class FakeNccl:
         self.aborted = threading.Event()
 
     def abort(self) -> None:
-        """Abort the communicator."""
         self.aborted.set()
         self.how()
 

@@ -76,7 +76,6 @@ class _Failing:
         self._failures = failures
 
     def __call__(self) -> dist.Store:
-        """Connect."""
         self._failures -= 1
         if self._failures >= 0:
             raise dist.DistNetworkError("the store is busy")

@@ -42,11 +42,9 @@ class Keeping:
         self.errors: list[BaseException] = []
 
     def raised(self, error: BaseException) -> None:
-        """Hold it."""
         self.errors.append(error)
 
     def recovered(self, interruption: object) -> None:
-        """Let go."""
         del interruption
         self.errors.clear()
 
@@ -124,7 +122,6 @@ class Releasing(logging.Handler):
         self.held = lock
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look at what is logged."""
         if "still at" in record.getMessage():
             self.held.release()
 

@@ -54,7 +54,6 @@ FAULTY = 1
 
 
 def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one branch a fault
-    """Fail in one of several ways."""
     if kind == "raise":
         raise ValueError("the fault")
     if kind == "two arguments":
@@ -161,8 +160,6 @@ def on_nodes(folder: str, faults: list[str]) -> str:
 
 
 class Event(NamedTuple):
-    """What a rank said, and when."""
-
     rank: int
     what: str
     value: Any
@@ -199,8 +196,6 @@ def worker_of_ours(rank: int, world: int, port: int, work: tuple[str, dict[str, 
 
 
 class Run(NamedTuple):
-    """What happened."""
-
     events: list[Event]
     codes: list[int | None]
     port: int
@@ -211,7 +206,6 @@ class Run(NamedTuple):
         return {event.rank: event for event in self.events if event.what == what and value in {None, event.value}}
 
     def values(self, what: str) -> dict[int, Any]:
-        """Return the values of the events of a kind, by rank."""
         return {rank: event.value for rank, event in self.of(what).items()}
 
     def seconds(self, iteration: int = 1) -> float:

@@ -26,8 +26,6 @@ DEADLINE_S = 280
 
 @dataclass(frozen=True)
 class Ended:
-    """The result of a run that has ended."""
-
     status: int
     """The command's exit code."""
     result: dict[str, Any]
@@ -35,19 +33,16 @@ class Ended:
 
     @property
     def attempt(self) -> dict[str, Any]:
-        """The last attempt."""
         last: dict[str, Any] = self.result["attempts"][-1]
         return last
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """Its verdict."""
         verdict: dict[str, Any] = self.attempt["verdict"]
         return verdict
 
     @property
     def prefix(self) -> Path:
-        """Its output prefix."""
         return Path(self.attempt["errors"]).parents[1]
 
     @property
@@ -56,13 +51,11 @@ class Ended:
         return MultiErrorFileOutputReader(str(self.prefix)).job()
 
     def of_rank(self, rank: int) -> WorkerError:
-        """Return the only recorded failure of a rank."""
         (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
         return failure
 
     @property
     def logs(self) -> str:
-        """The output of all pods."""
         return "\n".join(Path(log).read_text(errors="replace") for log in self.attempt["logs"])
 
     def flyte_saw_the_verdict(self) -> None:

@@ -316,7 +316,6 @@ class Pod:
 
     @property
     def deck(self) -> str:
-        """The text of the pod's deck."""
         return (self.prefix.folder / "deck.html").read_text()
 
 

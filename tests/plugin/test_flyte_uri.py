@@ -101,7 +101,6 @@ def _task(
 
 @pytest.fixture
 def admin() -> Iterator[Admin]:
-    """Serve an admin on the loopback."""
     server = grpc.server(futures.ThreadPoolExecutor(4))
     servicer = Admin()
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)

@@ -101,13 +101,10 @@ def test_many_nodes() -> None:
 
 @dataclass
 class _Screen:
-    """A terminal in memory."""
-
     out: io.StringIO
     console: Console
 
     def await_text(self, text: str) -> None:
-        """Wait until this has been shown."""
         until(lambda: text in self.out.getvalue(), text)
 
 
@@ -261,7 +258,6 @@ class _Terminal:
         return self._shown.decode()
 
     def await_text(self, pattern: str) -> None:
-        """Wait until this has been shown."""
         deadline = time.monotonic() + _DEADLINE_S
         while not re.search(pattern, self.shown):
             assert self.process.poll() is None, self.shown[-3000:]
@@ -269,7 +265,6 @@ class _Terminal:
             time.sleep(0.05)
 
     def type(self, text: str) -> None:
-        """Type a text."""
         os.write(self._main, text.encode())
 
     def end(self) -> int:

@@ -27,8 +27,6 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One combination."""
-
     kind: str
     rank: int
     store: str

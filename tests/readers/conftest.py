@@ -55,7 +55,6 @@ class Attempt(Prefix):
         return self.put(name, stock_document(**fields))
 
     def reader(self, **options: Any) -> MultiErrorFileOutputReader:
-        """Return a reader of the prefix."""
         return MultiErrorFileOutputReader(self.uri, **options)
 
 

@@ -69,7 +69,6 @@ def start(short: str) -> Iterator[Start]:
 
 
 def add_modules(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let programs import the modules of a folder."""
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 

@@ -35,7 +35,6 @@ _FAILURES, _ENTRIES = failures_and_entries(_TEXT, _NUMBER)
 
 
 def _files(failures: list[WorkerError], entries: list[NodePresence]) -> list[tuple[str, bytes]]:
-    """Return paths and bytes."""
     files = [(f"firstfault/errors/{error_key_for(failure)}", encode(failure)) for failure in failures]
     return files + [(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry)) for entry in entries]
 

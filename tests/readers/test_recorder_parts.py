@@ -114,7 +114,6 @@ class Tree:
             (target / name.replace("__", ".")).write_text(f"{content}\n")
 
     def watch(self) -> MemoryWatch:
-        """Return a watch of this machine."""
         return MemoryWatch(self.root)
 
 

@@ -51,7 +51,6 @@ def put(
 
 
 def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
-    """Return the receipt of the only document in a spool."""
     (document,) = folder.spool(spool).documents()
     return document.receipt
 

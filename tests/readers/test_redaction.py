@@ -71,7 +71,6 @@ _FRAGMENTS = {
 
 
 def _left(text: str) -> list[str]:
-    """Return the parts of the secrets that are left in a text."""
     return [part for part in (*_SECRETS, *_FRAGMENTS) if part in text]
 
 

@@ -44,7 +44,6 @@ def _printed(report: Report, width: int = 80, *, verbose: bool = False, **option
 
 
 def _packed(text: str) -> str:
-    """A text without its blanks, as folding leaves it."""
     return "".join(text.split())
 
 

@@ -119,7 +119,6 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
 
 
 def diagnosis_of(case: str | model.JobErrors) -> Diagnosis:
-    """Return the diagnosis of a recording or a scene."""
     found = load(RECORDED / f"{case}.zip").job if isinstance(case, str) else case
     return find_faults(diagnose(found))
 

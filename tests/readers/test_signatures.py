@@ -42,7 +42,6 @@ why = "the store speaks of itself"
 
 
 def _parts(example: str) -> tuple[str, str]:
-    """An example's exception and its text."""
     match = re.match(r"((?:[a-z_]\w*\.|[a-z]\w*::)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): ?", example)
     return (match[1], example[match.end() :]) if match else ("", example)
 

@@ -33,7 +33,6 @@ def attempt(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def concluded(folder: Path, **options: Any) -> Conclusion:
-    """Return what a reader concludes."""
     conclusion = MultiErrorFileOutputReader(str(folder), **options).conclude()
     assert conclusion is not None
     return conclusion

@@ -98,7 +98,6 @@ def open_page(_page: tuple[Callable[[bool], Page], list[str]], tmp_path: Path) -
 
 @cache
 def page_of(scene: str) -> str:
-    """Return the page of a scene."""
     return page(PAGE_SCENES[scene]())
 
 

@@ -50,7 +50,6 @@ def _plain(text: str) -> str:
 
 
 def _files() -> dict[str, Callable[[], str]]:
-    """Return the text of each file, by its name."""
     files: dict[str, Callable[[], str]] = {}
     for kind, scenes in (("scope", SCOPE_SCENES), ("category", CATEGORY_SCENES)):
         for name, scene in scenes.items():

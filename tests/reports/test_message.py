@@ -292,7 +292,6 @@ def test_a_short_message_leaves_room_for_stack_and_log() -> None:
 
 
 def _recorded(name: str) -> Report:
-    """Return the report on a recorded cascade of the lab."""
     return scenes.report_conclusion(load(RECORDED / f"{name}.zip").job)
 
 

@@ -94,15 +94,12 @@ class Peer:
     bucket: str
 
     def put(self, uri: str, data: bytes) -> None:
-        """Write an object."""
         self.client.put_object(Bucket=self.bucket, Key=self._key(uri), Body=data)
 
     def delete(self, uri: str) -> None:
-        """Remove an object."""
         self.client.delete_object(Bucket=self.bucket, Key=self._key(uri))
 
     def files(self, uri: str) -> dict[str, bytes]:
-        """Return the objects directly in a folder."""
         prefix = self._key(uri) + "/"
         listing = self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
         keys = [item["Key"] for item in listing.get("Contents", ())]
@@ -116,7 +113,6 @@ class Peer:
 
 @pytest.fixture
 def peer(s3: S3) -> Iterator[Peer]:
-    """Return a second client of the bucket."""
     with contextlib.closing(s3.client()) as client:
         yield Peer(client, s3.bucket)
 
@@ -137,15 +133,12 @@ def files_in(request: pytest.FixtureRequest) -> Callable[[str], dict[str, bytes]
 
 @dataclass
 class SilentServer:
-    """A server that accepts connections and never answers."""
-
     endpoint: str
     connections: list[socket.socket] = field(default_factory=list)
 
 
 @pytest.fixture
 def silent_server() -> Iterator[SilentServer]:
-    """Start a server that never answers."""
     listener = socket.create_server(("127.0.0.1", 0))
     server = SilentServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
 

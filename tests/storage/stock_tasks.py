@@ -47,5 +47,4 @@ def platform() -> None:
 
 @task
 def fine() -> int:
-    """Return."""
     return 7

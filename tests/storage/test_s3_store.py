@@ -28,7 +28,6 @@ class TestS3(StoreTests):
         self.uri = s3_environ.uri()
 
     def open_store(self) -> Store:
-        """Return a store for this test's folder."""
         return open_store(self.uri)
 
 

@@ -126,7 +126,6 @@ if __name__ == "__main__":
 
         @flytekit.task(task_config=CONFIG)
         def train(folder: str) -> None:
-            """Look at the process."""
             look(folder)
 
         train(folder=sys.argv[1])

@@ -30,7 +30,6 @@ class _Records(Dataset[Any]):
 
 
 def parse(index: int, error: type[BaseException] = ValueError) -> Any:
-    """Raise, from a KeyError."""
     try:
         return {}["label"]
     except KeyError as missing:
@@ -63,18 +62,15 @@ def of_process_pool() -> None:
 
 
 def of_pool() -> None:
-    """As `multiprocessing.Pool` raises it."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         pool.map(parse, [1])
 
 
 def of_torch_spawn() -> None:
-    """As `torch.multiprocessing.spawn` raises it."""
     torch.multiprocessing.start_processes(_spawned, nprocs=1, start_method="fork")  # type: ignore[no-untyped-call]
 
 
 def of_the_program() -> None:
-    """As programs do by hand."""
     try:
         parse(1)
     except ValueError:

@@ -26,7 +26,6 @@ class Counting:
         self._requests = requests
 
     def clone(self) -> Counting:
-        """Connect once more."""
         return Counting(self._store.clone(), self._requests)
 
     def __getattr__(self, name: str) -> Any:

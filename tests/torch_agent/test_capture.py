@@ -21,7 +21,6 @@ MEGABYTES_10 = 10 * 1024 * 1024
 
 
 def _raised(call: Callable[[], object]) -> BaseException:
-    """Return what `call` raises, with its traceback."""
     try:
         call()
     except BaseException as error:  # noqa: BLE001 - the hostile ones are not Exceptions

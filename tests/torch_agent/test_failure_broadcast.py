@@ -46,17 +46,14 @@ class Waited:
         self.connecting_seconds = 0.0
 
     def clone(self) -> Waited:
-        """Connect once more."""
         time.sleep(self.connecting_seconds)
         return Waited(self._store.clone(), self._waits)
 
     def wait(self, *args: Any) -> None:
-        """Count the thread, and wait."""
         self._waits.release()
         self._store.wait(*args)
 
     def await_waits(self, number: int) -> None:
-        """Return when so many threads wait."""
         for _ in range(number):
             assert self._waits.acquire(timeout=LONG_S)
 

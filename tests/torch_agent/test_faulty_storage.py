@@ -79,7 +79,6 @@ def stored(server: S3, output_prefix: str) -> Callable[[str], bytes | None]:
 
 
 def failure(rank: int) -> WorkerError:
-    """Return the failure of a worker just now."""
     error = make_error(rank, node="worker-0", at_ms=rank, message="the user's own error", group_world_size=1)
     return replace(error, monotonic_ns=time.monotonic_ns())
 

@@ -38,7 +38,6 @@ class TrainingError(Exception):
 
 
 def step(error: Exception) -> None:
-    """Fail."""
     raise error
 
 

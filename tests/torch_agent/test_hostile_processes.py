@@ -52,8 +52,6 @@ SOME_MACHINES = ("no FIFO", "no threads")
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job."""
-
     results: dict[int, int] | None
     """None: it failed."""
     seconds: float
@@ -63,7 +61,6 @@ class Ended:
 
     @property
     def warnings(self) -> list[str]:
-        """What firstfault logged."""
         return [line for line in self.stderr.splitlines() if line.startswith("firstfault_torch")]
 
 

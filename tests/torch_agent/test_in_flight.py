@@ -42,12 +42,10 @@ class Documents:
         self.undo: Callable[[], None] = lambda: None
 
     def record(self, error: BaseException) -> str:
-        """Return the name of the document."""
         self.recorded.append(error)
         return str(len(self.recorded) - 1)
 
     def withdraw(self, name: str) -> None:
-        """Withdraw a document."""
         self.withdrawn.append(self.recorded[int(name)])
 
 

@@ -50,7 +50,6 @@ class Deaths:
         self.news = threading.Event()
 
     def __call__(self, group_rank: int, node: str) -> None:
-        """Record one."""
         self.seen.append((group_rank, node))
         self.news.set()
 

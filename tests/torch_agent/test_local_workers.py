@@ -52,14 +52,12 @@ pytestmark = [
 
 
 def _ignores_sigterm(ready: Any) -> None:
-    """Ignore SIGTERM and wait for ever."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     threading.Event().wait()
 
 
 def _plain(ready: Any) -> None:
-    """Wait for ever."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ready.set()
     threading.Event().wait()
@@ -400,7 +398,6 @@ def spool(tmp_path: Path) -> Path:
 
 
 def _report(prefix: Prefix, spool: Path, death: WorkerExit, stop: WorkerStop | None = None) -> None:
-    """Let the agent report one death."""
     node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
     reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
     reporter.document(death, stop)

@@ -57,8 +57,6 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that installs notifiers by name."""
-
     def install(**calls: Callable[[Report], object]) -> None:
         points = [SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()]
         monkeypatch.setattr(

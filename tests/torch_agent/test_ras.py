@@ -33,7 +33,7 @@ class Ras(socketserver.ThreadingTCPServer):
     answer: bytes | Callable[[Any], None] = b""
     asked: list[str]
 
-    def finish_request(self, request: Any, _: object) -> None:  # noqa: D102
+    def finish_request(self, request: Any, _: object) -> None:
         self.asked.append("")
         if not isinstance(self.answer, bytes):
             return self.answer(request)
@@ -53,7 +53,6 @@ class Ras(socketserver.ThreadingTCPServer):
 
 @pytest.fixture
 def ras(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ras]:
-    """Run a RAS of one process."""
     with Ras(("127.0.0.1", 0), socketserver.BaseRequestHandler) as server:
         server.asked = []
         monkeypatch.setenv("NCCL_RAS_ADDR", f"127.0.0.1:{server.server_address[1]}")

@@ -157,7 +157,6 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def _recorded(prefix: Prefix) -> tuple[WorkerError, ExceptionInfo]:
-    """Return the only failure, and its exception."""
     (failure,) = prefix.failures()
     assert failure.exception is not None
     return failure, failure.exception

@@ -77,12 +77,10 @@ class Agent:
         self.own = FailureNotice("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
 
     def place(self, local_rank: int | None = None) -> Place:
-        """Return the agent's place."""
         del local_rank
         return replace(get_node_place(self.node_context), group_rank=self.group_rank, group_world_size=self.nodes)
 
     def begin(self) -> threading.Thread:
-        """Report and decide in a thread."""
         thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
         return thread
@@ -221,7 +219,6 @@ class _LateEvent(threading.Event):
     """Waits ten times as long, as the thread of a busy machine does."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait."""
         return super().wait(None if timeout is None else 10 * timeout)
 
 

@@ -129,7 +129,6 @@ class Node:
         self.outcome = self.peers.broadcast
 
     def await_all(self) -> FailureNotice | None:
-        """Wait for the others."""
         return self.peers.await_all(self.wake)
 
 

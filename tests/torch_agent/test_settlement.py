@@ -60,7 +60,6 @@ class Agent:
         self.settlement.join(self.store, {f"joined-{self.group_rank}": b"here"})
 
     def begin(self) -> threading.Thread:
-        """Settle in a thread."""
         thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
         return thread

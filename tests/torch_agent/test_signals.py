@@ -45,7 +45,6 @@ class Agent:
         said.close()
 
     def send(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send it a signal."""
         os.kill(self.process.pid or 0, number)
 
     def next(self) -> tuple[Any, ...]:

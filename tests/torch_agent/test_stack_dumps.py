@@ -42,7 +42,6 @@ def _files(folder: Path, local_rank: int = 0) -> WorkerFiles:
 
 
 def in_python() -> None:
-    """Be busy."""
     for _ in itertools.count():
         os.getpid()
 
@@ -59,7 +58,6 @@ def in_c_with_the_lock() -> None:
 
 
 def in_two_threads() -> None:
-    """Do one thing in each."""
     threading.Thread(target=in_c_without_the_lock, daemon=True).start()
     in_python()
 
@@ -74,17 +72,14 @@ def in_two_places() -> None:
 
 
 def in_a_segfault() -> None:
-    """Crash with SIGSEGV."""
     ctypes.string_at(0)
 
 
 def in_an_abort() -> None:
-    """Abort, as C++ does."""
     os.abort()
 
 
 def in_a_kill() -> None:
-    """Be killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -48,13 +48,11 @@ def one_line() -> None:
 
 
 def without_an_end() -> None:
-    """Write a line without an end, and exit without an exception."""
     os.write(2, b"half a li")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def uncaught() -> None:
-    """Die of an uncaught C++ exception."""
     os.write(2, b"before\n")
     ctypes.CDLL("libstdc++.so.6")["_ZSt9terminatev"]()
 
@@ -71,7 +69,6 @@ def a_lot() -> None:
 
 
 def not_text() -> None:
-    """Write bytes that are not text."""
     os.write(2, b"\xff\xfe\n")
 
 
@@ -91,7 +88,6 @@ def tails(tmp_path: Path) -> Iterator[StderrRelay]:
 
 
 def _run(folder: Path, write: Callable[[], None], tails: StderrRelay | None, method: str = "fork") -> None:
-    """Run a worker to its end."""
     worker = multiprocessing.get_context(method).Process(target=_worker, args=(folder, write))
     worker.start()
     if tails is not None:

@@ -48,11 +48,9 @@ class Expired:
         self.found: list[Timer] = []
 
     def start(self) -> None:
-        """Let the server watch."""
         self.server.start([os.getpid()], lambda timers: self.found.append(timers[os.getpid()]))
 
     def wait(self) -> Timer:
-        """Return the first deadline that expires."""
         until(lambda: self.found, "nothing expires")
         return self.found[0]
 

@@ -43,8 +43,6 @@ _MOST_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The end of one node's launcher."""
-
     code: int
     out: str
     err: str
@@ -71,8 +69,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The end of a job."""
-
     nodes: list[Node]
     told: list[dict[str, Any]]
     """The injector's truth, by rank."""

@@ -16,7 +16,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(kind: str, folder: str, flags: int, data: str) -> None:
-    """Mount a file system."""
     if _libc.mount(b"none", folder.encode(), kind.encode(), flags, data.encode()):
         print(os.strerror(ctypes.get_errno()), file=sys.stderr)
         sys.exit(_FORBIDDEN)

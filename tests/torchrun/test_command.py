@@ -33,7 +33,6 @@ BAD_VALUES = {
 
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
-    """Return torch's parser with firstfault's options."""
     made = get_args_parser()
     add_options(made)
     return made

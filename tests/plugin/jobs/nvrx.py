@@ -43,5 +43,4 @@ def loop(faults: list, call: Optional[CallWrapper] = None) -> str:  # noqa: UP04
 
 @task(task_config=Elastic(nnodes=1, nproc_per_node=3, start_method="fork"))
 def train(faults: list[str]) -> str:
-    """Train."""
     return str(loop(faults))

@@ -27,7 +27,6 @@ LONG_S = 1000
 
 
 def fail(kind: str) -> None:
-    """Fail in one of several ways."""
     if kind.startswith("worker"):
         os.kill(os.getpid(), signal.Signals[kind.split()[1]])
     if kind.startswith("agent"):  # the soak signals it
