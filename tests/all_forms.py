@@ -1,7 +1,5 @@
 """Every form of a report, as text, for tests of what all forms have in common."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Fixtures of all tests: a clean environment, and a real S3 server that only this machine can reach."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

@@ -1,7 +1,5 @@
 """A real HTTP server that keeps what it is sent."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

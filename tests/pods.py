@@ -1,7 +1,5 @@
 """Runs a task in two pods, as ``firstfault run`` starts them, whichever plugin the task belongs to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

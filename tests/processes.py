@@ -1,7 +1,5 @@
 """Finds the processes of a job, in its sessions or by a variable that they have inherited, and ends them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Makes recordings and conclusions of one node without Flyte, for the tests of the agent and the verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

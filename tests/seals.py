@@ -1,7 +1,5 @@
 """A verdict, a decision and the record of a restart; and a sealed verdict, as a pod leaves it in its ``error.pb``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

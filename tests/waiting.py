@@ -1,7 +1,5 @@
 """Waits of tests that a busy machine does not break, and waits beside which other tests run."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@
 Prints a table for each part; figures go to bench.json in the folder, the growth of reading to growth.svg.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A large cascade as objects: one rank raised, all others lost their connection to it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Two nodes with two ranks each, in folders of their own. Each rank has data loade
 without the fault wait for 30 s, as in a collective of NCCL until its timeout. ``--torchrun`` runs torch's own agent.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

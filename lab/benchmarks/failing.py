@@ -9,8 +9,6 @@ is rank 3's own exception. Pods that run for LONGEST_S after the raise are ended
 tasks named good succeed: wall clock and CPU seconds of all their processes.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import resource

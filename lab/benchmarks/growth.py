@@ -1,7 +1,5 @@
 """Draws how something grows, on logarithmic axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape

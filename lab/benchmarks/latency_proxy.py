@@ -5,8 +5,6 @@ and connections overlap freely: a client with many requests on their way waits o
 time. Above a limit a request is answered 503 SlowDown, as S3 answers above its limits for a prefix.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

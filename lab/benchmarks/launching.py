@@ -3,8 +3,6 @@
 A node is its launcher and, with firstfault, the recorder; its workers do not count.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Times of reading a cascade, by our reader and in other ways, through a proxy that adds latency."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -11,8 +11,6 @@ this machine; the requests are those of any. The storage refuses what S3 would: 
 `upstream` reads the same files in another way: each node lists and gets everything.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -9,8 +9,6 @@ code must be right. Engine, agent and recorder must not grow. torch's and flytek
 The exit code is 1 if anything was wrong; build/soak/ then keeps what that execution stored and printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """Times from a raise to its durable document and to the first victim, in many rounds of real jobs on S3."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

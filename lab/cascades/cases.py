@@ -1,7 +1,5 @@
 """The cases of the cascade lab, and the right verdict on each."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@
 ``_dump_<rank>``, and ``fault_injection.log`` with a line "Fault ranks: [12, 14]".
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -5,8 +5,6 @@ who, message), which this module turns into failures as a reader would have foun
 (kind, text, signal, exit code) in a world of known size.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

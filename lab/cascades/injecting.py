@@ -1,7 +1,5 @@
 """What the lab's faulty ranks use: where they are, the truth that they write down, and ends of processes."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

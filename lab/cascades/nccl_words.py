@@ -1,7 +1,5 @@
 """What torch's NCCL process group and NCCL itself print, by torch's version; the lab's process group prints it too."""
 
-from __future__ import annotations
-
 import datetime as dt
 from dataclasses import dataclass
 

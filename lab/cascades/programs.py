@@ -1,7 +1,5 @@
 """Runs the lab's trainings as programs under torchrun, and judges how their jobs end."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 All pods of a recording ran on one machine with one clock; they are judged as if each node had its own machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ documents. It does not show other texts, other orders, backends other than gloo,
 the peers that the rules below choose; the members of a real ring name their neighbours.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -5,8 +5,6 @@
 It runs tests and prints one table, faults by promises. It fails if a promise was broken or a test failed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The steps of a failure, the cases that strike a process at them, and what is promised in each case."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 from dataclasses import dataclass

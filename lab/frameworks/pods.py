@@ -1,7 +1,5 @@
 """Runs a task of the framework lab in two pods, whichever plugin it belongs to, and keeps what a user sees of it."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -4,8 +4,6 @@
 documents of the last campaign with today's rules, without running anything.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

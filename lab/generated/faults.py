@@ -1,7 +1,5 @@
 """The faults that a generated training may have, each with what a verdict has to say about it, and decoys."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

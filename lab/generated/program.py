@@ -3,8 +3,6 @@
 The same seed composes the same program. `Plan` is what was drawn, `source_of` the program that follows from it.
 """
 
-from __future__ import annotations
-
 import random
 import textwrap
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Runs a generated training on two nodes that a process which has imported torch forks, and judges the verdict."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import multiprocessing

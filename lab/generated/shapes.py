@@ -1,7 +1,5 @@
 """Pieces of source from which a training is composed: loops, wrappers, communication, handlers, clean-ups, decoys."""
 
-from __future__ import annotations
-
 import textwrap
 
 HEAD = """

@@ -1,7 +1,5 @@
 """Shapes of trainings that try a step, or the training, again."""
 
-from __future__ import annotations
-
 from lab.generated.shapes import LOOPS, WRAPPERS, trains
 
 TRIED_STEPS = {

@@ -4,8 +4,6 @@ In each pair one is not watched, and the other 50 times as often as by default: 
 rank 0 with the least and the most, seconds and those of its CPU, and the median of the pairs' differences.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess

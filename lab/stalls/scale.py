@@ -4,8 +4,6 @@ Eight ranks a node; one rank does not wait. Each agent is a thread with two conn
 hold them: ``scale.py [NODES ...]``.
 """
 
-from __future__ import annotations
-
 import collections
 import datetime as dt
 import itertools

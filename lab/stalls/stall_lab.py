@@ -4,8 +4,6 @@ With ``compare`` each kind is a training of its own, with torchrun alone and wit
 printed. Collectives time out after 60 s. ``lab.py healthy`` runs trainings that do not stall, and counts what is told.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

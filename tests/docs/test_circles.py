@@ -1,7 +1,5 @@
 """No module imports itself through others, not for its annotations either."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter

@@ -1,7 +1,5 @@
 """The documentation agrees with the code: tables are complete, links resolve, examples run."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import json

@@ -3,8 +3,6 @@
 `tests/plugin/test_live.py` runs user_error.py; tools/demo.sh plain.py and recoverable.py; tools/check_demo.py ddp.py.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The benchmarks on small numbers."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree as ET
 
 import pytest

@@ -3,8 +3,6 @@
 ``make frameworks`` runs them.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Trainings under frameworks as programs, started by ``firstfault torchrun``; ``make frameworks`` runs them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults under frameworks and usual ways to catch exceptions, in real trainings on two nodes: ``make frameworks``."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs generated trainings, and tests that the generator composes what it says."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

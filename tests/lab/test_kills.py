@@ -3,8 +3,6 @@
 CI runs the most telling cases, ``make chaos`` all of them.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import operator

@@ -1,7 +1,5 @@
 """`evidence` on every recorded cascade: a change of its rules that changes a verdict fails here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small part of ``make simulation``, and tests of the simulation itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstfault.reading.assemble import assemble

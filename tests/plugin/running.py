@@ -1,7 +1,5 @@
 """Runs ``firstfault run`` in the background, so that a test can signal its workers and wait for its end."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Task configurations: valid and invalid values, and kfpytorch's fields and defaults."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The deck of a failed attempt: which pod writes it, its content, and that it exists before any pod exits."""
 
-from __future__ import annotations
-
 import html
 import re
 import threading

@@ -1,7 +1,5 @@
 """Killed agents, time limits and slow outputs, with real pods started through the command line."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

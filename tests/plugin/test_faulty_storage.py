@@ -1,7 +1,5 @@
 """A job on S3 whose storage breaks as a worker fails. `tests/torch_agent/test_faulty_storage.py` has other faults."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Flyte's engine: its variables, its codes for exceptions, and the files that Flyte reads."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -1,7 +1,5 @@
 """``firstfault show flyte://...``: asks a real gRPC server that answers as flyteadmin does."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures

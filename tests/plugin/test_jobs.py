@@ -1,7 +1,5 @@
 """A job on real pods: a killed worker and its deck."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

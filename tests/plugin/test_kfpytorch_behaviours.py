@@ -1,7 +1,5 @@
 """The behaviour that kfpytorch documents, on our Elastic and PyTorch."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json

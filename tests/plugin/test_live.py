@@ -1,7 +1,5 @@
 """The live view of ``firstfault run`` on a terminal, and what remains of it afterwards."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import logging

@@ -3,8 +3,6 @@
 CI runs two of the 24 combinations; ``make matrix`` runs all and prints their times.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """NVIDIA's own wrapper, whose faults are on our record, and the names that ours has of it: with the real package."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import inspect

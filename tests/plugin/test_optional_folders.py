@@ -1,7 +1,5 @@
 """All optional parts can be deleted: the rest imports, passes tests of its own, and shows a recorded failure."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A `PyTorch` task in a pod: one process without an agent, which writes its own documents."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Tasks that import stock kfpytorch run on firstfault, if the image or a shared module says so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``firstfault run`` on bad input prints one line that says what to do, and exits with the documented code."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import enum

@@ -1,7 +1,5 @@
 """The task types: their names, other plugins beside them, their executions, and the way of a verdict to Flyte."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 import re

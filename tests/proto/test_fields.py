@@ -1,7 +1,5 @@
 """The one table of fields covers the wire format and the model, and docs name no other fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The wire format is compatible with flyteidl's and with newer versions."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Strategies of failures and roster entries with any value in any field, also in fields that are added later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line, run in this process; a fixture of conftest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Recorders as processes, agents that start them, and a storage whose writes can be held up; fixtures of conftest."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

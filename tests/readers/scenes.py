@@ -1,7 +1,5 @@
 """Failures and jobs for tests of the strategy `evidence`: two ranks on each node, one boot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What happened to all ranks alike: an interruption, or an exception that not all of them recorded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

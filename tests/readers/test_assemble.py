@@ -1,7 +1,5 @@
 """The merge of documents into `JobErrors`."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Summaries of the other attempts of a task."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cases of missing and damaged files; test_assemble has those about rounds and merged documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line and ``firstfault show``: exit codes, JSON, files, help and errors."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Where a strategy is found, what is refused, and the conformance suites on stores and strategies, also broken ones."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import uuid

@@ -1,7 +1,5 @@
 """What is read from the recorded consoles of jobs that had no firstfault, against the injector's truth."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

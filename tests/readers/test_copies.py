@@ -1,7 +1,5 @@
 """Copies of documents: as a bundle beside them, which saves requests, and in the hands of a pod."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import zlib

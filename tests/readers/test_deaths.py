@@ -1,7 +1,5 @@
 """What deaths tell by a signal, an exit, or NCCL's watchdogs; and what a process printed that is no evidence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

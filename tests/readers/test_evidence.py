@@ -1,7 +1,5 @@
 """The strategy `evidence`: faults and victims, inferred root causes, and what clocks can tell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exceptions as data: their fingerprints, their format, and frames of the user's code and of libraries."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Dumps of torch's flight recorder: the groups of each rank, who was behind in them, and files that are no dumps."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The cases of Flyte's own reader of distributed errors, with files written by flyteidl's own message."""
 
-from __future__ import annotations
-
 import pytest
 
 from firstfault.failure_listing import FoundAttempt, attempts_below

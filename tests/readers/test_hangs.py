@@ -1,7 +1,5 @@
 """Where ranks stood, how far they came in their collectives, and deadlines that they did not keep."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """``firstfault help``, the completion of the shells, and how much the help imports."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Whole attempts of hostile documents, read, judged and drawn in every form."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 

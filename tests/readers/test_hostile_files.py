@@ -1,7 +1,5 @@
 """Files of an attempt with fields that no version of firstfault writes: reading, judging and drawing never raise."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

@@ -1,7 +1,5 @@
 """``firstfault classify``, ``firstfault prune``, and ``firstfault show -`` with a document from stdin."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

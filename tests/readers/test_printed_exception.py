@@ -1,7 +1,5 @@
 """Processes that end without raising through firstfault: what they printed tells why."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

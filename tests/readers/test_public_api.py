@@ -1,7 +1,5 @@
 """The library's public names, its errors and its import time."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

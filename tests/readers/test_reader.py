@@ -1,7 +1,5 @@
 """The reader: Flyte's OutputReader, what it adds to it, and the three layouts."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor

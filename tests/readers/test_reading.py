@@ -1,7 +1,5 @@
 """A large cascade: few documents are opened, and the verdict is that of all documents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

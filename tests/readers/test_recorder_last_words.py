@@ -1,7 +1,5 @@
 """The recorder of an agent that is gone: it uploads what the node had, answers its workers, and ends what they left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

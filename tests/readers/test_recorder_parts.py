@@ -1,7 +1,5 @@
 """The recorder's spool, with whole documents and their receipts, and the container's memory from control groups."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """The recorder as a process: it uploads, answers, survives signals, and cleans up."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

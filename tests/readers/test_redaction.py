@@ -1,7 +1,5 @@
 """Credentials in texts are replaced, and code and ordinary text stay."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sysconfig

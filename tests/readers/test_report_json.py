@@ -1,7 +1,5 @@
 """The contract firstfault.verdict/v1."""
 
-from __future__ import annotations
-
 import json
 import string
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A report on a terminal, and in a pipe: one screen, any width, any encoding; test_golden has whole ones."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

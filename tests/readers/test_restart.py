@@ -1,7 +1,5 @@
 """Whether workers are restarted within an attempt, and the records of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

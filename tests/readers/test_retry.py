@@ -1,7 +1,5 @@
 """Retry policies and the decision."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

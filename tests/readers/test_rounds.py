@@ -1,7 +1,5 @@
 """Which round and incarnation are judged, if documents and roster differ."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of rules: each has a case that needs it and one that it must not touch, and the docs list it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

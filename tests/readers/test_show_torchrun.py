@@ -1,7 +1,5 @@
 """``firstfault show`` on the log folder of a real torchrun, which ran without firstfault."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Signatures: what comes with firstfault is sound, and a file that is not is refused with file, line and reason."""
 
-from __future__ import annotations
-
 import random
 import re
 import time

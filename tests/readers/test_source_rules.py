@@ -1,7 +1,5 @@
 """Rules that the sources keep: where secrets are removed, and where every exception is caught."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What the store over fsspec does beyond the conformance suite: errors, retries, settings, URIs."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime as dt
 import errno

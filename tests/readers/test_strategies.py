@@ -1,7 +1,5 @@
 """What each built-in strategy picks, how sure it is, what its verdict says, and what clocks can tell."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Text that is safe to store and to show."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The promise between versions: the files of a newer version do not confuse."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """``firstfault watch`` and `MultiErrorFileOutputReader.follow`."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

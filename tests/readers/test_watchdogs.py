@@ -1,7 +1,5 @@
 """Ranks that left by themselves because nothing moved, and the rank that they had waited for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents and roster entries, to and from bytes, and how much of each part is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import string
 from collections.abc import Callable

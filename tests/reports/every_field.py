@@ -1,7 +1,5 @@
 """A report in which every text of every dataclass is the same text, also of fields that are added later."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

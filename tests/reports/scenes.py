@@ -1,7 +1,5 @@
 """Example attempts for reports: one for each scope and category, and some that are hard to show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

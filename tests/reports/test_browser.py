@@ -1,7 +1,5 @@
 """The report in a real browser: layout, accessibility, keyboard, print, large jobs, and hostile text."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The cascade in a report: states of ranks and nodes, groups, times with their bounds, and changes of attempts."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

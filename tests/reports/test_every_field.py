@@ -1,7 +1,5 @@
 """Text that attacks, in every field of what a report is made of: no form lets it be more than text."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Full texts of reports: messages for each scope and category, and each form, in files that ``make golden`` writes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The message that Flyte shows, the facts that it shares with the other forms, and the words of each engine."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """No form of a report contradicts another, itself, or claims more than is known; the JSON follows its schema."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

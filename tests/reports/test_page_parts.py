@@ -1,7 +1,5 @@
 """The parts of the page in a real browser: their order, the traceback's lines, attempts, search, the map."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fixtures of the storage tests: documents, a second client of the bucket, and faulty servers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Tasks without firstfault that fail in each of the ways that Flyte's own entrypoint tells apart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flytekit import PythonFunctionTask, task

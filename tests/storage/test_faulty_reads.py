@@ -1,7 +1,5 @@
 """Reading an attempt while the storage fails in every way that a network and a server can."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

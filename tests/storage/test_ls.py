@@ -1,7 +1,5 @@
 """``firstfault ls`` on a real S3 server and in a folder: what is listed, what it costs, and what is grouped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

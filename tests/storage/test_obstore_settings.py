@@ -1,7 +1,5 @@
 """The settings of obstore, and those for which fsspec is used."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

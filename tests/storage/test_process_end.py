@@ -1,7 +1,5 @@
 """What processes print and how they end: firstfault show on a bad storage, and programs right after a request."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A storage that refuses, is missing or answers badly gives a typed error of one line, in bounded time."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any

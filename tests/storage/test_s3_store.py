@@ -1,7 +1,5 @@
 """The store on a real S3 server."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

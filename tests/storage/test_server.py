@@ -1,7 +1,5 @@
 """The S3 server that the session starts."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from urllib.parse import urlsplit

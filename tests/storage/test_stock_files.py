@@ -1,7 +1,5 @@
 """Files of jobs without firstfault, written by Flyte's own entrypoint, in its own process, to a folder and to S3."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

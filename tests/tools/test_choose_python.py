@@ -1,7 +1,5 @@
 """tools/choose_python.sh chooses among interpreters, before anything is downloaded."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

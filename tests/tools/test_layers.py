@@ -1,7 +1,5 @@
 """Each layer of tests can be collected without the packages above it; `make test` runs it where they are absent."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

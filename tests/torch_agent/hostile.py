@@ -1,7 +1,5 @@
 """What a training may do with its own process, and machines that refuse what firstfault asks for."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

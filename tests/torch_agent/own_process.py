@@ -3,8 +3,6 @@
 WHOSE is "ours" (firstfault's agent), "torch" (torch's own), or a package with a task configuration `Elastic`.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import hashlib
 import importlib

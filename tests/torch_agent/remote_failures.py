@@ -1,7 +1,5 @@
 """Raises exceptions of other processes, in the ways in which programs do."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import multiprocessing
 import traceback

@@ -1,7 +1,5 @@
 """An agent documents its workers' deaths and its own errors, and stays torch's agent if its own code fails."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

@@ -1,7 +1,5 @@
 """The time limits of a pod: they stand in one table, their sums fit, and the pages give the same numbers."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A live exception becomes data, however hostile it is."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import sys

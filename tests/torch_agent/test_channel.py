@@ -1,7 +1,5 @@
 """Messages between an agent and its workers, over real sockets and between real processes; the workers' start."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import signal

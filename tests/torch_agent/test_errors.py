@@ -1,7 +1,5 @@
 """torch elastic's error.json, compared with what torch itself writes and reads, and the classes of errors."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``make agent-faults`` runs more cases, repeats them and prints what they took.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Recording and sealing while the storage fails in every way that a network and a server can."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import os

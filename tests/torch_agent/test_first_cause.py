@@ -1,7 +1,5 @@
 """Exceptions that programs wrap or meet again: verdict, headline, place and fingerprint are of the first cause."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import logging

@@ -1,7 +1,5 @@
 """Guarding our own code: every exception becomes one warning."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """A job that makes no progress: its agents tell for which rank the others wait, keep a record, and may end it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Real workers under a real agent, in a process of its own that may be given a sma
 a system call that is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """What an agent tells of SIGINT: Ctrl-C in a terminal, or a signal of another process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

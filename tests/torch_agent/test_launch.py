@@ -1,7 +1,5 @@
 """torchrun's options and the watchdog through `launch`, with real workers in a real agent."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """torchrun's options for output, signals and NUMA are understood in torchrun's forms, and refused if they are wrong."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable, Iterator

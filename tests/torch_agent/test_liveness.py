@@ -1,7 +1,5 @@
 """Agents detect a killed agent by its closed connection, or in the roster: real store, sockets and recorder."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """An agent's own workers: real processes that die, are stopped with real signals, and are reported."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a node reads from its environment and from git's files, and what an agent passes to its workers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """After a failure: wait a bounded time for the other nodes, read, conclude, seal."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The node that concludes tells a webhook and installed notifiers, in bounded time and without harm."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

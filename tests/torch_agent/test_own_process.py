@@ -1,7 +1,5 @@
 """What firstfault does to a training's process (docs/guides/footprint.md), compared with torch's own agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

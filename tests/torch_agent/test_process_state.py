@@ -1,7 +1,5 @@
 """What a worker tells about itself: the space and limits of its machine, dead threads, collectives, its GPU."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 The RAS here is a server of this file that speaks the protocol of NCCL's ``src/ras/client_support.cc``.
 """
 
-from __future__ import annotations
-
 import json
 import socketserver
 import threading

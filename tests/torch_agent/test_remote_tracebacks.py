@@ -1,7 +1,5 @@
 """An exception that was raised for one of another process is reported as that one, at its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

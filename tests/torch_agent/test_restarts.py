@@ -1,7 +1,5 @@
 """Agents decide on a restart over a real store, each in a thread of its own, and keep a record."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

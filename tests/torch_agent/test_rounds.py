@@ -1,7 +1,5 @@
 """A round's rendezvous, and what its nodes agree on: its number, and that all have finished. Over a real store."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Jobs with several rounds, and failures outside of a worker's main thread."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The sealed verdict: the next attempt reads it, and so do nodes without a store, in turn."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Agents settle on one verdict over a real store, each in a thread of its own."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Signals to an agent, whatever its main thread is doing: real signals to real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import multiprocessing

@@ -1,7 +1,5 @@
 """Stacks of real processes that hang or crash."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import linecache

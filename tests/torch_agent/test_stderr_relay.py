@@ -1,7 +1,5 @@
 """The end of a worker's stderr: real processes that write through real FIFOs to an agent."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -1,7 +1,5 @@
 """torch's private names: what firstfault does with them, and torch's own behaviour without one."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import json

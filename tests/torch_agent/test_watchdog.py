@@ -1,7 +1,5 @@
 """The watchdog's deadlines, from `watchdog.expires` in a worker to the agent's server, over a real FIFO."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Trainings that fail in one of several ways; each worker tells the test when it runs."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import datetime as dt

@@ -1,7 +1,5 @@
 """Runs a job of programs on nodes that torchrun's command line starts, and says what is wrong with its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

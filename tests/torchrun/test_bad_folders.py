@@ -1,7 +1,5 @@
 """Folders of documents that cannot be written: a job ends as it would, soon, and one line tells what to do."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """``firstfault torchrun``: its options beside torch's, and what it says about bad input."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

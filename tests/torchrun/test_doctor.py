@@ -1,7 +1,5 @@
 """``firstfault doctor`` tells what is wrong with an environment, and as what a job in it would be recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Who a node or a rank is, and in which folder it records."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

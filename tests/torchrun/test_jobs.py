@@ -1,7 +1,5 @@
 """Jobs of programs on two nodes, started by torchrun's command line: cascades of the lab, and a job that succeeds."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How a program's end is told: it reached its end, or it called `sys.exit`, perhaps for an exception."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ranks that no agent starts, as those of srun and mpirun, record what ends them; readers find the root cause."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

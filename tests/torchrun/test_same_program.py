@@ -1,7 +1,5 @@
 """A program cannot tell whether it is a worker of firstfault: it sees, prints and returns what it does without."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ It wraps the function that begins the step when its module has been imported, or
 the moment at which a half written file would get its name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util
