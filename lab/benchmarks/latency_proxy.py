@@ -34,7 +34,6 @@ class LatencyProxy:
 
     def requests(self) -> dict[str, int]:
         """Return the number of requests since the last call, by method; LIST is a GET of a bucket."""
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("count\n")
         self._process.stdin.flush()
@@ -49,7 +48,6 @@ def latency_proxy(endpoint: str, delay_ms: float, limits: Limits = (0, 0)) -> It
     command = [sys.executable, __file__, endpoint.rsplit(":", 1)[1], str(delay_ms), *map(str, limits)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             port = int(process.stdout.readline())
             yield LatencyProxy(process, f"http://127.0.0.1:{port}")
         finally:

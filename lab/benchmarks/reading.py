@@ -84,7 +84,6 @@ def _leave_copies(uri: str) -> None:
 def _ours(uri: str, strategy: str, culprit: int) -> Callable[[], float]:
     def read() -> float:
         verdict = MultiErrorFileOutputReader(uri, strategy=strategy).verdict()
-        assert verdict is not None
         assert verdict.ranks == (culprit,)
         return 1.0
 

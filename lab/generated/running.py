@@ -102,8 +102,6 @@ def _train(program: str) -> None:
 def _loaded(name: str, file: str | Path) -> Any:
     """Return a file's module; processes that it starts look its functions up by its name."""
     specification = importlib.util.spec_from_file_location(name, file)
-    assert specification is not None
-    assert specification.loader is not None
     sys.modules[name] = module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module

@@ -16,7 +16,6 @@ def _modules() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
         spec = find_spec(package)
-        assert spec is not None
         assert spec.origin is not None
         folder = Path(spec.origin).parent
         for file in folder.rglob("*.py"):

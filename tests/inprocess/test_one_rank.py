@@ -136,7 +136,6 @@ def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> 
     def train(call: inprocess.CallWrapper | None = None) -> None:
         assert call is not None
         if call.iteration == 0:
-            assert call._iteration is not None
             call._iteration.interrupt(peer)
             lock.acquire()  # one call of C
 
@@ -259,7 +258,6 @@ def test_an_interruption_while_an_exception_is_recorded() -> None:
 
     def train() -> int:
         call = current_call()
-        assert call is not None
         assert call._iteration is not None
         if call.iteration:
             return call.iteration
@@ -298,7 +296,6 @@ def test_the_function_may_ask_for_a_restart() -> None:
 
     @inprocess.Wrapper(**FAST, hard_timeout=100.0)
     def train(call: inprocess.CallWrapper | None = None) -> str:
-        assert call is not None
         iterations.append(call.iteration)
         if call.iteration == 0:
             raise inprocess.exception.RankShouldRestart
@@ -380,7 +377,6 @@ def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
 
     @inprocess.Wrapper(**{**FAST, "initialize": inprocess.initialize.RetryController(max_iterations=9)})
     def train(call: inprocess.CallWrapper | None = None) -> None:
-        assert call is not None
         iteration = call._iteration
         assert iteration is not None
         if call.iteration < 8:

@@ -134,7 +134,6 @@ def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             prev_checkpoint=str(folder / "before"),
         ) as context:
             outputs = train.dispatch_execute(context, _literals(train, folder=str(folder)))
-            assert context.output_metadata_tracker is not None
             metadata = dict(context.output_metadata_tracker.output_metadata)
             decks = [deck.name for deck in flytekit.current_context().decks]
             flytekit.current_context().checkpoint._td.cleanup()

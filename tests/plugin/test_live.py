@@ -287,7 +287,6 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.shown).replace("\r\n", "\n")
     below = shown[shown.rindex("attempt 0: failed after ") :]
     run = re.search(r"^report: (runs/\w+)/report.html$", below, re.MULTILINE)
-    assert run is not None
     assert "attempt 1" not in shown, "it is not retried"
     assert re.search(r"^Cause    RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE)
     assert re.search(rf"^         less {run[1]}/logs/attempt-0/\S+-n0-0\.log$", below, re.MULTILINE)

@@ -65,7 +65,6 @@ def _copy(folder: Path) -> None:
     """Copy our packages, the tests and a recorded cascade, laid out as in a checkout."""
     for package, root in ROOTS.items():
         spec = find_spec(package)
-        assert spec is not None
         assert spec.origin is not None
         shutil.copytree(Path(spec.origin).parent, folder / root / package.rpartition(".")[2])
     shutil.copy(TESTS.parent / "pyproject.toml", folder)

@@ -161,7 +161,6 @@ def agent(short: str) -> Iterator[StartAgent]:
     def run(uri: str, deadline_seconds: float = HANG_S, stderr: IO[bytes] | None = None) -> Agent:
         command = [sys.executable, "-c", _AGENT, uri, str(deadline_seconds)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        assert process.stdout is not None
         pid, _, folder = process.stdout.readline().strip().partition(" ")
         if not pid:
             process.communicate()

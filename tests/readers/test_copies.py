@@ -66,7 +66,6 @@ def _bundle(attempt: Attempt, files: dict[str, bytes], *, content: bytes | None 
 
 def _verdict(attempt: Attempt) -> Verdict:
     verdict = attempt.reader().verdict()
-    assert verdict is not None
     assert verdict.ranks == (3,)
     return verdict
 
@@ -125,7 +124,6 @@ def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> 
 
     def told(reader: MultiErrorFileOutputReader) -> tuple[object, ...]:
         verdict = reader.verdict()
-        assert verdict is not None
         return (verdict.headline, verdict.ranks, verdict.digest, verdict.coverage.reported)
 
     found = [

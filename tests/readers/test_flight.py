@@ -88,7 +88,6 @@ def judged(paths: Iterable[Path]) -> Verdict:
     """Return the verdict on dumps alone, without a retry."""
     documents, unreadable = documents_of(list(paths))
     conclusion = conclude(assemble(Snapshot(documents=tuple(documents), unreadable=tuple(unreadable))))
-    assert conclusion is not None
     assert not conclusion.decision.retry
     return conclusion.verdict
 

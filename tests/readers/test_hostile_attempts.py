@@ -149,7 +149,6 @@ def _seconds(part: str, text: str) -> float:
     job = make_job(_classify_text(part, text), make_error(1, at_ms=50, message="Connection closed by peer"))
     began = time.thread_time()
     found = conclude(job)
-    assert found is not None
     report = build_report(job, found.verdict, found.decision, diagnosis=found.diagnosis)
     for form in ("message", "plain -v", "markdown", "json"):
         FORMS[form](report)
@@ -214,7 +213,6 @@ def test_a_failure_that_its_agent_did_not_list(message: str) -> None:
         receipts = tuple(Receipt(item.documents[0].name, durable=True) for item in listed)
         own = make_presence(node="w-1", group_rank=1, nodes=2, ranks=(2, 3), receipts=receipts)
         conclusion = conclude(make_job(*stopped, forged, roster=(other, own)))
-        assert conclusion is not None
         verdict = conclusion.verdict
         assert (verdict.ranks, verdict.confidence) == ((3,), confidence)
         assert any("its node didn't list this failure" in reason for reason in verdict.why) is (confidence == "medium")

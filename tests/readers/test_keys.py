@@ -95,11 +95,9 @@ def test_what_a_key_carries() -> None:
     """The key of an error or an entry carries its round, time or phase, ranks, fingerprint and incarnation."""
     error = make_error(3, at_ms=1.5, round=2, group_rank=1, incarnation=1_700_000_000_123, fingerprint="1:0123456789ab")
     key = ErrorKey.parse(error_key_for(error))
-    assert key is not None
     assert (key.round, key.timestamp_ns, key.rank, key.group_rank) == (2, START_NS + 1_500_000, 3, 1)
     assert (key.fingerprint, key.incarnation) == ("0123456789ab", 1_700_000_000_123)
     entry = RosterKey.parse(roster_key_for(make_presence(Phase.SUCCEEDED, group_rank=4, round=7, incarnation=9)))
-    assert entry is not None
     assert (entry.round, entry.group_rank, entry.phase, entry.incarnation) == (7, 4, Phase.SUCCEEDED, 9)
     # the same failure, written twice, gets two names: no document replaces another
     assert error_key_for(error) != error_key_for(error)

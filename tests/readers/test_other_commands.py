@@ -148,7 +148,6 @@ _STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace:
 
 def _sealed() -> bytes:
     conclusion = conclude(make_job(make_error(3, message="sealed boom")))
-    assert conclusion is not None
     return sealed(conclusion.verdict, conclusion.decision, fault_timestamp_ns=None)
 
 

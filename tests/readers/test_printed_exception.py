@@ -145,7 +145,6 @@ def test_prefixes_of_launchers(tmp_path: Path) -> None:
     text = _run(_PRINTING["raised"], tmp_path).log_tail
     for prefix in ("[rank3]: ", "[default3]:", "3: "):
         found = find_printed_exception("\n".join(prefix + line for line in text.splitlines()))
-        assert found is not None
         assert get_short_name(found.exception) == "TrainingError"
         assert found.exception.causes[0].type == "KeyError"
 
@@ -286,7 +285,6 @@ def test_a_step_that_is_tried_again(fails: str, headline: str, tmp_path: Path, *
     failure = stopped(3, "", log_tail=printed)
     if not is_stopped:
         last = find_printed_exception(_run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail)
-        assert last is not None
         failure = replace(own(3), exception=last.exception, message=last.exception.message, log_tail=printed)
     verdict = evidence(make_job(failure, *(victim(rank) for rank in range(3))))
     assert verdict.headline.startswith(headline)
@@ -297,7 +295,6 @@ def test_a_clean_up_after_an_early_exit(tmp_path: Path) -> None:
     """The rank fails because of its clean-up; it wanted to end before that."""
     cleaning = "import os\ndef leave():\n    sys.exit(0)\ntry:\n    leave()\nfinally:\n    os.remove('no-such-lock')"
     printed = find_printed_exception(_run(cleaning, tmp_path).log_tail)
-    assert printed is not None
     failure = replace(own(3), exception=printed.exception, message=printed.exception.message)
     assert evidence(make_job(failure)).headline.startswith(
         "SystemExit, rank 3 on worker-1: the program called sys.exit(0); then FileNotFoundError: "

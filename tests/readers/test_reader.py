@@ -172,7 +172,6 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / os.fsdecode(b"e\xff.pb")).write_bytes(encode(make_error(3, message="bad sample")))
     conclusion = MultiErrorFileOutputReader(str(tmp_path)).conclude()
-    assert conclusion is not None
     assert conclusion.verdict.ranks == (3,)
 
 

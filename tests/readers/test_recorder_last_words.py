@@ -108,7 +108,6 @@ def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Prefix, 
         ) as daemon,
     ):
         stderr.close()
-        assert daemon.stdout is not None
         daemon.stdout.readline()
         dying.kill()
         dying.wait_for_recorder()
@@ -124,7 +123,6 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out:
     dying = agent(out.uri)
     os.kill(dying.recorder_pid, signal.SIGSTOP)
     write_last_words(dying.folder)
-    assert dying.process.stdin is not None
     dying.process.stdin.close()
     dying.process.wait(HANG_S)
     os.kill(dying.recorder_pid, signal.SIGCONT)
@@ -225,7 +223,6 @@ def _start(started: list[subprocess.Popen[str]], code: str = SLEEPS, **more: obj
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, **more
     )
     started.append(process)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
 

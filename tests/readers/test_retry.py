@@ -165,7 +165,6 @@ def test_progress(seconds: float, is_enough: bool) -> None:
     """The time of training that a node reports counts, and the reason has it."""
     job = make_job(make_error(3), roster=[make_presence(progress=Progress(40_312, seconds))])
     conclusion = conclude(job, policy=retry.made_progress(minutes=30))
-    assert conclusion is not None
     assert conclusion.decision.retry is is_enough
     assert conclusion.decision.reason.startswith(f"trained for {seconds // 60:.0f} of 30 min")
     with pytest.raises(UsageError, match="minutes above 0"):

@@ -73,7 +73,6 @@ def test_a_later_round_without_an_entry_is_reported(phase: model.Phase) -> None:
     """
     job = make_job(_failed(3, "forged", round=1), roster=_entries(phase=phase))
     conclusion = conclude(job)
-    assert conclusion is not None
     assert (conclusion.verdict.ranks, conclusion.verdict.confidence) == ((3,), "medium")
     assert any("names round 1" in note for note in job.coverage.notes)
 

@@ -63,7 +63,6 @@ def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
     assert verdict.coverage.complete
     assert (decision.retry, decision.kind.value) == (told["decision"]["retry"], told["decision"]["kind"])
     rank, what = {"raised": (3, "RuntimeError"), "killed": (1, "SIGKILL")}[attempt.parent.name]
-    assert verdict.root is not None
     assert (verdict.root.rank, verdict.root.what) == (rank, what)
     assert NOTE not in str(verdict.coverage.notes)
     shutil.rmtree(attempt / "firstfault")
@@ -212,6 +211,5 @@ def test_a_seal_of_a_newer_version(
     if not gone or schema.endswith("v1"):
         assert gist(after) == gist(before)
     else:
-        assert before.verdict.root is not None
         assert (after.verdict.node, after.verdict.code) == (before.verdict.node, before.verdict.root.code)
     assert after.decision.retry == before.decision.retry

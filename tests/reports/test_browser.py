@@ -257,7 +257,6 @@ def test_the_line_about_a_rank_is_seen_where_the_rank_is_chosen(height: int, ope
     assert cell.get_attribute("title") == "RuntimeError: Connection closed by peer [10.0.0.8]:29500"
     cell.click()
     box = detail.bounding_box()
-    assert box is not None
     assert 0 <= box["y"] < box["y"] + box["height"] <= height
     assert "rank 299 (local rank 3) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37, victim" in detail.inner_text()
     opened.keyboard.press("Home")
@@ -340,8 +339,6 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     opened.evaluate("document.querySelector('.ff-pages').scrollIntoView()")
     button.focus()
     above, below = opened.locator("#ff-detail").bounding_box(), button.bounding_box()
-    assert above is not None
-    assert below is not None
     assert above["y"] + above["height"] <= below["y"]
     for _ in range(4):
         opened.keyboard.press("Enter")
@@ -371,7 +368,6 @@ def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
     """Ranks have enough width, and all are shown without scripts."""
     opened = open_page(page_of("64x8"), scripts=False)
     box = opened.locator("#ff-group-table td:nth-child(4)", has_text="more").first.bounding_box()
-    assert box is not None
     assert box["width"] >= 180
     assert "listed with all their ranks" in opened.locator("noscript").first.inner_text()
     opened.click(".ff-all summary")
@@ -393,7 +389,6 @@ def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
     assert set(plain.evaluate(folded)) == {True}
     for drawing in plain.locator("svg").all():
         box = drawing.bounding_box()
-        assert box is not None
         assert box["x"] + box["width"] <= 400
 
 
@@ -463,7 +458,6 @@ def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     framed = opened.frame_locator("iframe")
     for selector in _answers("rank"):
         box = framed.locator(selector).bounding_box()
-        assert box is not None
         assert box["y"] + box["height"] <= _HEIGHT, selector
     keep_screenshot(opened, "deck")
     assert framed.locator(".ff-cell").count() == 4

@@ -45,7 +45,6 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
     text = "Connection closed by peer [10.0.0.7]:4242"
     victim = make_error(0, node=error.node, exception="RuntimeError", message=text)
     conclusion = conclude(make_job(error, victim))
-    assert conclusion is not None
     verdict, decision = conclusion.verdict, conclusion.decision
     fields = {"message": f"{first_line(verdict, decision)}\n\nmore", "timestamp_ns": error.timestamp_ns or 0}
     seal = sealed(verdict, decision, node=error.node, worker=error.node, **fields)

@@ -38,7 +38,6 @@ def _read_sources() -> dict[Path, str]:
     texts = {}
     for package in _PACKAGES:
         spec = find_spec(package)
-        assert spec is not None
         assert spec.origin is not None
         folder = Path(spec.origin).parent
         place = Path(*package.split("."))

@@ -184,7 +184,6 @@ def test_the_agent_was_terminated_or_failed() -> None:
         RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, model.Place(node="worker-1"), Moment.now()
     )
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
-    assert failure.exception is not None
     assert failure.exception.type == "RuntimeError"
 
 
@@ -359,7 +358,6 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     spool = open_worker_spool(
         agent.node.reporter.node_context, local_rank, agent.node.reporter.report.error_files[local_rank]
     )
-    assert spool is not None
     spool.add(name, data)
     return name, data
 

@@ -483,6 +483,5 @@ def test_a_neighbours_frames_stay() -> None:
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - a frame with a file of this name
     error = _raised(names["train"])
-    assert error.__traceback__ is not None
     error.__traceback__ = error.__traceback__.tb_next  # without the frame of this test
     assert [frame.file for frame in capture(error).frames] == [file]

@@ -50,7 +50,6 @@ def test_it_is_written_whole(tmp_path: Path) -> None:
     write_error_file(path, error_file_data("ValueError", "\ud800", "", 0))
     assert [item.name for item in tmp_path.iterdir()] == ["error.json"]
     word = read_error_file(path)
-    assert word is not None
     assert word["message"] == "ValueError: \ud800"
 
 
@@ -108,7 +107,6 @@ def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
     kept = read_torch_exception(str(path), "")
-    assert kept is not None
     assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
     assert kept.traceback == text
     assert read_torch_exception(str(tmp_path / "missing.json"), str(tmp_path / "missing")) is None

@@ -134,7 +134,6 @@ def test_the_first_counts(
         nodes[sender].watch.send(failure)
     listener = nodes[2]
     assert listener.woken.wait(LONG_S)
-    assert listener.watch.outcome is not None
     assert listener.watch.outcome.failure == first
     assert listener.watch.failure == (first if first.fatal else None)
     assert listener.watch.find_fatal_failure() == fatal
@@ -150,7 +149,6 @@ def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None
     assert not store.check(["on_failure"])
     nodes[0].watch.send(RESTART)
     for one in nodes:
-        assert one.watch.outcome is not None
         assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (True, None, None)
         assert one.watch.find_fatal_failure() is None
 
@@ -168,7 +166,6 @@ def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
         process.kill()
         assert all(one.woken.wait(LONG_S) for one in nodes)
         outcome = nodes[1].watch.outcome
-        assert outcome is not None
         assert (outcome.failure, bool(outcome.lost), outcome.finished) == (FATAL if told else None, not told, False)
         assert nodes[1].watch.failure == (FATAL if told else None)
         process.join()
@@ -193,7 +190,6 @@ def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pyt
     looks = [False, True]
     one = node(0, Dying())
     assert one.woken.wait(LONG_S)
-    assert one.watch.outcome is not None
     assert one.watch.outcome.lost == "the connection is closed"
     assert len(connected) == 2
 

@@ -135,7 +135,6 @@ def _job(folder: Path, habit: str = "", machine: str = "", *, fails: bool = Fals
 
 def _names_the_fault(folder: Path) -> bool:
     conclusion = MultiErrorFileOutputReader(f"{folder}/store/0").conclude()
-    assert conclusion is not None
     root = conclusion.verdict.root
     return conclusion.verdict.ranks == (1,) and root is not None and "asked for" in root.message
 

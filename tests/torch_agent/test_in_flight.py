@@ -546,7 +546,6 @@ def test_an_exception_on_its_way_out(call: Callable[[], None], function: str) ->
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any
         call()
     (found,) = _seen
-    assert found is not None
     assert (found.raised_at.file, found.raised_at.function) == (__file__, function)
     assert found.is_of(caught.value)
     assert not found.is_of(ValueError("another"))

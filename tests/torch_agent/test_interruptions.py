@@ -36,7 +36,6 @@ def test_an_interrupted_agent(  # noqa: PLR0917 - parameters
     place = Place(node="n1", group_rank=0, engine=engine)
     agent = describe_agent_failure(error, ErrorClass.PREEMPTION, place, Moment.now())
     found = conclude(make_job(agent))
-    assert found is not None
     verdict, decision = found.verdict, found.decision
     assert (verdict.headline, verdict.code, verdict.category) == (said, code, "interrupted")
     assert (verdict.scope, decision.retry) == (Scope.EXTERNAL, retry)

@@ -166,7 +166,6 @@ def test_a_deadline_in_each_round(tmp_path: Path) -> None:
     line = first_line(verdict, conclusion.decision)
     assert line.startswith('hang rank 1 worker-0 no retry: "train step" exceeded 0.5 s at test_launch.py:')
     root = verdict.root
-    assert root is not None
     assert root.expired is not None
     assert (root.signal, root.sent_signals, root.place.round) == ("SIGKILL", (), 1)
     assert "_hang_on_rank_1" in root.stack_dumps[0].text
@@ -279,7 +278,6 @@ def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
     assert "step 399" in ended.logs, "stderr still reaches the agent's own"
     assert ended.verdict.ranks == (1,)
     root = ended.verdict.root
-    assert root is not None
     assert root.exception is not None
     lines = root.log_tail.splitlines()
     assert lines[-2:] == ["step 399 of shard-399", "password=***"]

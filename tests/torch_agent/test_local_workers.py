@@ -415,7 +415,6 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
         questions.append(1)
         return to_message([outstanding], ())
 
-    assert node_context.files is not None
     channel, files = WorkerChannel(node_context.files, 0, 1, answer), node_context.files.worker(0, 1)
     local.prepare({1: {}}, LogsDest(stderrs={1: ""}))
     with Path(files.stderr).open("wb", buffering=0) as stderr:
@@ -424,7 +423,6 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
             b"recorder dump before aborting\n",
         ) * 2:
             stderr.write(part)
-            assert local._stderr is not None
             local._stderr.tail(1)
         until(lambda: local._channel is not None and 1 in local._channel.get_states())
     local.document(WorkerExit(1, 123, -6, time.time_ns(), time.monotonic_ns()))

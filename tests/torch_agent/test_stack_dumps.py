@@ -143,7 +143,6 @@ def test_where_a_process_hangs(
     began = time.monotonic()
     stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)
     found = re.search(rf'File "{re.escape(__file__)}", line (\d+) in {where.__name__}', stacks[0])
-    assert found is not None
     assert time.monotonic() - began < SOON_S
     assert linecache.getline(__file__, int(found[1])).strip() in lines
     assert process.is_alive()

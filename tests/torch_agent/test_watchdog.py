@@ -268,7 +268,6 @@ def test_a_signal_handler_that_pings_while_a_ping_waits(expired: Expired, monkey
     """Both are sent, and neither raises."""
     watchdog.ping()
     client = watchdog._current
-    assert client is not None
     write, waits = client._write, iter([True])
 
     def slow(line: bytes) -> None:
@@ -358,7 +357,6 @@ def test_where_the_fifo_is(tmp_path: Path) -> None:
         (open_timers(files, 2, {}), tmp_path / "timers-2.fifo"),
         (open_timers(files, 2, mine), tmp_path / "mine"),
     ]:
-        assert found is not None
         assert found.path == path
         assert path.is_fifo()
         found.stop()
@@ -371,7 +369,6 @@ def test_a_path_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     other.write_text("precious")
     for path in (str(tmp_path / ("x" * 300)), str(other)):
         server = open_timers(NodeFolder(tmp_path), 1, {"TORCHELASTIC_TIMER_FILE": path})
-        assert server is not None
         assert server.path == tmp_path / "timers-1.fifo"
         server.stop()
     assert other.read_text() == "precious"

@@ -154,7 +154,6 @@ def test_the_name_in_the_report(
     for name, value in (NO_JOB | {"FIRSTFAULT_FOLDER": folder} | variables).items():
         monkeypatch.setenv(name, value)
     engine = _build_engine.__wrapped__()
-    assert engine is not None
     by_slurm = "SLURMD_NODENAME" in variables
     assert (engine.folder, engine.node) == (run, "n1" if by_slurm else socket.gethostname())
     assert engine.task == told + (", nodes named by SLURMD_NODENAME" if by_slurm else "")

@@ -73,7 +73,6 @@ def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
     """All of it is recorded, also if the program has replaced `sys.excepthook`, and no frame is firstfault's."""
     _same([str(PROGRAM)], how, tmp_path, prefix)
     (failure,) = prefix.failures()
-    assert failure.exception is not None
     assert (failure.exception.type.rpartition(".")[2], failure.exception.message) == RAISES[how]
     assert [frame.function for frame in failure.exception.frames] == ["<module>", "end"]
     assert failure.place.rank == 1
@@ -144,7 +143,6 @@ def test_ways_to_start(command: list[str], tmp_path: Path, prefix: Prefix) -> No
         archive.write(PROGRAM, "__main__.py")
     _same(command, "chained", tmp_path, prefix)
     (failure,) = prefix.failures()
-    assert failure.exception is not None
     assert failure.exception.message == "training failed"
 
 
