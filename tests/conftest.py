@@ -28,6 +28,8 @@ os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 _HANDLERS = {
     number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 }
+_FORK_BESIDE_THREADS = "ignore:This process .* is multi-threaded:DeprecationWarning"
+"""What Python 3.12 and later warn of."""
 _STACKS = signal.SIGRTMIN + 12
 """With it an agent asks for stacks; a test may have been a worker."""
 _MASK = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -93,6 +95,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_marked = any(item.get_closest_marker(name) for name in ("jobs", "s3"))
         if is_marked or "browser" in fixtures:
             item.add_marker("slow")
+        if item.get_closest_marker("forks"):
+            item.add_marker(pytest.mark.filterwarnings(_FORK_BESIDE_THREADS))
         if item.get_closest_marker("flyte") and "flyte" not in _PRESENT:
             item.add_marker(pytest.mark.skip(reason="flytekit is not installed"))
 

@@ -51,8 +51,7 @@ from flytekitplugins.firstfault.flytekit_classes import RecoverableVerdictSealed
 from tests.prefix import Prefix
 
 pytestmark = [
-    # Python 3.12 warns of a fork beside threads; pytest has threads, a pod's agent has none yet when it forks
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.forks,
     # flytekit leaves a folder for checkpoints of each local call to the garbage collector
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning"),
 ]

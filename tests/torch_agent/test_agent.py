@@ -58,11 +58,7 @@ from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.worker.in_flight import Moment
 from tests.prefix import Prefix
 
-# Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 PLACE = model.Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
 KEPT = TorchKeptException(model.ExceptionInfo("ValueError", "boom"), "Traceback of it")

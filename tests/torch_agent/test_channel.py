@@ -20,8 +20,7 @@ from firstfault_torch.node import channel
 from firstfault_torch.node.channel import AgentChannel, WorkerChannel
 from firstfault_torch.node.fork_gate import hold_forked_workers, wait_until_all_forked
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.forks
 
 LONG_S = 60.0
 LIMIT_S = 0.3

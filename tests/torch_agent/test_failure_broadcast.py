@@ -18,8 +18,7 @@ from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureN
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import hosted
 
-# Python 3.12 and later warn of a fork beside threads; the store's host forks before it has any
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.forks
 
 SOON_S = 30.0
 LONG_S = 60.0

@@ -26,11 +26,7 @@ from firstfault_torch import NodeFailedError, PlainEngine, launch
 from tests.torch_agent.hostile import HABITS, MACHINES, MEGABYTES, NotAllowedError
 from tests.waiting import until
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = [
-    pytest.mark.jobs,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.jobs, pytest.mark.forks]
 PATIENCE_S = 120.0
 STDERR_HABITS = {"close stderr", "replace stderr", "own session"}
 """After these the training's stderr is not the pod's."""

@@ -24,8 +24,7 @@ from firstfault_torch.worker.in_flight import (
     watch_process_groups,
 )
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.forks
 
 LONG_S = 30.0
 NO_GROUP = dist.GroupMember.NON_GROUP_MEMBER

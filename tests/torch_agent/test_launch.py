@@ -38,11 +38,7 @@ from tests.processes import is_gone
 from tests.torch_agent.trainings import prints_and_leaves, prints_and_raises
 from tests.waiting import until
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 LONG_S = 60.0
 
 

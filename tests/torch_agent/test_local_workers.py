@@ -42,11 +42,7 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 _fork = multiprocessing.get_context("fork")
 LONG_S = 60.0
-# Python 3.12 and later warn of a fork beside threads; an agent forks before it has any, these tests do not
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 
 def _ignores_sigterm(ready: Any) -> None:

@@ -19,11 +19,7 @@ from firstfault.wire.documents import decode, encode
 from firstfault_torch.failures.capture import capture
 from tests.torch_agent.remote_failures import WAYS
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 RAY = """\x1b[36mray::train()\x1b[39m (pid=812, ip=10.0.0.7)
   File "/root/train.py", line 41, in train
     loss = step(batch)

@@ -27,7 +27,7 @@ from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from tests.torch_agent.stores import group_on
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.forks
 
 LONG_S = 60.0
 REFUSED = RestartRecord(

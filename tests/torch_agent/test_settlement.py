@@ -18,10 +18,7 @@ from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 LONG_S = 60.0
 """A wait that is expected not to end."""

@@ -19,11 +19,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
 
-# Python 3.12 and later warn of a fork beside threads; a pod's agent is a process of its own, these are forked
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 LONG_S = 60.0
 SOON_S = 30.0

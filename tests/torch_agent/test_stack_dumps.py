@@ -18,11 +18,7 @@ import pytest
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_tail
 from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, write_unasked
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 LONG_S = 60.0
 SHORT_S = 0.5

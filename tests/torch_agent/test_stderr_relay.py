@@ -26,11 +26,7 @@ from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 from tests.nodes import forkserver
 from tests.waiting import until
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 ROUND = 1
 RANK = 1

@@ -26,11 +26,7 @@ from firstfault_torch.watchdog import Timer, parse_line, timer_line
 from tests.plugin.running import short_folder
 from tests.waiting import until
 
-# Python 3.12 and later warn of a fork beside threads
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
 SOON_S = 0.3
 NEVER_S = 120.0
 LIMIT_S = 30.0
