@@ -6,24 +6,10 @@ from typing import Any
 
 import pytest
 
-from firstfault import retry
+from firstfault import model, retry
 from firstfault.conclude import conclude
 from firstfault.errors import UsageError
 from firstfault.exceptions.stack_dumps import add_raise_point
-from firstfault.model import (
-    CATEGORIES,
-    Decision,
-    ExceptionInfo,
-    FrameInfo,
-    Kind,
-    Origin,
-    Progress,
-    Resources,
-    Scope,
-    Verdict,
-    WorkerError,
-    Writer,
-)
 from firstfault.model.failure import CTRL_C
 from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
@@ -33,20 +19,20 @@ from tests.readers.scenes import STACK, own, stopped
 _CONTEXT = retry.RetryContext()
 
 
-def _verdict(root: WorkerError | None = None, **changes: Any) -> Verdict:
+def _verdict(root: model.WorkerError | None = None, **changes: Any) -> model.Verdict:
     verdict = run_strategy(get_strategy("earliest"), make_job(root or make_error(3)))
     return replace(verdict, **changes)
 
 
-def _yes(verdict: Verdict, context: retry.RetryContext) -> retry.Vote:
-    return retry.Vote(retry=True, reason="yes", origin=Origin.SYSTEM)
+def _yes(verdict: model.Verdict, context: retry.RetryContext) -> retry.Vote:
+    return retry.Vote(retry=True, reason="yes", origin=model.Origin.SYSTEM)
 
 
-def _no(verdict: Verdict, context: retry.RetryContext) -> retry.Vote:
+def _no(verdict: model.Verdict, context: retry.RetryContext) -> retry.Vote:
     return retry.Vote(retry=False, reason="no")
 
 
-def _broken(verdict: Verdict, context: retry.RetryContext) -> bool:
+def _broken(verdict: model.Verdict, context: retry.RetryContext) -> bool:
     raise RuntimeError(f"{verdict} {context}")
 
 
@@ -79,19 +65,19 @@ def test_policies_compose(policy: retry.RetryPolicy, votes: bool) -> None:
     assert bool(policy(_verdict(), _CONTEXT)) is votes
 
 
-_FREE = retry.on_category("user_code", origin=Origin.SYSTEM)
-_PAID = retry.on_category("user_code", origin=Origin.USER)
-_TEXT = CATEGORIES["user_code"]
+_FREE = retry.on_category("user_code", origin=model.Origin.SYSTEM)
+_PAID = retry.on_category("user_code", origin=model.Origin.USER)
+_TEXT = model.CATEGORIES["user_code"]
 
 
 @pytest.mark.parametrize(
     ("policy", "vote"),
     [
-        (_PAID | _FREE, retry.Vote(retry=True, reason=_TEXT, origin=Origin.USER)),
+        (_PAID | _FREE, retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.USER)),
         (retry.never() | _no, retry.Vote(retry=False, reason="the policy never retries, and no")),
-        (_FREE & _yes, retry.Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
-        (_FREE & ~retry.exhausted(), retry.Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
-        (~retry.exhausted() & _FREE, retry.Vote(retry=True, reason=_TEXT, origin=Origin.SYSTEM)),
+        (_FREE & _yes, retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM)),
+        (_FREE & ~retry.exhausted(), retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM)),
+        (~retry.exhausted() & _FREE, retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM)),
         (_FREE & _no & retry.never(), retry.Vote(retry=False, reason="no")),
     ],
 )
@@ -108,7 +94,7 @@ def test_a_plain_function_is_a_policy(answer: bool) -> None:
     """A function of verdict and context that returns a bool decides, is named, and takes from the user's budget."""
     seen = []
 
-    def on_tuesdays(verdict: Verdict, context: retry.RetryContext) -> bool:
+    def on_tuesdays(verdict: model.Verdict, context: retry.RetryContext) -> bool:
         seen.append((verdict, context))
         return answer
 
@@ -117,7 +103,7 @@ def test_a_plain_function_is_a_policy(answer: bool) -> None:
     assert seen == [(verdict, context)]
     assert decision.retry is answer
     assert "on_tuesdays" in decision.reason
-    assert decision.origin is Origin.USER
+    assert decision.origin is model.Origin.USER
 
 
 @pytest.mark.parametrize("policy", [17, "never", ()])
@@ -136,9 +122,9 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
 
 def test_explicit_and_declared() -> None:
     """`explicit` matches recoverable errors of the user's code, `declared` those of Flyte and the agent."""
-    for kind, origin in itertools.product(Kind, Origin):
+    for kind, origin in itertools.product(model.Kind, model.Origin):
         verdict = _verdict(make_error(3, kind=kind, origin=origin))
-        is_recoverable, is_of_system = kind is Kind.RECOVERABLE, origin is Origin.SYSTEM
+        is_recoverable, is_of_system = kind is model.Kind.RECOVERABLE, origin is model.Origin.SYSTEM
         assert bool(retry.explicit()(verdict, _CONTEXT)) is (is_recoverable and not is_of_system)
         assert bool(retry.declared()(verdict, _CONTEXT)) is (is_recoverable and is_of_system)
 
@@ -163,7 +149,7 @@ def test_exhausted(context: retry.RetryContext, over: bool) -> None:
 @pytest.mark.parametrize(("seconds", "is_enough"), [(0.0, False), (1799.0, False), (1800.0, True)])
 def test_progress(seconds: float, is_enough: bool) -> None:
     """The time of training that a node reports counts, and the reason has it."""
-    job = make_job(make_error(3), roster=[make_presence(progress=Progress(40_312, seconds))])
+    job = make_job(make_error(3), roster=[make_presence(progress=model.Progress(40_312, seconds))])
     conclusion = conclude(job, policy=retry.made_progress(minutes=30))
     assert conclusion.decision.retry is is_enough
     assert conclusion.decision.reason.startswith(f"trained for {seconds // 60:.0f} of 30 min")
@@ -180,14 +166,14 @@ def test_a_vote_of_other_types() -> None:
 
     verdict, vote = _verdict(), retry.Vote(Truth(), 7, "SYSTEM")  # type: ignore[arg-type]
     decision = retry.decide(verdict, lambda *_: vote, _CONTEXT)
-    assert (decision.retry, decision.origin, decision.reason.split(" (")[0]) == (True, Origin.SYSTEM, "7")
+    assert (decision.retry, decision.origin, decision.reason.split(" (")[0]) == (True, model.Origin.SYSTEM, "7")
     assert from_json(to_json(verdict, decision)) == (replace(verdict, root=None), decision)
     with pytest.raises(UsageError, match="a retry policy's vote has the origin 'SOMEBODY'"):
         retry.decide(verdict, lambda *_: retry.Vote(retry=True, reason="x", origin="SOMEBODY"), _CONTEXT)  # type: ignore[arg-type]
 
 
 _WORLD = {"world_size": 4}
-_ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), FrameInfo("/job/train.py", 7, "train"))
+_ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), model.FrameInfo("/job/train.py", 7, "train"))
 
 
 @pytest.mark.parametrize(
@@ -198,13 +184,13 @@ _ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), Frame
     ],
     ids=["all raised it", "three were about to raise it"],
 )
-def test_the_same_fault_everywhere(failures: list[WorkerError]) -> None:
+def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
     """The same fault of all ranks, in a world of more than one, is the reason against a retry."""
     verdict = run_strategy(get_strategy("evidence"), make_job(*failures))
     assert retry.same_fault_everywhere()(verdict, _CONTEXT)
     assert retry.decide(verdict).reason == "the same fault on all ranks, so a retry would probably fail again"
     assert not retry.same_fault_everywhere()(replace(verdict, ranks=(0, 1, 2)), _CONTEXT)
-    for scope, ranks, world in ((Scope.RANK, (0,), 1), (Scope.RANKS, (0, 1), 0)):
+    for scope, ranks, world in ((model.Scope.RANK, (0,), 1), (model.Scope.RANKS, (0, 1), 0)):
         assert not retry.same_fault_everywhere()(
             _verdict(make_error(0, world_size=world), scope=scope, ranks=ranks), _CONTEXT
         )
@@ -212,11 +198,11 @@ def test_the_same_fault_everywhere(failures: list[WorkerError]) -> None:
 
 # --- the default ----------------------------------------------------------------------------------------------------
 
-_STOCK = {"writer": Writer.STOCK, "exception": None}
-_AGAIN, _OF_SYSTEM = {"kind": Kind.RECOVERABLE}, {"origin": Origin.SYSTEM}
-_RETRIED, _PAID_FOR, _NOT = (True, Origin.SYSTEM), (True, Origin.USER), (False, Origin.USER)
+_STOCK = {"writer": model.Writer.STOCK, "exception": None}
+_AGAIN, _OF_SYSTEM = {"kind": model.Kind.RECOVERABLE}, {"origin": model.Origin.SYSTEM}
+_RETRIED, _PAID_FOR, _NOT = (True, model.Origin.SYSTEM), (True, model.Origin.USER), (False, model.Origin.USER)
 _FREE_OF_CHARGE = " (uses none of the task's retries)"
-_DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
+_DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
     "a plain exception": ({}, _NOT, "the same code would probably fail again"),
     "raised as recoverable": (
         {**_AGAIN, "exception": "flytekit.FlyteRecoverableException"},
@@ -224,7 +210,7 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
         "FlyteRecoverableException was raised as recoverable (uses one of the task's retries)",
     ),
     "raised as recoverable, of a node that was preempted": ({**_AGAIN, "category": "preemption"}, _PAID_FOR, ""),
-    "recoverable of unknown origin": ({**_AGAIN, "origin": Origin.UNKNOWN}, _PAID_FOR, ""),
+    "recoverable of unknown origin": ({**_AGAIN, "origin": model.Origin.UNKNOWN}, _PAID_FOR, ""),
     "preemption": ({"category": "preemption", "exception": None}, _RETRIED, _FREE_OF_CHARGE),
     "Ctrl-C": (
         {"category": "interrupted", "exception": None, "code": CTRL_C},
@@ -242,11 +228,11 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
         f"Flyte's entrypoint reported a recoverable system error{_FREE_OF_CHARGE}",
     ),
     "our agent broke": (
-        {**_AGAIN, **_OF_SYSTEM, "writer": Writer.AGENT},
+        {**_AGAIN, **_OF_SYSTEM, "writer": model.Writer.AGENT},
         _RETRIED,
         f"the agent reported a recoverable system error{_FREE_OF_CHARGE}",
     ),
-    "a system error that is not recoverable": ({**_STOCK, **_OF_SYSTEM}, (False, Origin.SYSTEM), ""),
+    "a system error that is not recoverable": ({**_STOCK, **_OF_SYSTEM}, (False, model.Origin.SYSTEM), ""),
     "killed": ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, _NOT, ""),
     "exited": ({"exception": None, "exit_code": 1}, _NOT, ""),
     "data": ({"category": "data"}, _NOT, "the same data would probably fail again"),
@@ -259,12 +245,12 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, Origin], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "decided", "reason"), _DEFAULT.values(), ids=_DEFAULT)
-def test_the_default(changes: dict[str, Any], decided: tuple[bool, Origin], reason: str) -> None:
+def test_the_default(changes: dict[str, Any], decided: tuple[bool, model.Origin], reason: str) -> None:
     """By default a recoverable exception uses the user's budget, a cause from outside the system's; victims' do not."""
-    root, victim = make_error(3, **changes), make_error(0, at_ms=30, kind=Kind.RECOVERABLE)
+    root, victim = make_error(3, **changes), make_error(0, at_ms=30, kind=model.Kind.RECOVERABLE)
     decision = retry.decide(run_strategy(get_strategy("earliest"), make_job(root, victim)))
     assert (decision.retry, decision.origin) == decided
-    assert decision.kind is (Kind.RECOVERABLE if decision.retry else Kind.NON_RECOVERABLE)
+    assert decision.kind is (model.Kind.RECOVERABLE if decision.retry else model.Kind.NON_RECOVERABLE)
     assert decision.reason
     assert decision.reason.endswith(reason)
 
@@ -272,25 +258,25 @@ def test_the_default(changes: dict[str, Any], decided: tuple[bool, Origin], reas
 @pytest.mark.parametrize("where", ["causes", "members"])
 def test_a_recoverable_exception_that_was_replaced(where: str) -> None:
     """The reason names the exception that left the task, which counts, and the one that it replaced."""
-    asked = ExceptionInfo("flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone")
-    root = replace(make_error(3), exception=ExceptionInfo("ValueError", "bad", **{where: (asked,)}))
+    asked = model.ExceptionInfo("flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone")
+    root = replace(make_error(3), exception=model.ExceptionInfo("ValueError", "bad", **{where: (asked,)}))
     reason = "ValueError replaced FlyteRecoverableException, and isn't recoverable itself"
     assert retry.decide(_verdict(root)).reason == reason
-    assert retry.decide(_verdict(replace(root, kind=Kind.RECOVERABLE))).retry
+    assert retry.decide(_verdict(replace(root, kind=model.Kind.RECOVERABLE))).retry
 
 
-def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> WorkerError:
-    resources = Resources(oom_kill=oom_kill, memory_peak_bytes=peak, memory_limit_bytes=limit)
+def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> model.WorkerError:
+    resources = model.Resources(oom_kill=oom_kill, memory_peak_bytes=peak, memory_limit_bytes=limit)
     return replace(make_error(3, signal="SIGKILL", category="host_oom"), resources=resources)
 
 
-def _of_the_gpu(file: str, code: str, **changes: Any) -> WorkerError:
-    frames = (FrameInfo("train.py", 3, "step", "model(batch)"), FrameInfo(file, 9, "forward", code))
-    exception = ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=frames)
+def _of_the_gpu(file: str, code: str, **changes: Any) -> model.WorkerError:
+    frames = (model.FrameInfo("train.py", 3, "step", "model(batch)"), model.FrameInfo(file, 9, "forward", code))
+    exception = model.ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=frames)
     return replace(make_error(3), exception=exception, category="gpu_hardware", **changes)
 
 
-_GONE = replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT)
+_GONE = replace(_of_the_gpu("", ""), exception=None, writer=model.Writer.AGENT)
 
 _TORCH = "/venv/site-packages/torch/cuda/__init__.py"
 _OF_THE_MACHINE = {
@@ -310,22 +296,22 @@ _OF_THE_MACHINE = {
     "log of a crash": (replace(_GONE, signal="SIGABRT", log_tail="Xid 79"), True),
     "log of an exit": (replace(_GONE, exit_code=3, log_tail="Xid 79"), False),
     "nothing": (replace(_GONE, signal="SIGABRT"), False),
-    "no frames": (replace(_of_the_gpu("", ""), exception=ExceptionInfo("RuntimeError", "ECC error")), False),
+    "no frames": (replace(_of_the_gpu("", ""), exception=model.ExceptionInfo("RuntimeError", "ECC error")), False),
 }
 
 
 @pytest.mark.parametrize(("root", "again"), _OF_THE_MACHINE.values(), ids=_OF_THE_MACHINE)
-def test_a_machine_at_fault(root: WorkerError, again: bool) -> None:
+def test_a_machine_at_fault(root: model.WorkerError, again: bool) -> None:
     """An OOM kill far below the limit is evidence, and so is a driver's error; a text of the program is not."""
     decision = retry.decide(_verdict(root))
     assert decision.retry is again
-    words = CATEGORIES["gpu_hardware"] if root.category == "gpu_hardware" else "the host ran out of memory"
-    assert not again or (decision.origin is Origin.SYSTEM and words in decision.reason)
+    words = model.CATEGORIES["gpu_hardware"] if root.category == "gpu_hardware" else "the host ran out of memory"
+    assert not again or (decision.origin is model.Origin.SYSTEM and words in decision.reason)
 
 
 def test_the_same_fault_again() -> None:
     """The decision says that the previous attempt failed in the same way; a policy can stop for that."""
-    recoverable = _verdict(make_error(3, kind=Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
+    recoverable = _verdict(make_error(3, kind=model.Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
     again = retry.RetryContext(attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint)
     other = replace(again, previous_fingerprint="1:000000000000")
     policy = retry.explicit() & ~retry.same_fault_again()
@@ -338,9 +324,9 @@ def test_the_same_fault_again() -> None:
         assert retry.decide(recoverable, policy, context).retry
         assert "the previous attempt" not in retry.decide(recoverable, None, context).reason
     # a wrapper's cause tells one fault from another, though the wrapper's type and text are equal
-    causes = (ExceptionInfo("AssertionError", "loss is nan"), ExceptionInfo("ValueError", "bad batch"))
+    causes = (model.ExceptionInfo("AssertionError", "loss is nan"), model.ExceptionInfo("ValueError", "bad batch"))
     first, second = (
-        _verdict(make_error(3, exception=ExceptionInfo("train.TrainingError", "step failed", causes=(cause,))))
+        _verdict(make_error(3, exception=model.ExceptionInfo("train.TrainingError", "step failed", causes=(cause,))))
         for cause in causes
     )
     context = retry.RetryContext(attempt=1, previous_fingerprint=first.fingerprint)
@@ -350,10 +336,10 @@ def test_the_same_fault_again() -> None:
 def test_an_unknown_root() -> None:
     """Without a known root cause there is no retry and no fault owner; only a policy on "unknown" would retry."""
     verdict = build_undetermined_verdict(make_job(), "earliest")
-    assert retry.decide(verdict) == Decision(
+    assert retry.decide(verdict) == model.Decision(
         retry=False,
-        kind=Kind.NON_RECOVERABLE,
-        origin=Origin.UNKNOWN,
+        kind=model.Kind.NON_RECOVERABLE,
+        origin=model.Origin.UNKNOWN,
         enforced=True,
         reason="it's unclear whether a retry would help",
     )
@@ -366,17 +352,17 @@ def test_an_unknown_root() -> None:
 @pytest.mark.parametrize(
     ("left", "origin", "spent", "paid"),
     [
-        (0, Origin.USER, True, "(all 2 retries are used up)"),
-        (1, Origin.USER, False, "(uses one of the task's retries)"),
-        (None, Origin.USER, False, "(uses one of the task's retries)"),
-        (0, Origin.SYSTEM, False, "(uses none of the task's retries)"),
+        (0, model.Origin.USER, True, "(all 2 retries are used up)"),
+        (1, model.Origin.USER, False, "(uses one of the task's retries)"),
+        (None, model.Origin.USER, False, "(uses one of the task's retries)"),
+        (0, model.Origin.SYSTEM, False, "(uses none of the task's retries)"),
     ],
 )
-def test_a_budget_that_is_used_up(left: int | None, origin: Origin, spent: bool, paid: str) -> None:
+def test_a_budget_that_is_used_up(left: int | None, origin: model.Origin, spent: bool, paid: str) -> None:
     """With a used-up budget the decision still says retry to Flyte, and its reason says that the budget is used up."""
     policy = retry.on_category("data", origin=origin)
     decision = retry.decide(_verdict(category="data"), policy, retry.RetryContext(2, 2, retries_left=left))
-    assert (decision.kind, decision.is_spent, decision.enforced) == (Kind.RECOVERABLE, spent, True)
+    assert (decision.kind, decision.is_spent, decision.enforced) == (model.Kind.RECOVERABLE, spent, True)
     assert decision.reason.endswith(paid)
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,10 +24,11 @@ from tests.s3_server import S3
 __all__ = ["run"]
 
 T = TypeVar("T")
+WithStore: TypeAlias = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
-def with_store() -> Callable[..., Any]:
+def with_store() -> WithStore:
     """Return a function that runs an async function with an open store and returns its result."""
 
     def run(uri: str, use: Callable[[Store], Awaitable[T]], **options: Any) -> T:
@@ -63,7 +64,7 @@ def environment_of() -> Callable[[S3], contextlib.AbstractContextManager[None]]:
 
 
 @pytest.fixture(scope="session")
-def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
+def write(with_store: WithStore) -> Callable[..., list[str]]:
     """Return a function that writes error documents below an output prefix, and returns their names."""
 
     def put(uri: str, *errors: WorkerError, **options: Any) -> list[str]:

@@ -10,7 +10,7 @@ from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, St
 from firstfault.store import Store, settings
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.s3_server import S3
-from tests.storage.conftest import SilentServer
+from tests.storage.conftest import SilentServer, WithStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("client")]
 
@@ -35,7 +35,7 @@ def refusal(kind: type[FirstFaultError], run: Callable[[], object]) -> str:
     return text
 
 
-def refusals(kind: type[FirstFaultError], with_store: Callable[..., Any], uri: str, *verbs: str) -> list[str]:
+def refusals(kind: type[FirstFaultError], with_store: WithStore, uri: str, *verbs: str) -> list[str]:
     """Return the text of the error of each kind of request, which names the request and the folder."""
     texts = []
     for verb in verbs or VERBS:
@@ -46,7 +46,7 @@ def refusals(kind: type[FirstFaultError], with_store: Callable[..., Any], uri: s
 
 @pytest.mark.parametrize("wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"])
 def test_wrong_credentials(
-    s3: S3, environment_of: Callable[..., Any], with_store: Callable[..., Any], wrong: dict[str, str]
+    s3: S3, environment_of: Callable[..., Any], with_store: WithStore, wrong: dict[str, str]
 ) -> None:
     """A wrong key or secret raises AccessDeniedError, which says what to check."""
     with environment_of(replace(s3, **wrong)):
@@ -56,7 +56,7 @@ def test_wrong_credentials(
 
 @pytest.mark.parametrize("variables", ["AWS_", "FLYTE_AWS_"])
 def test_credentials_come_from_either_kind_of_variables(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any], variables: str
+    s3: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore, variables: str
 ) -> None:
     """The variables of flytekit are enough, and so are those of botocore."""
     for name, value in s3.environment().items():
@@ -66,7 +66,7 @@ def test_credentials_come_from_either_kind_of_variables(
 
 
 def test_given_options_win(
-    s3_environ: S3, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
+    s3_environ: S3, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
 ) -> None:
     """Options that the caller passes are used instead of the environment's; a refusal is not repeated."""
     monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
@@ -76,7 +76,7 @@ def test_given_options_win(
 
 
 def test_no_credentials_and_an_instance_service_that_hangs(
-    s3: S3, silent_server: SilentServer, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
+    s3: S3, silent_server: SilentServer, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
 ) -> None:
     """The error names the variables to set. botocore's search for an instance role ends, and is not repeated."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", s3.endpoint)
@@ -90,7 +90,7 @@ def test_no_credentials_and_an_instance_service_that_hangs(
 
 
 def test_an_account_that_may_not_list(
-    s3_no_list: S3, environment_of: Callable[..., Any], with_store: Callable[..., Any]
+    s3_no_list: S3, environment_of: Callable[..., Any], with_store: WithStore
 ) -> None:
     """An account without the list permission can read and write; the error of a listing names the permission."""
     uri = s3_no_list.uri()
@@ -101,7 +101,7 @@ def test_an_account_that_may_not_list(
         assert "the list permission" in refusal(AccessDeniedError, lambda: with_store(uri, VERBS["list"]))
 
 
-def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: WithStore) -> None:
     """A missing bucket raises an error that says to check its name; so does a name against the rules."""
     for text in refusals(StoreError, with_store, "s3://no-such-place/run", "list", "read", "write"):
         assert "check the bucket's name" in text
@@ -109,9 +109,7 @@ def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: Callable[..., 
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_an_endpoint_without_a_listener(
-    s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
-) -> None:
+def test_an_endpoint_without_a_listener(s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore) -> None:
     """A refused connection raises StoreUnavailableError, which says to check the endpoint."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "http://127.0.0.1:9")
     for text in refusals(StoreUnavailableError, with_store, s3_environ.uri()):
@@ -119,9 +117,7 @@ def test_an_endpoint_without_a_listener(
         assert "check the endpoint" in text
 
 
-def test_an_endpoint_without_a_scheme(
-    s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
-) -> None:
+def test_an_endpoint_without_a_scheme(s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore) -> None:
     """An endpoint that is not a URL raises a UsageError."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "minio.flyte:9000")
     text = refusal(UsageError, lambda: with_store(s3_environ.uri(), VERBS["list"]))
@@ -132,11 +128,7 @@ def test_an_endpoint_without_a_scheme(
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("verb", ["list", "write"])
 def test_a_server_that_never_answers(
-    s3_environ: S3,
-    silent_server: SilentServer,
-    monkeypatch: pytest.MonkeyPatch,
-    with_store: Callable[..., Any],
-    verb: str,
+    s3_environ: S3, silent_server: SilentServer, monkeypatch: pytest.MonkeyPatch, with_store: WithStore, verb: str
 ) -> None:
     """A silent server takes one read timeout per attempt: the clients do not retry by themselves."""
     monkeypatch.setattr(settings, "READ_TIMEOUT_SECONDS", 0.2)
@@ -148,7 +140,7 @@ def test_a_server_that_never_answers(
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_a_fault_that_passes(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any]) -> None:
+def test_a_fault_that_passes(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore) -> None:
     """Up to three transient faults in a row are retried."""
     uri = s3_environ.uri()
     with_store(uri, VERBS["write"])
@@ -162,9 +154,7 @@ def test_a_fault_that_passes(s3_environ: S3, faulty_proxy: FaultyProxy, with_sto
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("fault", ["503", "500", "drop"])
-def test_a_fault_that_stays(
-    s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any], fault: str
-) -> None:
+def test_a_fault_that_stays(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore, fault: str) -> None:
     """A lasting fault raises StoreUnavailableError after four requests."""
     faulty_proxy.plan(Fault(fault))
     for verb in VERBS:
@@ -175,7 +165,7 @@ def test_a_fault_that_stays(
 
 
 def test_a_bucket_in_another_region(
-    s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any], client: str
+    s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore, client: str
 ) -> None:
     """If S3 redirects to the bucket's region, the store follows."""
     faulty_proxy.plan(Fault("301", client="object_store"))

@@ -3,8 +3,6 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import fsspec
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from firstfault.store import Store, open_store
 from firstfault.utils.run_sync import run_sync
 from tests.s3_server import S3
-from tests.storage.conftest import Peer
+from tests.storage.conftest import Peer, WithStore
 from tests.storage.store_suite import StoreTests
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("client")]
@@ -34,9 +32,7 @@ async def names(store: Store) -> list[str]:
     return [item.name for item in await store.list()]
 
 
-def test_only_objects_directly_in_the_folder_are_listed(
-    s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
-) -> None:
+def test_only_objects_directly_in_the_folder_are_listed(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
     """A listing has no deeper objects, no siblings with the same prefix, and not the folder's own marker."""
     uri = s3_environ.uri()
     for name in ("/b.pb", "/a.pb", "/deep/c.pb", "-sibling/d.pb"):
@@ -45,9 +41,7 @@ def test_only_objects_directly_in_the_folder_are_listed(
     assert with_store(uri, names) == ["a.pb", "b.pb"]
 
 
-def test_a_listing_that_fsspec_remembers_is_not_used(
-    s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
-) -> None:
+def test_a_listing_that_fsspec_remembers_is_not_used(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
     """The filesystem that fsspec shares does not see a new object; the store does."""
     uri = s3_environ.uri()
     peer.put(f"{uri}/first.pb", b"x")
@@ -67,7 +61,7 @@ def test_a_listing_that_fsspec_remembers_is_not_used(
         type(shared).clear_instance_cache()
 
 
-def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: WithStore) -> None:
     """A store of a whole bucket can list behind a name."""
     folder = s3_environ.uri("bucket").rpartition("/")[2]
 
@@ -80,7 +74,7 @@ def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., An
     assert with_store(f"s3://{s3_environ.bucket}", use) == [f"{folder}/b.pb", f"{folder}/c.pb"]
 
 
-def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
+def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
     """Another client finds what was put under its name and with its bytes, also if URLs encode the name."""
     uri = s3_environ.uri()
     files = {name: bytes(range(256)) for name in ("a b+c&d=e.pb", "ä.pb", "100%.pb", "a#b?.pb")}
@@ -94,7 +88,7 @@ def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Cal
     assert peer.files(uri) == files
 
 
-def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: WithStore) -> None:
     """64 first requests at once succeed, and leave no connection open."""
     uri = s3_environ.uri()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import Mock
 
 import pytest
@@ -60,6 +60,7 @@ from tests.prefix import Prefix
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
+Start: TypeAlias = Callable[..., ReportingAgent]
 PLACE = model.Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
 KEPT = TorchKeptException(model.ExceptionInfo("ValueError", "boom"), "Traceback of it")
 STOPPED = "another worker of this node had failed"
@@ -319,9 +320,7 @@ def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     return at_torchs_look
 
 
-def test_the_log_names_the_failed_worker(
-    start: Callable[..., ReportingAgent], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_names_the_failed_worker(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """The log has torch's line about the worker that failed, with its traceback, and none about a stopped one."""
     agent = start("exits", "dies")
     pids = [process.pid for process in _processes(agent._pcontext)]
@@ -336,9 +335,7 @@ def test_the_log_names_the_failed_worker(
 
 
 @pytest.mark.parametrize(("answer", "exit_code"), [("exits", 7), ("ignores it", -9), ("crashes", -11)])
-def test_the_answer_to_being_stopped(
-    answer: str, exit_code: int, start: Callable[..., ReportingAgent], prefix: Prefix
-) -> None:
+def test_the_answer_to_being_stopped(answer: str, exit_code: int, start: Start, prefix: Prefix) -> None:
     """A worker counts as stopped however it reacts to the signal; one that ignores it is killed."""
     agent = start(answer, "dies", stop_seconds=0.5 if answer == "ignores it" else LONG_S)
     _kill(agent, 1)
@@ -358,7 +355,7 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     return name, data
 
 
-def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) -> None:
+def test_documents_of_two_workers_at_once(start: Start) -> None:
     """Each spooled document's receipt belongs to its own worker, whatever the order of the uploads."""
     agent = start()
     ranks = {_spooled(agent, local_rank)[0]: 2 + local_rank for local_rank in (0, 1)}
@@ -382,11 +379,7 @@ def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) 
     ("owner", "broken"), [(NodeRound, "handle_failures"), (NodeRound, "report_failure"), (LocalWorkers, "stop")]
 )
 def test_when_our_code_breaks(
-    owner: type,
-    broken: str,
-    start: Callable[..., ReportingAgent],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    owner: type, broken: str, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If our own code raises, torch's result is returned, with a warning."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -23,6 +23,7 @@ from firstfault_torch.node.fork_gate import hold_forked_workers, wait_until_all_
 pytestmark = pytest.mark.forks
 
 LONG_S = 60.0
+OpenChannel: TypeAlias = Callable[..., WorkerChannel]
 LIMIT_S = 0.3
 TOLERANCE_S = 20.0
 """What waits, although it should not, waits for `LONG_S`."""
@@ -69,7 +70,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
         one._listener.close()
 
 
-def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
+def test_an_answer(agent: Agent, worker: OpenChannel) -> None:
     """Each worker that is asked answers for itself, at once; one that is not asked does not."""
     for local_rank in range(3):
         worker(local_rank, lambda _, local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
@@ -85,7 +86,7 @@ def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     assert not agent.woken.acquire(blocking=False), "an answer is not a failure"
 
 
-def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel], folder: Path) -> None:
+def test_earlier_rounds_are_forgotten(agent: Agent, worker: OpenChannel, folder: Path) -> None:
     """A round has the messages of its own workers only, whenever the others come; a failure report wakes the agent."""
     content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
     late = worker(1)
@@ -109,7 +110,7 @@ def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., Worker
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_worker_that_does_not_answer(
-    others: int, agent: Agent, worker: Callable[..., WorkerChannel], monkeypatch: pytest.MonkeyPatch
+    others: int, agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent waits for a busy worker up to the time limit, and returns the other workers' answers."""
     release = threading.Event()
@@ -131,9 +132,7 @@ def test_a_worker_that_does_not_answer(
     release.set()
 
 
-def test_an_end_without_the_other(
-    folder: Path, worker: Callable[..., WorkerChannel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_without_the_other(folder: Path, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for workers that ended or never opened a channel, nor a failing worker for an agent that died."""
     monkeypatch.setattr(time_limits, "SEND_TIMEOUT_SECONDS", LONG_S)
     began = time.monotonic()
@@ -144,9 +143,7 @@ def test_an_end_without_the_other(
     assert time.monotonic() - began < TOLERANCE_S
 
 
-def test_an_answer_that_breaks(
-    agent: Agent, worker: Callable[..., WorkerChannel], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_answer_that_breaks(agent: Agent, worker: OpenChannel, caplog: pytest.LogCaptureFixture) -> None:
     """A worker whose answer raises sends an empty state, logs a warning, and can be asked again."""
     answers = iter([ZeroDivisionError("ours"), None])
 
@@ -161,7 +158,7 @@ def test_an_answer_that_breaks(
     assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 
-def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -> None:
+def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
     """A busy agent receives the reports of all workers of a large node that fail at the same moment."""
     busy, free, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
 
@@ -203,7 +200,7 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
     ],
     ids=repr,
 )
-def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerChannel]) -> None:
+def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: OpenChannel) -> None:
     """Both ends skip an invalid or incomplete message and receive the next one."""
     line = worker(0, lambda _: {"ok": True})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -215,7 +212,7 @@ def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: 
     assert agent.channel.ask([0], LONG_S)[0]["ok"]
 
 
-def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
+def test_a_large_answer(agent: Agent, worker: OpenChannel) -> None:
     """The largest state arrives: ten dead threads with all their frames."""
     frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
     failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]

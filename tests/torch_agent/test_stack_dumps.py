@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -20,6 +20,7 @@ from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, write_
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
+Start: TypeAlias = Callable[..., multiprocessing.process.BaseProcess]
 LONG_S = 60.0
 SHORT_S = 0.5
 SOON_S = 30.0
@@ -128,12 +129,7 @@ def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int
         (in_c_with_the_lock, ("LIBC.sleep(int(LONG_S))  # a signal ends it",)),
     ],
 )
-def test_where_a_process_hangs(
-    where: Callable[[], None],
-    lines: tuple[str, ...],
-    start: Callable[..., multiprocessing.process.BaseProcess],
-    tmp_path: Path,
-) -> None:
+def test_where_a_process_hangs(where: Callable[[], None], lines: tuple[str, ...], start: Start, tmp_path: Path) -> None:
     """The stack names file, line and function, also where no Python code can run; the process continues."""
     process = start(where)
     began = time.monotonic()
@@ -144,9 +140,7 @@ def test_where_a_process_hangs(
     assert process.is_alive()
 
 
-def test_a_process_that_is_asked_again(
-    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
-) -> None:
+def test_a_process_that_is_asked_again(start: Start, tmp_path: Path) -> None:
     """The answer is where it is now, without the stack of the first answer, which is in the same file."""
     process = start(in_two_places)
     first = _ask_until(tmp_path, {0: process.pid}, "in_two_places")
@@ -155,9 +149,7 @@ def test_a_process_that_is_asked_again(
     assert [text[0].count("most recent call first") for text in (first, second)] == [1, 1]
 
 
-def test_all_threads_of_all_processes(
-    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
-) -> None:
+def test_all_threads_of_all_processes(start: Start, tmp_path: Path) -> None:
     """Several processes are asked at once, and each shows all its threads."""
     pids = {rank: start(in_two_threads, local_rank=rank).pid for rank in (0, 1)}
     stacks = _ask_until(tmp_path, pids, "in in_python")
@@ -167,9 +159,7 @@ def test_all_threads_of_all_processes(
         assert stack.count("most recent call first") >= 2
 
 
-def test_a_process_that_offers_nothing(
-    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
-) -> None:
+def test_a_process_that_offers_nothing(start: Start, tmp_path: Path) -> None:
     """A process that has not registered, or of another round, gets no signal, which would kill it."""
     silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
     began = time.monotonic()
@@ -192,9 +182,7 @@ def reset_handlers() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def test_processes_that_cannot_be_asked(
-    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
-) -> None:
+def test_processes_that_cannot_be_asked(start: Start, tmp_path: Path) -> None:
     """One whose handlers were reset is not sent the signal, which would kill it; one that is gone is left out."""
     process, there = start(in_python, then=reset_handlers), start(in_python, local_rank=1)
     gone = start(in_a_kill, local_rank=2)
@@ -236,9 +224,7 @@ def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> N
     assert not get_stack_tail(_files(tmp_path, 1).stacks)
 
 
-def test_a_process_that_cannot_answer(
-    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
-) -> None:
+def test_a_process_that_cannot_answer(start: Start, tmp_path: Path) -> None:
     """A suspended process is given up at the time limit; the others' stacks are returned."""
     frozen, there = start(in_python), start(in_python, local_rank=1)
     os.kill(frozen.pid or 0, signal.SIGSTOP)
@@ -258,11 +244,7 @@ def test_a_process_that_cannot_answer(
     ],
 )
 def test_a_fatal_signal(
-    where: Callable[[], None],
-    number: signal.Signals,
-    title: str,
-    start: Callable[..., multiprocessing.process.BaseProcess],
-    tmp_path: Path,
+    where: Callable[[], None], number: signal.Signals, title: str, start: Start, tmp_path: Path
 ) -> None:
     """A crash leaves its stacks and still kills the process; a SIGKILL leaves none."""
     process = start(where)
