@@ -1,6 +1,7 @@
 """Waits of tests that a busy machine does not break, and waits beside which other tests run."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,14 @@ def until(condition: Callable[[], object], what: str = "it never came", seconds:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
+
+
+def in_a_thread(call: Callable[[], object]) -> None:
+    """Call a function in another thread, and return when it has ended."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
 
 
 @contextlib.contextmanager

@@ -370,16 +370,10 @@ def test_the_order_of_reading_does_not_matter(
 ) -> None:
     """The job does not depend on the order of documents and roster entries."""
     unreadable = [Unreadable("b.pb", "empty"), Unreadable("a.pb", "refused")]
-    expected = _assembled(documents, entries, unreadable)
+    expected = _job(*documents, roster=tuple(entries), unreadable=tuple(unreadable))
     for items in (documents, entries, unreadable):
         shuffler.shuffle(items)
-    assert _assembled(documents, entries, unreadable) == expected
-
-
-def _assembled(
-    documents: list[model.WorkerError], entries: list[model.NodePresence], unreadable: list[Unreadable]
-) -> model.JobErrors:
-    return assemble(Snapshot(tuple(documents), roster=tuple(entries), unreadable=tuple(unreadable)))
+    assert _job(*documents, roster=tuple(entries), unreadable=tuple(unreadable)) == expected
 
 
 @given(st.lists(_DOCUMENTS, max_size=8))
@@ -515,4 +509,4 @@ def test_whether_all_nodes_are_done(phases: list[model.Phase], expected_nodes: i
 )
 def test_whether_the_pods_live(failures: list[model.WorkerError], roster: list[model.NodePresence], live: bool) -> None:
     """A node without a final entry, or with a lost agent, counts as a lost pod."""
-    assert pods_live(assemble(Snapshot(documents=tuple(failures), roster=tuple(roster)))) is live
+    assert pods_live(_job(*failures, roster=tuple(roster))) is live

@@ -261,6 +261,3 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, dela
         order = "the order of times is not reliable"
         assert warnings == [f"the clock of w-0 differs from the storage's by {warned}; {order}"]
     assert verdict.confidence == ("low" if warned else "high")
-
-
-# --- a listing cached by the client ---------------------------------------------------------------------------------

@@ -143,26 +143,20 @@ def test_a_single_document_that_cannot_be_read(
         asyncio.run(inside())
 
 
-def test_foreign_files_are_left_alone(attempt: Attempt) -> None:
-    """A file in the errors folder that is not a document is not opened, and named in the notes."""
-    attempt.write(make_error())
-    attempt.put("firstfault/errors/README.md", b"")
-    attempt.put("firstfault/errors/old/e.pb", b"")
-    attempt.put("firstfault/roster/README.md", b"")
-    coverage = attempt.reader().verdict().coverage
-    assert coverage.unreadable == 0
-    (note,) = coverage.notes
-    assert note.endswith("ignored: README.md")
-
-
-def test_a_broken_roster_entry_is_said(attempt: Attempt) -> None:
-    """An unreadable roster entry makes the coverage incomplete and is named."""
+def test_foreign_files_and_broken_roster_entries(attempt: Attempt) -> None:
+    """A file in the errors folder that is not a document is only noted; an unreadable roster entry is missed."""
     attempt.write(make_error())
     attempt.join(make_presence(nodes=1))
+    for name in ("errors/README.md", "errors/old/e.pb", "roster/README.md"):
+        attempt.put(f"firstfault/{name}", b"")
+    coverage = attempt.reader().verdict().coverage
+    assert (coverage.unreadable, coverage.complete) == (0, True)
+    (foreign,) = coverage.notes
+    assert foreign.endswith("ignored: README.md")
     attempt.put("firstfault/roster/r1-broken.pb", b"")
     coverage = attempt.reader().verdict().coverage
     assert not coverage.complete
-    (note,) = coverage.notes
+    (note,) = {*coverage.notes} - {foreign}
     assert note.startswith("roster entry not readable: r1-broken.pb: ")
 
 

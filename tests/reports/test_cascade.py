@@ -219,8 +219,10 @@ def test_an_unknown_order_is_not_shown() -> None:
     assert late == "2 lost a peer, 500 ms to 1.1 s after the cause, first rank 0 on worker-0"
 
 
-def test_many_ranks_without_a_useful_time() -> None:
-    """If all of many ranks hung, only their ends have times: nothing is drawn, and the page is still written."""
+def test_without_a_useful_time_no_time_line_is_drawn() -> None:
+    """One failure, or many without a time, have none. If all of many ranks hung, only their ends have times."""
+    assert build_timeline(_cascade(make_job(make_error()))) is None
+    assert build_timeline(SCENES["no-times"]().cascade) is None
     stuck = "[Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
     abort = {"exception": None, "signal": "SIGABRT", "exit_code": -6, "writer": Writer.AGENT, "log_tail": stuck}
     job = make_job(*(make_error(n, node=f"worker-{n}", world_size=40, at_ms=n, **abort) for n in range(40)))
@@ -309,12 +311,6 @@ def test_labels_of_a_time_line_stand_apart() -> None:
         others = [make_error(0, at_ms=-last_ms), make_error(1, at_ms=last_ms)]
         places = [tick.x for tick in _drawn(_cascade(make_job(make_error(3), *others))).ticks]
         assert min(after - before for before, after in itertools.pairwise(places)) > 50
-
-
-def test_one_time_has_no_time_line() -> None:
-    """With one failure, or no failure with a time, no time line is drawn."""
-    assert build_timeline(_cascade(make_job(make_error()))) is None
-    assert build_timeline(SCENES["no-times"]().cascade) is None
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

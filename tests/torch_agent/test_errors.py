@@ -53,19 +53,19 @@ def test_it_is_written_whole(tmp_path: Path) -> None:
     assert word["message"] == "ValueError: \ud800"
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[" * 5_000, "[]", "7", "null", '{"other": 1}', "\udcff"])
-def test_unreadable(tmp_path: Path, text: str | None) -> None:
-    """A missing, truncated or foreign file gives None."""
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, None) for text in (None, "", "{", "[" * 5_000, "[]", "7", "null", '{"other": 1}', "\udcff")),
+        *((json.dumps({"message": message}), str(message)) for message in ("a plain text", ["a", "list"], 7)),
+    ],
+)
+def test_files_of_other_tools(tmp_path: Path, text: str | None, message: str | None) -> None:
+    """A missing, truncated or foreign file gives None; a message without parts is a message."""
     if text is not None:
         (tmp_path / "error.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert read_error_file(tmp_path / "error.json") is None
-
-
-@pytest.mark.parametrize("message", ["a plain text", ["a", "list"], 7])
-def test_a_message_that_is_no_record(tmp_path: Path, message: object) -> None:
-    """A message without parts, as other tools write it, is a message."""
-    (tmp_path / "error.json").write_text(json.dumps({"message": message}))
-    assert read_error_file(tmp_path / "error.json") == {"message": str(message), "extraInfo": {}}
+    expected = None if message is None else {"message": message, "extraInfo": {}}
+    assert read_error_file(tmp_path / "error.json") == expected
 
 
 class _Thing:
@@ -73,23 +73,19 @@ class _Thing:
 
 
 def test_traceback_file(tmp_path: Path) -> None:
-    """The traceback is read from torch.multiprocessing's pickle; a truncated file gives an empty text."""
+    """The traceback is read from torch.multiprocessing's pickle; a truncated file gives an empty text.
+
+    Only a text is unpickled, never a class.
+    """
     path = tmp_path / "traceback"
     assert read_traceback(path) == ""
     whole = pickle.dumps("Traceback (most recent call last):\nValueError: boom\n")
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        assert read_traceback(path) == ""
+    others = [pickle.dumps(content) for content in (7, ["Traceback"], b"Traceback", _Thing(), print)]
+    for data in (*(whole[:length] for length in range(len(whole))), *others):
+        path.write_bytes(data)
+        assert read_traceback(path) == "", data
     path.write_bytes(whole)
     assert read_traceback(path).endswith("ValueError: boom\n")
-
-
-@pytest.mark.parametrize("content", [7, ["Traceback"], b"Traceback", _Thing(), print])
-def test_traceback_file_of_another_kind(tmp_path: Path, content: object) -> None:
-    """Only a text is unpickled, never a class."""
-    path = tmp_path / "traceback"
-    path.write_bytes(pickle.dumps(content))
-    assert read_traceback(path) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from firstfault_torch import guard
 from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, run_loop, suppress_internal_errors
+from tests.waiting import in_a_thread
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -144,9 +145,7 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
         with ignore_worker_signals():
             inside.append({number: signal.getsignal(number) for number in handlers})
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
+    in_a_thread(look)
     assert inside == [handlers]
 
 

@@ -23,6 +23,7 @@ from firstfault_torch.worker.in_flight import (
     get_moment,
     watch_process_groups,
 )
+from tests.waiting import in_a_thread
 
 pytestmark = pytest.mark.forks
 
@@ -339,13 +340,6 @@ def test_what_is_a_failure(error: BaseException, recorded: bool, asked: bool, do
     assert documents.recorded == ([error] if recorded else [])
 
 
-def _in_a_thread(call: Callable[[], None]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join(LONG_S)
-    assert not thread.is_alive()
-
-
 def _handling(call: Callable[[], None]) -> None:
     try:
         _raise(ValueError("bad batch"))
@@ -368,7 +362,7 @@ def test_asked_by_the_agent(train: Callable[[Callable[[], None]], None], documen
 
     def ask_twice() -> None:
         for _ in range(2):
-            _in_a_thread(documents.in_flight.ask)
+            in_a_thread(documents.in_flight.ask)
         seen.append((list(documents.recorded), list(documents.withdrawn)))
 
     error, _ = _left(lambda: train(ask_twice))
@@ -378,7 +372,7 @@ def test_asked_by_the_agent(train: Callable[[Callable[[], None]], None], documen
 def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
     """`ask` withdraws a handled exception, and records nothing if none is in flight."""
     error, _ = _left(_finally)
-    _in_a_thread(documents.in_flight.ask)
+    in_a_thread(documents.in_flight.ask)
     assert documents.recorded == documents.withdrawn == [error]
 
 
@@ -394,7 +388,7 @@ def test_asked_while_another_exception_is_recorded(documents: Documents, monkeyp
 
 def test_other_threads_and_processes(documents: Documents) -> None:
     """What leaves another thread, or a forked child such as a data loader, does not leave the task function."""
-    _in_a_thread(lambda: _left(_finally))
+    in_a_thread(lambda: _left(_finally))
     assert documents.recorded == []
     context = multiprocessing.get_context("fork")
     recorded = context.Value("i", -1)
@@ -465,9 +459,7 @@ def seen() -> Iterator[list[Unwinding | None]]:
 
 def _look() -> None:
     thread = threading.get_ident()
-    looking = threading.Thread(target=lambda: _seen.append(find_unwinding(thread)))
-    looking.start()
-    looking.join()
+    in_a_thread(lambda: _seen.append(find_unwinding(thread)))
 
 
 class _Batches:

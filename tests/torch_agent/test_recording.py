@@ -32,6 +32,7 @@ from firstfault_torch.worker import worker_monitor as worker
 from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, recorded, run_recorded
 from tests.prefix import Prefix
 from tests.recordings import recording_at
+from tests.waiting import in_a_thread
 
 pytestmark = pytest.mark.slow
 
@@ -148,9 +149,6 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
     release.set()
     assert receipt.error == "the storage did not answer within 0.0 s", "the disk has taken all the time"
     assert 1 <= took < 1 + TOLERANCE_S
-
-
-# --- through the node's recorder ------------------------------------------------------------------------------------
 
 
 # --- what leaves a task function ------------------------------------------------------------------------------------
@@ -391,12 +389,6 @@ def test_what_a_handler_makes_of_the_agents_signal(handler: Callable[[], None], 
     assert not list(prefix.folder.parent.rglob("*.pb*"))
 
 
-def _in_a_thread(call: Callable[[], Any]) -> None:
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-
-
 class _Finalised:
     """An iterator whose finaliser calls something, as a data loader's joins its processes."""
 
@@ -410,7 +402,7 @@ class _Finalised:
         return 0
 
     def __del__(self) -> None:
-        _in_a_thread(self._call)
+        in_a_thread(self._call)
 
 
 def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> None:
@@ -438,7 +430,7 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) ->
         try:
             raise ValueError("bad batch")
         finally:
-            _in_a_thread(monitor.answer)
+            in_a_thread(monitor.answer)
 
     def train() -> None:
         inner()
@@ -459,7 +451,7 @@ class _AskedError(Exception):
         self._answer = answer
 
     def __str__(self) -> str:
-        _in_a_thread(self._answer)
+        in_a_thread(self._answer)
         return "bad batch"
 
 

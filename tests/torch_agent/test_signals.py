@@ -18,6 +18,7 @@ from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
+from tests.waiting import in_a_thread
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -359,9 +360,7 @@ def test_in_another_thread() -> None:
             watch.ignore_signals_until_exit()
             seen.append((watch.is_listening, _hearing(), [signal.getsignal(number) for number in HANDLED]))
 
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+    in_a_thread(call)
     assert seen == [(False, [], before)]
     assert [signal.getsignal(number) for number in HANDLED] == before
 
