@@ -89,11 +89,12 @@ def printed_at_error(failure: Failure, version: str) -> tuple[str, str]:
             f"{_at(failure.rank, version, 703)} [Rank {failure.group_rank}] {_TAKEN_DOWN}",
         ]
     thread = "NCCL watchdog thread" if version == "2.1" else "Process group watchdog thread"
+    thrown = "std::runtime_error" if version == "2.1" else "c10::DistBackendError"
     last = f"{_who(failure, version)} {thread} terminated with exception: {what}"
     ended += [
         f"{_at(failure.rank, version, 1896)} {last}",
         _frames(version),
-        f"terminate called after throwing an instance of '{_thrown(version)}'",
+        f"terminate called after throwing an instance of '{thrown}'",
         f"  what():  {last}",
     ]
     return "\n".join(found) + "\n" * bool(found), "\n".join(ended) + "\n"
@@ -209,7 +210,3 @@ def _frames(version: str) -> str:
         f"libc10.so)\nframe #1: c10d::ProcessGroupNCCL::{method} + 0x14d (0x7f3c in libtorch_cuda.so)\n"
         "frame #2: <unknown function> + 0xdbbf4 (0x7f3d in libstdc++.so.6)\n"
     )
-
-
-def _thrown(version: str) -> str:
-    return "std::runtime_error" if version == "2.1" else "c10::DistBackendError"

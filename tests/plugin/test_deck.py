@@ -91,37 +91,22 @@ def _agent(group_rank: int, writer: Writer) -> WorkerError:
 
 JOINED = tuple(_entry(Phase.JOINED, node, 2 * node, 2 * node + 1) for node in range(3))
 ALL = (_failed(0, 0, 1), _failed(1, 2, 3), _failed(2, 4, 5))
+ELECTIONS: dict[str, tuple[tuple[NodePresence, ...], tuple[WorkerError, ...], str | None]] = {
+    "rank 0's node": ((*JOINED, *ALL), (), "worker-0"),
+    "rank 0 is not on group rank 0": ((_failed(0, 2, 3), _failed(1, 0, 1), _failed(2, 4, 5)), (), "worker-1"),
+    "rank 0's node had finished": ((_entry(Phase.SUCCEEDED, 0, 0, 1), *ALL[1:]), (), "worker-0"),
+    "rank 0's node is silent": ((JOINED[0], *ALL[1:]), (), "worker-1"),
+    "of the others, only failed nodes": ((JOINED[0], _entry(Phase.SUCCEEDED, 1, 2, 3), ALL[2]), (), "worker-2"),
+    "no node knows its ranks": ((_failed(0), _failed(1)), (), "worker-0"),
+    "the recorder reported rank 0's agent": (ALL, (_agent(0, Writer.RECORDER),), "worker-1"),
+    "two agents were lost": (ALL, (_agent(0, Writer.WORKER), _agent(1, Writer.RECORDER)), "worker-2"),
+    "a terminated agent": (ALL, (_agent(0, Writer.AGENT),), "worker-0"),
+    "no node has ended": (JOINED, (), None),
+    "an empty roster": ((), (), None),
+}
 
 
-@pytest.mark.parametrize(
-    ("roster", "failures", "expected"),
-    [
-        ((*JOINED, *ALL), (), "worker-0"),
-        ((_failed(0, 2, 3), _failed(1, 0, 1), _failed(2, 4, 5)), (), "worker-1"),
-        ((_entry(Phase.SUCCEEDED, 0, 0, 1), *ALL[1:]), (), "worker-0"),
-        ((JOINED[0], *ALL[1:]), (), "worker-1"),
-        ((JOINED[0], _entry(Phase.SUCCEEDED, 1, 2, 3), ALL[2]), (), "worker-2"),
-        ((_failed(0), _failed(1)), (), "worker-0"),
-        (ALL, (_agent(0, Writer.RECORDER),), "worker-1"),
-        (ALL, (_agent(0, Writer.WORKER), _agent(1, Writer.RECORDER)), "worker-2"),
-        (ALL, (_agent(0, Writer.AGENT),), "worker-0"),
-        (JOINED, (), None),
-        ((), (), None),
-    ],
-    ids=[
-        "rank 0's node",
-        "rank 0 is not on group rank 0",
-        "rank 0's node had finished",
-        "rank 0's node is silent",
-        "of the others, only failed nodes",
-        "no node knows its ranks",
-        "the recorder reported rank 0's agent",
-        "two agents were lost",
-        "a terminated agent",
-        "no node has ended",
-        "an empty roster",
-    ],
-)
+@pytest.mark.parametrize(("roster", "failures", "expected"), ELECTIONS.values(), ids=ELECTIONS)
 def test_election(roster: tuple[NodePresence, ...], failures: tuple[WorkerError, ...], expected: str | None) -> None:
     """Rank 0's node writes the deck if its agent lives, else the first failed node, in any order of the roster."""
     chosen = [elected(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]

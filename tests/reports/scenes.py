@@ -258,12 +258,6 @@ def _terminated() -> Report:
     return report_conclusion(build_job(_sigterm(1, 0), *others))
 
 
-def _all_terminated() -> Report:
-    return report_conclusion(
-        build_job(_sigterm(0, 90), _sigterm(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
-    )
-
-
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
     error = raised("RuntimeError", timeout, frames=(*_OWN, _REDUCE))
@@ -367,21 +361,11 @@ def messages(count: int) -> Report:
     return report_conclusion(make_job(*failures), strategy="earliest")
 
 
-def _one_long_line() -> Report:
-    return report_conclusion(cascade(process(3, 0, raised("ValueError", "x" * 1_000_000))))
-
-
 def _long_names() -> Report:
     node = "a-very-long-execution-name-that-kubernetes-still-takes-worker-12"
     uri = f"s3://a-bucket-with-a-long-name-eu-central-1/metadata/propeller/project-development-{'f' * 40}/n0/data/0"
     kind = "lib.module.UnsupportedTensorLayoutForCollectiveOperationError"
     return report_conclusion(make_job(make_error(12_345, node=node, exception=raised(kind, "boom"))), uri=uri)
-
-
-def _no_times() -> Report:
-    return report_conclusion(
-        build_job(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4)))
-    )
 
 
 def _three_attempts() -> Report:
@@ -424,11 +408,15 @@ HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
     {
         "nothing-but-a-node": _nothing_but_a_node,
         "a-thousand-messages": lambda: messages(1_000),
-        "one-long-line": _one_long_line,
+        "one-long-line": lambda: report_conclusion(cascade(process(3, 0, raised("ValueError", "x" * 1_000_000)))),
         "long-names": _long_names,
-        "no-times": _no_times,
+        "no-times": lambda: report_conclusion(
+            build_job(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4)))
+        ),
         "three-attempts": _three_attempts,
-        "all-terminated": _all_terminated,
+        "all-terminated": lambda: report_conclusion(
+            build_job(_sigterm(0, 90), _sigterm(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
+        ),
         "a-thousand-ranks": lambda: nodes_of(125),
     }
 )

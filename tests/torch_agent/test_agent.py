@@ -77,10 +77,6 @@ def _failures(report: NodeReport) -> list[model.WorkerError]:
     return [failure for failure in found if isinstance(failure, model.WorkerError)]
 
 
-def _verdict_of(*failures: model.WorkerError) -> Any:
-    return get_strategy("earliest")(assemble(Snapshot(documents=failures)))
-
-
 # --- one death ------------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +100,7 @@ def test_a_death(  # noqa: PLR0917
     death = _death(1, exit_code)
     stop = WorkerStop(stopped, death.monotonic_ns - 1) if stopped else None
     failure = describe_exit(death, PLACE, stop=stop, traces=ExitEvidence(kept))
-    verdict = _verdict_of(failure)
+    verdict = get_strategy("earliest")(assemble(Snapshot(documents=(failure,))))
     assert (failure.code, verdict.category) == (code, category)
     assert message in failure.message
     assert (failure.writer, failure.subject) == (model.Writer.AGENT, model.Subject.WORKER)
@@ -297,10 +293,6 @@ def _look(agent: ReportingAgent) -> RunResult:
     return result
 
 
-def _by_rank(prefix: Prefix) -> dict[int | None, model.WorkerError]:
-    return {failure.rank: failure for failure in prefix.failures()}
-
-
 @pytest.fixture(params=["before torch looks", "while torch looks"])
 def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[ReportingAgent], None]:
     """Let a worker die before its agent looks, or between that and torch's own look."""
@@ -340,7 +332,7 @@ def test_the_answer_to_being_stopped(answer: str, exit_code: int, start: Start, 
     agent = start(answer, "dies", stop_seconds=0.5 if answer == "ignores it" else LONG_S)
     _kill(agent, 1)
     _look(agent)
-    found = {rank: (failure.exit_code, failure.stopped_by_agent) for rank, failure in _by_rank(prefix).items()}
+    found = {failure.rank: (failure.exit_code, failure.stopped_by_agent) for failure in prefix.failures()}
     assert found == {2: (exit_code, True), 3: (-9, False)}
 
 

@@ -1,7 +1,5 @@
 """An exception that was raised for one of another process is reported as that one, at its place."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,17 +36,13 @@ Traceback (most recent call last): (RANK 1)
 ValueError: closed"""
 
 
-def _raised(way: Callable[[], None]) -> ExceptionInfo:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - each way has its own
-        way()
-    return capture(caught.value)
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_ways_in_which_programs_raise_again(name: str) -> None:
     """Headline and place are those of the original exception; the whole chain is in the traceback, with its places."""
     way, kind, text, function = WAYS[name]
-    exception = _raised(way)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each way has its own
+        way()
+    exception = capture(caught.value)
     job = make_job(make_error(3, node="worker-1", exception=exception, message=exception.message))
     verdict = run_strategy(get_strategy("evidence"), job)
     report = build_report(job, verdict, decide(verdict))
