@@ -24,7 +24,6 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """Return all processes of this user by their number."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(ValueError):  # it has just ended

@@ -119,7 +119,6 @@ def _tasks(name: str) -> Any:
 
 
 def _is_late(raised_at: Path) -> bool:
-    """Whether the raise is longer ago than the limit."""
     return raised_at.exists() and time.time() - raised_at.stat().st_mtime > LONGEST_S
 
 

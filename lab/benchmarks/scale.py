@@ -279,7 +279,6 @@ HEADER = (
 def rows(
     nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[str], limits: tuple[int, int]
 ) -> Iterator[Row]:
-    """Fail jobs of so many nodes in each way."""
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as s3:
         for number in nodes:
             for case in cases:

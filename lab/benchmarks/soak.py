@@ -149,7 +149,6 @@ class Held:
 
 
 def held(pid: int) -> Held | None:
-    """Return what a process holds; None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         files = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names only

@@ -72,7 +72,6 @@ class Tally:
     """Number of opened objects of each cascade, if not all were opened."""
 
     def total(self) -> Counter[str]:
-        """Return the outcomes of all faults together."""
         return sum(self.outcomes.values(), Counter())
 
 

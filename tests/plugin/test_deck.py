@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -84,7 +85,6 @@ def _failed(group_rank: int, *ranks: int, **fields: Any) -> NodePresence:
 
 
 def _agent(group_rank: int, writer: Writer) -> WorkerError:
-    """Return a document about a failed agent, written by `writer`."""
     node = f"worker-{group_rank}"
     return make_error(None, node=node, group_rank=group_rank, subject=Subject.AGENT, writer=writer, exception=None)
 
@@ -361,11 +361,7 @@ def test_a_report_that_cannot_be_drawn(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the report cannot be drawn, the verdict and flytekit's deck are still written."""
-
-    def broken(_: object) -> str:
-        raise ValueError("no template")
-
-    monkeypatch.setattr("firstfault.render.html.deck_html", broken)
+    monkeypatch.setattr("firstfault.render.html.deck_html", Mock(side_effect=ValueError("no template")))
     pod.run()
     assert "firstfault: failed while writing the deck (ValueError: no template)" in caplog.text
     assert (pod.prefix.folder / "error.pb").exists()

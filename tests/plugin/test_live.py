@@ -108,7 +108,6 @@ class _Screen:
 
 @pytest.fixture
 def screen() -> _Screen:
-    """Return a terminal of 100 columns in memory."""
     out = io.StringIO()
     return _Screen(out, Console(file=out, force_terminal=True, width=100, height=40, color_system=None))
 

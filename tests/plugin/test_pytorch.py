@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import flytekit
@@ -56,13 +57,6 @@ def _execute(function: Callable[[], Any], config: PyTorch = CONFIG) -> Any:
     return task(task_config=config)(train).execute()
 
 
-def _raiser(error: BaseException) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
-
-
 def _write_roster(prefix: Prefix, entry: NodePresence) -> None:
     folder = prefix.folder / "firstfault" / "roster"
     folder.mkdir(parents=True)
@@ -82,7 +76,7 @@ def test_success(prefix: Prefix) -> None:
 def test_a_recoverable_failure() -> None:
     """The task raises a FlyteRecoverableException if the verdict is recoverable, also outside of a dispatch."""
     with pytest.raises(VerdictSealedError) as caught:
-        _execute(_raiser(FlyteRecoverableException("shard 7")))
+        _execute(Mock(side_effect=FlyteRecoverableException("shard 7")))
     assert isinstance(caught.value, FlyteRecoverableException)
 
 
@@ -93,7 +87,7 @@ def test_one_of_the_failed_pods_notifies(prefix: Prefix, master: Phase, monkeypa
     with receiving() as webhook:
         monkeypatch.setenv(WEBHOOK_VARIABLE, webhook.url)
         with pytest.raises(VerdictSealedError):
-            _execute(_raiser(ValueError("bad batch")))
+            _execute(Mock(side_effect=ValueError("bad batch")))
     assert (prefix.folder / "error.pb").exists()
     events = [json.loads(request.body) for request in webhook.received]
     assert [event["data"]["root"]["message"] for event in events] == (["bad batch"] if master != Phase.FAILED else [])
@@ -103,7 +97,7 @@ def test_one_of_the_failed_pods_notifies(prefix: Prefix, master: Phase, monkeypa
 def test_no_failure(error: BaseException, prefix: Prefix) -> None:
     """A clean exit, and IgnoreOutputs for a pod without outputs, are not failures."""
     with pytest.raises(type(error)):
-        _execute(_raiser(error))
+        _execute(Mock(side_effect=error))
     assert prefix.failures() == []
 
 
@@ -112,21 +106,18 @@ def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
     error = ValueError("bad batch")
     with pytest.raises(ValueError, match="bad batch") as caught:
-        _execute(_raiser(error))
+        _execute(Mock(side_effect=error))
     assert caught.value is error
     assert not prefix.folder.exists()
 
 
 def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """If our code cannot conclude, the user's exception passes unchanged."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr("flytekitplugins.firstfault.pytorch.conclude_on_node", fail)
+    broken = Mock(side_effect=ZeroDivisionError("ours"))
+    monkeypatch.setattr("flytekitplugins.firstfault.pytorch.conclude_on_node", broken)
     error = ValueError("bad batch")
     with pytest.raises(ValueError, match="bad batch") as caught:
-        _execute(_raiser(error))
+        _execute(Mock(side_effect=error))
     assert caught.value is error
     assert caught.value.__context__ is None
     assert "ZeroDivisionError: ours" in caplog.text

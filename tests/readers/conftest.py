@@ -43,7 +43,6 @@ class Attempt(Prefix):
         return target.name
 
     def write(self, *errors: WorkerError) -> list[str]:
-        """Write our documents and return their names."""
         return [self.put(f"firstfault/errors/{error_key_for(error)}", encode(error)) for error in errors]
 
     def join(self, *entries: NodePresence) -> list[str]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -417,11 +418,7 @@ def test_another_distribution_adds_a_command(attempt: Attempt, run: Run, monkeyp
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
 def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch, error: ImportError) -> None:
     """A command that cannot be loaded says what to install, and the help still works."""
-
-    def load() -> None:
-        raise error
-
-    _offered(monkeypatch, load)
+    _offered(monkeypatch, Mock(side_effect=error))
     ran = run("run", "task.py", "--any", "thing")
     assert ran.code == EXIT.TOOL_FAILED
     assert ran.err == (

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -240,10 +241,7 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_what_cannot_be_read_is_replaced_by_its_like(is_gone: bool) -> None:
     """If chosen documents are damaged, or gone since they were listed, others are opened; the unreadable ones count."""
-
-    def gone() -> bytes:
-        raise ObjectNotFoundError
-
+    gone = Mock(side_effect=ObjectNotFoundError)
     snapshot = cascade(root())
     bad = {f"{ERRORS}/{error.documents[0].name}" for error in snapshot.documents[:8]}
     objects = Objects.of(snapshot).objects

@@ -27,14 +27,12 @@ pytestmark = pytest.mark.slow
 
 
 def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
-    """Write the documents that an agent writes at the start of a round."""
     lost = make_error(None, at_ms=None, exception=None, message="the agent died", round=round_number)
     folder.last_words.add(DOCUMENT, encode(lost))
     folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
 
 
 def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
-    """Spool a worker's document and return its name."""
     failure = make_error(rank, round=round_number, monotonic_ns=time.monotonic_ns())
     name = error_key_for(failure)
     spool.add(name, encode(failure))

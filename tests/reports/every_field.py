@@ -87,7 +87,6 @@ KINDS_OF_ROOT: dict[str, dict[str, Any]] = {
 
 
 def report_full_of(text: str, root: str = "raised", scope: model.Scope = model.Scope.RANK) -> Report:
-    """Return a report on an attempt in which every text is `text`."""
     first = dataclasses.replace(_failure(text, 3, 0), **KINDS_OF_ROOT[root])
     sent = (model.SentSignal(text, TERMINATED), model.SentSignal(text, text))
     others = (_failure(text, 1, 40), _failure(text, 2, 90, exception=None, sent_signals=sent, expired=None))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -176,10 +177,7 @@ def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
 
 def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is none of firstfault's also becomes the attempt's note, and the other attempts are listed."""
-
-    def broken(*_: object) -> str:
-        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no text")
-
+    broken = Mock(side_effect=UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no text"))
     # of a sealed attempt the line is read, not made
     monkeypatch.setattr("firstfault.failure_listing.first_line", broken)
     _put(str(tmp_path / "b" / "0"), _sealed(_error()))

@@ -277,7 +277,6 @@ def start(
 
 
 def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
-    """Kill workers, and return when they have ended."""
     for local_rank in local_ranks:
         pid = _processes(agent._pcontext)[local_rank].pid
         os.kill(pid, signal.SIGKILL)
@@ -374,12 +373,8 @@ def test_when_our_code_breaks(
     owner: type, broken: str, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If our own code raises, torch's result is returned, with a warning."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("ours")
-
     agent = start()
-    monkeypatch.setattr(owner, broken, fail)
+    monkeypatch.setattr(owner, broken, Mock(side_effect=ZeroDivisionError("ours")))
     _kill(agent, 1)
     assert _look(agent).failures
     assert "firstfault: failed while" in caplog.text

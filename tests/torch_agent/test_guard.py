@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -26,13 +27,6 @@ class _HostileError(Exception):
         raise SystemExit(3)
 
 
-def _raiser(error: BaseException) -> Callable[[], None]:
-    def call() -> None:
-        raise error
-
-    return call
-
-
 ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(), MemoryError()]
 
 
@@ -45,7 +39,7 @@ def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture, monkeyp
     with suppress_internal_errors("counting sheep"):
         raise error
     (record,) = caplog.records
-    assert call_with_timeout(_raiser(error), 30, "counting sheep") is None
+    assert call_with_timeout(Mock(side_effect=error), 30, "counting sheep") is None
     assert [found.getMessage() for found in caplog.records] == [record.getMessage()] * 2
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"firstfault: failed while counting sheep ({type(error).__name__}: ")
@@ -111,14 +105,11 @@ def test_a_call_that_is_given_up() -> None:
     never.set()
 
 
-def _raise_terminated(*_: object) -> None:
-    raise InterruptedError("terminated")
-
-
 @pytest.fixture
 def handlers() -> Iterator[dict[signal.Signals, object]]:
     """Give SIGINT a handler that raises, and SIGTERM none."""
-    set_: dict[signal.Signals, Any] = {signal.SIGINT: _raise_terminated, signal.SIGTERM: signal.SIG_DFL}
+    raises = Mock(side_effect=InterruptedError("terminated"))
+    set_: dict[signal.Signals, Any] = {signal.SIGINT: raises, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in set_.items()}
     yield set_
     for number, handler in before.items():
@@ -151,10 +142,7 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
 
 def test_a_child_that_dies_while_undisturbed() -> None:
     """A data loader's handler does not break in, and the child can still be waited for."""
-
-    def handler(*_: object) -> None:
-        raise InterruptedError("a child has died")
-
+    handler = Mock(side_effect=InterruptedError("a child has died"))
     before = signal.signal(signal.SIGCHLD, handler)
     try:
         with ignore_worker_signals(handled_only=True):

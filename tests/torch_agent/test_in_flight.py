@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -260,11 +261,7 @@ def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixt
 
 def test_a_record_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
     """If our own recording raises, the user's exception leaves, with its moment."""
-
-    def broken(error: BaseException) -> str:
-        raise ZeroDivisionError("ours")
-
-    documents.in_flight._record = broken
+    documents.in_flight._record = Mock(side_effect=ZeroDivisionError("ours"))
     error, before = _left(_finally)
     assert isinstance(error, ValueError)
     assert _is_early(error, before)

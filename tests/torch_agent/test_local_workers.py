@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch.distributed.elastic.multiprocessing import LogsDest
@@ -329,12 +330,8 @@ def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
 @pytest.mark.parametrize("lacks", ["kernel", "Python"])
 def test_without_pidfds(lacks: str, doomed: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a kernel, or with a Python, without pidfds the watch uses multiprocessing's sentinels."""
-
-    def refuse(pid: int) -> int:
-        raise OSError(38, "Function not implemented")
-
     if lacks == "kernel":
-        monkeypatch.setattr(os, "pidfd_open", refuse)
+        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=OSError(38, "Function not implemented")))
     else:
         monkeypatch.delattr(os, "pidfd_open")
     worker = doomed()

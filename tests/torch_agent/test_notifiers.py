@@ -85,12 +85,8 @@ def test_a_notifier_that_fails(
     installed: Callable[..., None], caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     """It is a warning, and the others are called."""
-
-    def fails(_: Report) -> None:
-        raise error
-
     seen: list[Report] = []
-    installed(broken=fails, whole=seen.append)
+    installed(broken=Mock(side_effect=error), whole=seen.append)
     notify(SCOPE_SCENES["rank"]())
     assert len(seen) == 1
     assert f"the notifier broken failed ({type(error).__name__}: {error})" in caplog.text

@@ -165,7 +165,6 @@ def _raise(error: BaseException) -> None:
 
 
 def _leaving(error: BaseException) -> BaseException:
-    """Return the exception that leaves a task function that raises `error`."""
     with pytest.raises(BaseException) as caught, recorded(PlainEngine()):  # noqa: PT011 - any exception may
         raise error
     return caught.value

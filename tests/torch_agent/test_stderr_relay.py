@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,7 +53,6 @@ def uncaught() -> None:
 
 
 def in_a_child() -> None:
-    """Let another program write."""
     subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('from a child\\n')"], check=True)
 
 
@@ -222,10 +222,6 @@ def test_no_thread_to_read_with(
     tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the system refuses the thread, another process reads: a worker that writes much does not wait without end."""
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     opened = multiprocessing.get_context("fork").Event()
     go = multiprocessing.get_context("fork").Event()
 
@@ -239,7 +235,7 @@ def test_no_thread_to_read_with(
     worker.start()
     assert opened.wait(PATIENCE_S)
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError, match="new thread"):
             tails.start()
     go.set()
