@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import logging
 import os
 import sys
@@ -12,12 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from firstfault.cli._classify import classify
-from firstfault.cli._ls import ls
-from firstfault.cli._prune import prune
-from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
-from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError
 from firstfault.utils.text import printable
 
@@ -30,15 +26,22 @@ COMMANDS_GROUP = "firstfault.commands"
 """Entry-point group for the commands of other distributions, such as our plugin."""
 
 
+BUILT_IN_COMMANDS = ("classify", "ls", "prune", "show", "watch")
+"""Commands of this package; each is in a module of its name."""
+
+
 class _CommandGroup(click.Group):
-    """Loads commands of other distributions on their first use, and suggests a command for a misspelt one."""
+    """Imports a command on its first use, and suggests a command for a misspelt one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
+        names = (*super().list_commands(ctx), *BUILT_IN_COMMANDS)
+        return sorted({*names, *(point.name for point in _entry_points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         # built-in commands first: another distribution can't replace them
         own = super().get_command(ctx, cmd_name)
+        if cmd_name in BUILT_IN_COMMANDS:
+            own = getattr(importlib.import_module(f"firstfault.cli._{cmd_name}"), cmd_name)
         return own or next((_load_command(point) for point in _entry_points() if point.name == cmd_name), None)
 
     def resolve_command(
@@ -136,8 +139,7 @@ def help_(context: click.Context, command: str | None) -> int:
     return EXIT.OK
 
 
-for _command in (classify, help_, ls, prune, show, watch):
-    group.add_command(_command)
+group.add_command(help_)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

@@ -64,15 +64,17 @@ class Pattern:
     time ran again within 60 ms.
     """
 
-    __slots__ = ("_regexp", "source")
-
     def __init__(self, source: str) -> None:
-        """Compile a pattern; raise a SignatureError with RE2's reason if it is invalid."""
+        """Take a pattern; it's compiled on first use."""
         self.source = source
+
+    @cached_property
+    def _regexp(self) -> Any:
+        """Compile the pattern; raise a SignatureError with RE2's reason if it is invalid."""
         try:
-            self._regexp = re2.compile(_LINES + source, _build_options())
+            return re2.compile(_LINES + self.source, _build_options())
         except (re2.error, UnicodeEncodeError) as error:
-            raise SignatureError(_why_refused(source, error)) from error
+            raise SignatureError(_why_refused(self.source, error)) from error
 
     @property
     def groups(self) -> frozenset[str]:
@@ -199,7 +201,8 @@ class Signatures:
 def built_in_signatures() -> Signatures:
     """Return the signatures that come with firstfault."""
     file = resources.files("firstfault.evidence") / "signatures.toml"
-    return parse_signatures(file.read_text(encoding="utf-8"), "firstfault/evidence/signatures.toml")
+    # a test checks the examples; here they would cost each command 40 ms
+    return parse_signatures(file.read_text("utf-8"), "firstfault/evidence/signatures.toml", check_examples=False)
 
 
 def load_signatures(path: str | Path) -> Signatures:
@@ -215,8 +218,10 @@ def load_signatures(path: str | Path) -> Signatures:
     return parse_signatures(text, str(path))
 
 
-def parse_signatures(text: str, name: str) -> Signatures:
+def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Signatures:
     """Return the signatures in the text of the TOML file `name`.
+
+    Without `check_examples`, each pattern is compiled on first use, so an invalid one raises then.
 
     Raises:
         SignatureError: it isn't valid; the text names line and reason.
@@ -245,6 +250,8 @@ def parse_signatures(text: str, name: str) -> Signatures:
         for index, entry in enumerate(entries):
             line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
             signature = _parse_signature(entry, f"{name}:{line}")
+            if check_examples:
+                _check_patterns(signature, f"{name}:{line}")
             if signature.id in seen:
                 raise SignatureError(f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}")
             seen[signature.id] = line
@@ -270,33 +277,37 @@ def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:
         raise SignatureError(f"{where}: role {entry['role']!r} must be one of {', '.join(role.value for role in Role)}")
     if entry["category"] not in CATEGORIES:
         raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/reference/categories.md")
-    signature = Signature(
+    if not isinstance(entry.get("unless", ""), str):
+        raise SignatureError(f"{where}: 'unless' must be a pattern")
+    return Signature(
         id=entry["id"],
-        pattern=_compile_pattern(entry["pattern"], "pattern", where),
+        pattern=Pattern(entry["pattern"]),
         role=Role(entry["role"]),
         category=entry["category"],
         example=entry["example"],
         why=entry["why"],
         types=frozenset(types),
-        unless=_compile_pattern(entry["unless"], "unless", where) if "unless" in entry else None,
+        unless=Pattern(entry["unless"]) if "unless" in entry else None,
     )
+
+
+def _check_patterns(signature: Signature, where: str) -> None:
+    _check_pattern(signature.pattern, "pattern", where)
+    if signature.unless is not None:
+        _check_pattern(signature.unless, "unless", where)
     if signature.pattern.search(signature.example) is None:
         raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
     if signature.search(signature.example) is None:
         raise SignatureError(f"{where}: 'unless' of {signature.id!r} is found in its own example")
-    return signature
 
 
-def _compile_pattern(text: Any, key: str, where: str) -> Pattern:
-    if not isinstance(text, str):
-        raise SignatureError(f"{where}: {key!r} must be a pattern")
+def _check_pattern(pattern: Pattern, key: str, where: str) -> None:
     try:
-        pattern = Pattern(text)
+        is_in_empty_text = pattern.search("") is not None
     except SignatureError as error:
         raise SignatureError(f"{where}: {key!r} {error}") from error
-    if pattern.search("") is not None:
+    if is_in_empty_text:
         raise SignatureError(f"{where}: {key!r} is found in an empty text")
     strange = sorted(name for name in pattern.groups if name.rstrip("0123456789") not in _POINTERS)
     if strange:
         raise SignatureError(f"{where}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}")
-    return pattern

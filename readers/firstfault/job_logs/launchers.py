@@ -7,6 +7,7 @@ import re
 import signal as signals
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ class Statement(NamedTuple):
     """One form of what launchers print; names of groups: see `Told`."""
 
     about: About
-    pattern: re.Pattern[str]
+    pattern: str
     reason: str = ""
     """For a termination: "time limit" and the like, or the name of a group in the pattern."""
 
@@ -71,11 +72,12 @@ _SIGNALS = {
 }
 """Signals as `strsignal` calls them."""
 STATEMENTS = tuple(
-    Statement(About[row["about"]], re.compile(row["pattern"]), row.get("reason", ""))
+    Statement(About[row["about"]], row["pattern"], row.get("reason", ""))
     for row in parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))["statement"]
 )
-_ANY = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", statement.pattern.pattern) for statement in STATEMENTS))
+_ANY = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", statement.pattern) for statement in STATEMENTS))
 """Found in each line that a statement fits; fast in the others, too."""
+_compile = cache(re.compile)  # most logs need few of the patterns
 _MOST_TASKS = 16_384
 _LONGEST = 4096
 """Characters of a line in which statements are looked for."""
@@ -85,7 +87,7 @@ _CODE_BELOW = re.compile(r"^\W*(?:Exit code|EXIT CODE):\s+(?P<code>-?\d+)")
 def told_by(number: int, text: str) -> Told | None:
     """Return a line's statement about its launcher's processes; None: it has none."""
     text = text[:_LONGEST]
-    matches = ((one, one.pattern.search(text)) for one in STATEMENTS) if _ANY.search(text) is not None else ()
+    matches = ((one, _compile(one.pattern).search(text)) for one in STATEMENTS) if _ANY.search(text) is not None else ()
     statement, found = next((pair for pair in matches if pair[1] is not None), (STATEMENTS[0], None))
     if found is None:
         return None

@@ -1,6 +1,6 @@
-"""Reads the lines of a log of any size, and who printed each: bounded memory, linear time.
+"""Read the lines of a log of any size in bounded memory and linear time.
 
-Blocks in which no line reports a failure are counted and left out, except those next to blocks that do.
+Blocks in which no line reports a failure are skipped, except the blocks next to those that do.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import bz2
 import gzip
 import importlib
 import lzma
+import math
 import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -30,12 +32,15 @@ _MOST_CONTROLS = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-TELLS = Pattern(
-    r"error|exception|traceback|fatal|fail|signal|sig[a-z]{3,4}\b|exit|kill|abort|terminat|cancel|watchdog|timed? ?out"
-    r"|ccl|assert|panic|interrupt|memory|oom|evict|preempt|lost|dead|died|xid|segfault|core dumped|restart|nranks"
-    r"|  file \"|unhealthy|refused|reset by|no space|quota"
-)
-"""Found in lines that report a failure or the job's size."""
+_FAILURE_WORDS = (
+    "error exception fatal fail signal exit kill abort terminat cancel watchdog timeout ccl assert panic interrupt"
+    " memory oom evict preempt lost dead died restart nranks unhealthy refused quota"
+).split()
+"""Words in lines that report a failure or the job's size."""
+_FAILURE_TEXTS = r"traceback|  file \"|\bsig[a-z]{3,4}\b|timed? out|xid|segfault|core dumped|reset by|no space"
+_USUAL_SHARE = 1 / 8
+"""Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
+_MIN_LINES_FOR_USUAL = 100
 TRACEBACK = "Traceback (most recent call last)"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
 _BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
@@ -84,21 +89,52 @@ def is_text(begin: bytes) -> bool:
     return b"\0" not in begin[:_HEAD] and controls <= _MOST_CONTROLS * max(len(begin[:_HEAD]), 1)
 
 
+@cache
+def _failure_pattern(usual: frozenset[str]) -> Pattern:
+    return Pattern("|".join((*(word for word in _FAILURE_WORDS if word not in usual), _FAILURE_TEXTS)))
+
+
+def has_failure_word(text: str) -> bool:
+    """Whether a text has a word that reports of failures have."""
+    return _failure_pattern(frozenset()).search(text) is not None
+
+
+class _FailureFilter:
+    """Decides which blocks report a failure. Words that many lines of a block have don't count in it."""
+
+    def __init__(self) -> None:
+        self._usual: frozenset[str] = frozenset()
+        """Words that many lines of the last block had."""
+
+    def reports_failure(self, block: bytes) -> bool:
+        is_found = _failure_pattern(self._usual).search(block) is not None
+        if not is_found and not self._usual:
+            return False
+        text, lines = block.lower(), block.count(b"\n")
+        enough = max(lines * _USUAL_SHARE, 1) if lines >= _MIN_LINES_FOR_USUAL else math.inf
+        if not is_found:
+            counts = {word: text.count(word.encode()) for word in self._usual}
+            if all(count == 0 or count >= enough for count in counts.values()):
+                return False
+        self._usual = frozenset(word for word in _FAILURE_WORDS if text.count(word.encode()) >= enough)
+        return _failure_pattern(self._usual).search(block) is not None
+
+
 def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
     """Yield the lines of a log, without blocks in which no line reports a failure. What is cut off ends the log."""
     number = 1
-    held: tuple[int, bytes] | None = None  # the block before and its first line, if it reports no failure
-    follows_report = True  # whether the block before reports a failure
+    skipped: tuple[int, bytes] | None = None  # the block before and its first line, if it reports no failure
+    follows_report, block_filter = True, _FailureFilter()
     for block in _blocks(stream):
-        tells = TELLS.search(block) is not None
-        if tells and held is not None:
-            yield from _numbered(held[1], held[0])
-        held = None if tells or follows_report else (number, block)
-        if held is None:
+        reports_failure = block_filter.reports_failure(block)
+        if reports_failure and skipped is not None:
+            yield from _numbered(skipped[1], skipped[0])
+        skipped = None if reports_failure or follows_report else (number, block)
+        if skipped is None:
             yield from _numbered(block, number)
-        number, follows_report = number + block.count(b"\n"), tells
-    if held is not None:
-        yield from _numbered(held[1], held[0])
+        number, follows_report = number + block.count(b"\n"), reports_failure
+    if skipped is not None:
+        yield from _numbered(skipped[1], skipped[0])
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from firstfault.exceptions.fatal_text import find_native_lines
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
-from firstfault.job_logs.lines import TELLS, TRACEBACK
+from firstfault.job_logs.lines import TRACEBACK, has_failure_word
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
@@ -76,7 +76,7 @@ def uncaught(by_torch: Sequence[Said], text: str) -> Words:
 def last_words(lines: Sequence[Said]) -> Words:
     """Return what a process printed last about a failure."""
     text = "\n".join(said.text for said in lines)
-    if not lines or TELLS.search(text) is None:
+    if not lines or not has_failure_word(text):
         return Words()
     end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
     if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORTS.search(text) else ""):
