@@ -547,8 +547,8 @@ def test_lost_documents_of_victims() -> None:
 @pytest.mark.parametrize(
     ("failures", "verdict", "suspects"),
     [
-        ((received(1), passed(0, 4), passed(2, 40), passed(3, 4)), "rank 2 medium: user_code, mismatch", []),
-        ((received(1), passed(0, 4), passed(2, 4), passed(3, 4)), "rank 1 medium: user_code, mismatch", []),
+        ((received(1), passed(0, 4), passed(2, 40), passed(3, 4)), "rank 2 medium: collective, mismatch", []),
+        ((received(1), passed(0, 4), passed(2, 4), passed(3, 4)), "rank 1 medium: collective, mismatch", []),
         ((received(1), passed(0, 4)), "rank 1 low: user_code, mismatch-of-two", [0]),
     ],
     ids=["another rank differs", "the receiver differs", "two ranks"],

@@ -167,7 +167,7 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
         ),
         (
             {**_DEAD, "signal": "SIGKILL", "resources": model.Resources(oom_kill=1)},
-            "SIGKILL, {}: killed by the kernel's OOM killer",
+            "SIGKILL, {}: out of memory, killed by the kernel's OOM killer",
         ),
         ({**_DEAD, "signal": "SIGSEGV"}, "SIGSEGV, {}: crashed in native code (invalid memory access)"),
         ({**_DEAD, "signal": "SIGABRT"}, "SIGABRT, {}: the process aborted (a failed check in native code)"),

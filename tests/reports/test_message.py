@@ -232,7 +232,7 @@ _M, _K = 2**20, 2**10
         (_memory(memory_used_bytes=2 * _K, memory_limit_bytes=4 * _K), "Memory: in use 2.0 KiB of 4.0 KiB"),
         (_memory(memory_peak_bytes=2**60), "Memory: peak 1048576.0 TiB"),
         (_memory(oom_kill=0), "Signal: SIGKILL: killed, sender unknown, no OOM kill counted"),
-        (_memory(oom_kill=1), "Signal: SIGKILL: killed by the kernel's OOM killer"),
+        (_memory(oom_kill=1), "Signal: SIGKILL: out of memory, killed by the kernel's OOM killer"),
         ({"signal": "SIGRTMIN+3"}, "Signal: SIGRTMIN+3"),
         (_thread("lib.DiskError", "full\nvery"), "Thread: loader ended by DiskError: full"),
         (_thread("KeyError", ""), "Thread: loader ended by KeyError"),

@@ -180,7 +180,7 @@ def find_size_mismatch(diagnosis: Diagnosis) -> list[Candidate]:
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
         odd = {receiver: "it received a longer message than expected, and its peers' sizes agree"}
-    return _build_candidates(diagnosis, odd.items(), "user_code") if len(odd) == 1 else []
+    return _build_candidates(diagnosis, odd.items(), "collective") if len(odd) == 1 else []
 
 
 def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
@@ -197,7 +197,7 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
                 texts = [f"rank {rank} {call.operation} with {call.sizes}" for rank, call in calls.items()]
                 number = next(iter(calls.values())).sequence
                 why = f"it called a different collective as number {number} of {group}: {', '.join(texts)}"
-                return _build_candidates(diagnosis, [(rank, why) for rank in calls], "user_code")
+                return _build_candidates(diagnosis, [(rank, why) for rank in calls], "collective")
     return []
 
 

@@ -487,7 +487,7 @@ def explain_signal(signal: str, resources: Resources) -> str:
     if signal != "SIGKILL":
         return SIGNALS.get(signal, "")
     if resources.oom_kill:
-        return "killed by the kernel's OOM killer"
+        return "out of memory, killed by the kernel's OOM killer"
     # None means that the cgroup could not be read: that rules nothing out
     counted = "no OOM kill counted" if resources.oom_kill == 0 else "OOM kills could not be counted"
     return f"{SIGNALS[signal]}, {counted}"

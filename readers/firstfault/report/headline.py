@@ -64,7 +64,7 @@ def _memory_text(found: Resources) -> str:
     """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
     peak, limit = found.memory_peak_bytes or found.memory_used_bytes, found.memory_limit_bytes
     if peak is None or limit is None:
-        return "by the kernel's OOM killer"
+        return "out of memory"
     used, most = size(peak), size(limit)
     number, _, unit = used.partition(" ")
     text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"

@@ -22,7 +22,7 @@ from firstfault.utils.text import counted, one_line
 
 _HEADLINE_AND_CODE = {
     "hang": ("hang", "USER:Hang"),
-    "user_code": ("collective mismatch", "USER:CollectiveMismatch"),
+    "collective": ("collective mismatch", "USER:CollectiveMismatch"),
     "checkpoint": ("checkpoint failed", "USER:CheckpointException"),
     "exit": ("returned early", "USER:ReturnedEarly"),
     "network": ("no progress", "SYSTEM:Network"),
