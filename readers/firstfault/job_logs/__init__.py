@@ -127,7 +127,7 @@ def _of_book(book: Book, notes: Sequence[str]) -> Snapshot | None:
     attempts = book.attempts()
     made = [Documents(attempt, number) for number, attempt in enumerate(attempts)]
     found = [each.all() for each in made]
-    notes = (*notes, *made[-1].notes)
+    notes = (*notes, *book.notes, *made[-1].notes)
     why = "" if found[-1] else explain_missing_proof(attempts[-1])
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED

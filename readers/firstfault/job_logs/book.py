@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import OF_AGENT, Course, Progress, Split, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
+from firstfault.job_logs.exports import FrameIndenter, read_export
 from firstfault.job_logs.launchers import Told, code_below, told_by
 from firstfault.job_logs.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.owners import Owner, Said, learned
@@ -170,6 +171,8 @@ class Book:
 
     def __init__(self) -> None:
         self.lines = 0
+        self.notes: list[str] = []
+        self._indenter = FrameIndenter()
         self._all = Attempt()
         self._courses: dict[Where, Course] = {}
         self._boxes: dict[Where, Boxes] = {}
@@ -182,6 +185,9 @@ class Book:
             file: its name, for references.
             owner: who wrote it, according to its name.
         """
+        lines, is_reversed = read_export(lines)
+        if is_reversed:
+            self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
         first, everything = read_ahead(lines, _AHEAD)
         prefixes = learned([line for _, line in first])
         for number, line in everything:
@@ -206,6 +212,7 @@ class Book:
         return made
 
     def _take(self, file: str, said: Said) -> None:
+        said = said._replace(text=self._indenter.indent(said.owner, said.text))
         text, owner, everything = said.text, said.owner, self._all
         where = (file, owner.node or ("" if owner.label is None else f"task {owner.label}"))
         course = self._courses.get((file, owner.node)) or self._courses.setdefault((file, owner.node), Course())

@@ -9,7 +9,7 @@ from firstfault.job_logs.launchers import end_of_code
 
 _BEGINS = re.compile(r"\bFAILED\s*$|^\s*Failures:\s*$|^\s*Root Cause(?: \(first observed failure\))?:\s*$")
 _ENTRY = re.compile(r"^\s*\[\d{1,6}\]:\s*$")
-_FIELD = re.compile(r"^\s{1,8}(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(?P<value>.*)$")
+_FIELD = re.compile(r"^\s{0,8}(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(?P<value>.*)$")
 _RULE = re.compile(r"^\s*[=*-]{20,}\s*$")
 _RANK = re.compile(r"(?P<rank>-?\d{1,7})(?: \(local_rank: (?P<local>-?\d{1,5})\))?")
 _CODE = re.compile(r"(?P<code>-?\d{1,5})(?: \(pid: (?P<pid>\d{1,10})\))?")

@@ -42,12 +42,12 @@ _USUAL_SHARE = 1 / 8
 """Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
 _MIN_LINES_FOR_USUAL = 100
 TRACEBACK = "Traceback (most recent call last)"
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
+_COLORS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
 _BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
 """A progress bar of tqdm, which another process may have written on after."""
 
 NumberedLine = tuple[int, str]
-"""The number of a line, from 1, and its text without colours and progress bars."""
+"""The number of a line, from 1, and its text without colors and progress bars."""
 
 
 def open_log(path: Path) -> IO[bytes]:
@@ -156,15 +156,20 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
     text = block.decode("utf-8", "replace")
-    has_colours, has_bars, has_returns = "\x1b" in text, "%|" in text, "\r" in text
+    has_colors, has_bars, has_returns = "\x1b" in text, "%|" in text, "\r" in text
     for at, whole in enumerate(text[:-1].split("\n"), number):
-        line = _COLOURS.sub("", whole) if has_colours else whole
+        line = without_colors(whole) if has_colors else whole
         if len(line) > _LONGEST_LINE:
             line = line[: _LONGEST_LINE // 2] + line[-_LONGEST_LINE // 2 :]
         if (has_bars or has_returns) and '{"' not in line[:_HEAD]:
             yield from ((at, part) for part in without_bars(line))
         else:
             yield at, line
+
+
+def without_colors(line: str) -> str:
+    """Return a line without a terminal's escape sequences."""
+    return _COLORS.sub("", line)
 
 
 def without_bars(line: str) -> Iterator[str]:

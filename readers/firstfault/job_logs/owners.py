@@ -14,7 +14,8 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from firstfault.job_logs.lines import TRACEBACK, without_bars
+from firstfault.job_logs.exports import MESSAGE_KEYS
+from firstfault.job_logs.lines import TRACEBACK, without_bars, without_colors
 
 _STAMP = re.compile(
     r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
@@ -71,7 +72,6 @@ _NEARLY_ALL = 0.9
 _LEAST_LINES, _FEW_LINES = 4, 2
 _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
-_MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "@message")
 _TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "exc_text")
 _RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
 _NODES = ("pod", "pod_name", "host", "hostname", "node", "instance", "machine")
@@ -311,6 +311,7 @@ def _json(text: str) -> dict[str, Any]:
 def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | None) -> Iterable[Said]:
     """Yield the lines in an object: its message and its traceback."""
     inner = [value for value in fields.values() if isinstance(value, dict)]
+    inner = [*(deep for value in inner for deep in value.values() if isinstance(deep, dict)), *inner]
     known = {key: value for part in (*inner, fields) for key, value in part.items()}
     rank = next((known[name] for name in _RANKS if str(known.get(name, "")).isdecimal()), None)
     node = next((str(known[name]) for name in _NODES if isinstance(known.get(name), str)), "")
@@ -319,11 +320,12 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
         owner = owner._replace(local_rank=int(known["local_rank"]))
     for name in ("time", "timestamp", "ts", "@timestamp", "asctime"):
         time_ns = time_ns or stamp_ns(str(known.get(name, "")))
-    message = next((known[name] for name in _MESSAGES if isinstance(known.get(name), str)), "")
+    texts = [value for value in known.values() if isinstance(value, str) and " " in value]
+    message = next((known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str)), max(texts, key=len, default=""))
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
     trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
     head = f"{level}: {message}" if level and message and "log" not in known else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
-        for text in without_bars(line):
+        for text in without_bars(without_colors(line)):
             for said in _PLAIN.said(number, text, owner):
                 yield said._replace(time_ns=said.time_ns or time_ns)

@@ -1,0 +1,115 @@
+"""Turn exports of log collectors back into the lines that the programs printed.
+
+Collectors export a table (CSV), one JSON array, or the newest line first; chats and web pages drop indentation.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.job_logs.lines import read_ahead
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.lines import NumberedLine
+
+MESSAGE_KEYS = ("message", "msg", "log", "text", "line", "textPayload", "@message", "body", "_raw", "event")
+"""Names that collectors give to the text of a record, in columns and objects."""
+_LINES_READ_AHEAD = 200
+_MAX_LINES_REORDERED = 500_000
+"""A longer log is read as it is: reordering needs all lines in memory."""
+_MIN_TIMES = 4
+"""A log with fewer different times doesn't show in which order its lines are."""
+_TIME = re.compile(
+    r"^\W{0,3}(?P<begin>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)"
+    r"|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)"
+)
+_COLUMN = re.compile(r"[@_\w][\w .-]{0,40}")
+_FRAME = re.compile(r'File "[^"]+", line \d+')
+_EXCEPTION_LINE = re.compile(r"[\w.]*[A-Z]\w*(?::|$)|Traceback |The above|During handling")
+
+
+def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], bool]:
+    """Return the lines that programs printed, oldest first, and whether the file had the newest line first.
+
+    The lines of a file with the newest line first are numbered from its end.
+    """
+    first, everything = read_ahead(lines, _LINES_READ_AHEAD)
+    head = [line for _, line in first if line.strip()]
+    is_newest_first = _is_newest_first(head[1:])
+    if head and (message_column := _find_message_column(head[0])) is not None:
+        everything = _unwrap_csv(everything, message_column)
+    elif head and head[0].strip() in {"[", "[{"}:
+        everything = _unwrap_array(list(everything))
+    if is_newest_first:
+        kept = list(itertools.islice(everything, _MAX_LINES_REORDERED))
+        rest = next(everything, None)
+        if rest is None:
+            return enumerate((line for _, line in reversed(kept)), 1), True
+        everything = itertools.chain(kept, [rest], everything)
+    return everything, False
+
+
+def _is_newest_first(lines: Sequence[str]) -> bool:
+    found = [match["field"] or match["begin"] for line in lines if (match := _TIME.search(line))]
+    times = [time for time, _ in itertools.groupby(found)]
+    pairs = list(itertools.pairwise(times))
+    return len(times) >= _MIN_TIMES and sum(later < earlier for earlier, later in pairs) > 0.9 * len(pairs)
+
+
+def _find_message_column(header: str) -> int | None:
+    columns = next(csv.reader([header]), [])
+    if len(columns) > 1 and all(map(_COLUMN.fullmatch, columns)):
+        lowered = [column.lower() for column in columns]
+        return next((lowered.index(key.lower()) for key in MESSAGE_KEYS if key.lower() in lowered), None)
+    return None
+
+
+def _unwrap_csv(lines: Iterable[NumberedLine], message_column: int) -> Iterator[NumberedLine]:
+    number = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal number
+        for number, line in lines:
+            yield f"{line}\n"
+
+    rows = csv.reader(texts())
+    next(rows, None)
+    for row in rows:
+        if len(row) > message_column:
+            yield from ((number, line) for line in row[message_column].split("\n"))
+
+
+def _unwrap_array(lines: list[NumberedLine]) -> Iterator[NumberedLine]:
+    """Yield each object of a JSON array as a line; if it's none, the lines as they are."""
+    text, decoder, at, found = "\n".join(line for _, line in lines), json.JSONDecoder(), 0, []
+    try:
+        while (at := text.find("{", at)) >= 0:
+            value, end = decoder.raw_decode(text, at)
+            found.append((lines[text.count("\n", 0, at)][0], json.dumps(value)))
+            at = end
+    except (ValueError, RecursionError):
+        return iter(lines)
+    return iter(found)
+
+
+class FrameIndenter:
+    """Restores the indentation of a traceback's frames, which chats and web pages drop."""
+
+    def __init__(self) -> None:
+        self._owners_in_frame: set[object] = set()
+
+    def indent(self, owner: object, text: str) -> str:
+        """Return a line of a traceback as Python printed it."""
+        if text.startswith('File "') and _FRAME.match(text):
+            self._owners_in_frame.add(owner)
+            return f"  {text}"
+        if owner in self._owners_in_frame:
+            self._owners_in_frame.discard(owner)
+            if text[:1].strip() and not _EXCEPTION_LINE.match(text):
+                return f"    {text}"
+        return text
