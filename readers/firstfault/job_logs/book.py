@@ -47,6 +47,11 @@ _OF_TORCHRUN = re.compile(
 _WORLD = re.compile(
     r"(?:\b|_)world(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
     r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
+    r"|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(?P<of>\d{1,6})\b|process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b"
+)
+_HAS_WORLD_SIZE = re.compile(r"orld|nranks|MEMBER|Starting with|ank.{1,8}(?:/| of )|process_count")
+_DECLARED_RANK = re.compile(
+    r"^\W{0,3}(?:INFO\W+)?(?:[\w.]+\.)?(?i:(?:global[_ ]?)?rank|process_index(?:\(\))?)\W{1,2}(?P<rank>\d{1,6})\b"
 )
 _INLINE = re.compile(
     r"^(?:\[[EWIF][^\]\n]{1,120}\] )?\[(?:PG [^\]\n]{0,80}\(default_pg\) )?Rank (?P<rank>\d{1,6})\]"
@@ -82,6 +87,8 @@ class Stream:
     excerpts: list[Excerpt] = field(default_factory=list)
     progress: Progress | None = None
     """The last one that was printed."""
+    declared_ranks: set[int] = field(default_factory=set)
+    """Ranks that it printed as its own; several: it's shared by several processes."""
     _size: int = 0
     _since: int = 0
     """Lines since the last traceback began."""
@@ -102,6 +109,8 @@ class Stream:
             self._size -= len(self.tail.popleft().text) + _OF_A_LINE
         if said.by_torch:
             self.by_torch.append(said)
+        if ("ank" in said.text or "process_in" in said.text) and (found := _DECLARED_RANK.match(said.text)):
+            self.declared_ranks.add(int(found["rank"]))
         self._excerpt(said)
 
     def parts(self, split: Split) -> dict[int, Stream]:
@@ -109,7 +118,7 @@ class Stream:
         found: dict[int, Stream] = {}
 
         def part(number: int) -> Stream:
-            return found.setdefault(split.number_of(self.where, number), Stream(self.where, self.owner))
+            return found.setdefault(split.number_of(self.where, number), Stream(self.where, self.owner, declared_ranks=self.declared_ranks))
 
         for said in self.tail:
             part(said.number).tail.append(said)
@@ -252,7 +261,7 @@ class Book:
                 ranks, tasks = ((one,) if one is not None else () for one in (said.owner.rank, said.owner.label))
                 told = replace(told, ranks=ranks, tasks=() if ranks else tasks)
             everything.told.append((*where, told))
-        if "orld" in text or "nranks" in text or "MEMBER" in text or "Starting with" in text:
+        if _HAS_WORLD_SIZE.search(text):
             for found in _WORLD.finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, found.groups()))))
         return told is not None

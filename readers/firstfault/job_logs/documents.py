@@ -17,7 +17,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
-from firstfault.job_logs.outcome import is_success_report
+from firstfault.job_logs.outcome import has_final_success, is_success_report
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
 from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
 from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
@@ -130,6 +130,8 @@ class Documents:
         failed = [process for process in processes.all if self._has_failed(process)]
         if not failed and not agents:
             return []
+        if has_final_success(self.attempt, self._find_last_failures(failed)):
+            return []
         self._stop_the_rest(failed)
         world = max([self.attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
         nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
@@ -137,6 +139,15 @@ class Documents:
         documents = [*map(self._document, told), *agents]
         size = len(nodes - {""}) or 1
         return [replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents]
+
+    def _find_last_failures(self, failed: Sequence[Process]) -> dict[str, int]:
+        """Return the number of the last line about a failure in each file."""
+        last: dict[str, int] = {}
+        places = [(file, end) for process in failed for file, _, end in process.lines]
+        places += [(file, told.number) for file, _, told in self.attempt.told if told.about is not About.GPU]
+        for file, number in places:
+            last[file] = max(last.get(file, 0), number)
+        return last
 
     # --- what processes printed ---------------------------------------------------------------------------------------
 

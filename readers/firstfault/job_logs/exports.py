@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.lines import read_ahead
+from firstfault.job_logs.lines import TRACEBACK, read_ahead
 
 if TYPE_CHECKING:
     from firstfault.job_logs.lines import NumberedLine
@@ -28,6 +28,8 @@ _TIME = re.compile(
     r"^\W{0,3}(?P<begin>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)"
     r"|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)"
 )
+_ESCAPED_NEWLINE, _ESCAPED_TAB = re.compile(r"\\+r?\\*n"), re.compile(r"\\+t")
+_ESCAPED_QUOTE = re.compile(r"\\+\"")
 _COLUMN = re.compile(r"[@_\w][\w .-]{0,40}")
 _FRAME = re.compile(r'File "[^"]+", line \d+')
 _EXCEPTION_LINE = re.compile(r"[\w.]*[A-Z]\w*(?::|$)|Traceback |The above|During handling")
@@ -45,6 +47,7 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
         everything = _unwrap_csv(everything, message_column)
     elif head and head[0].strip() in {"[", "[{"}:
         everything = _unwrap_array(list(everything))
+    everything = itertools.chain.from_iterable(map(_unescape, everything))
     if is_newest_first:
         kept = list(itertools.islice(everything, _MAX_LINES_REORDERED))
         rest = next(everything, None)
@@ -97,6 +100,15 @@ def _unwrap_array(lines: list[NumberedLine]) -> Iterator[NumberedLine]:
     return iter(found)
 
 
+def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
+    """Return the lines of a traceback that a record holds as one escaped string."""
+    number, line = numbered
+    if TRACEBACK not in line or "\\n" not in line or ('{"' in line and line.rstrip().endswith("}")):
+        return (numbered,)
+    text = _ESCAPED_QUOTE.sub('"', _ESCAPED_TAB.sub("\t", _ESCAPED_NEWLINE.sub("\n", line)))
+    return ((number, part) for part in text.split("\n"))
+
+
 class FrameIndenter:
     """Restores the indentation of a traceback's frames, which chats and web pages drop."""
 
@@ -105,9 +117,11 @@ class FrameIndenter:
 
     def indent(self, owner: object, text: str) -> str:
         """Return a line of a traceback as Python printed it."""
-        if text.startswith('File "') and _FRAME.match(text):
-            self._owners_in_frame.add(owner)
-            return f"  {text}"
+        if 'File "' in text[:12] and _FRAME.match(text.lstrip()):
+            text = text.replace("\\", "/")  # of Windows
+            if text.startswith('File "'):
+                self._owners_in_frame.add(owner)
+                return f"  {text}"
         if owner in self._owners_in_frame:
             self._owners_in_frame.discard(owner)
             if text[:1].strip() and not _EXCEPTION_LINE.match(text):

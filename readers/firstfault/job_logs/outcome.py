@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.job_logs.launchers import About
+from firstfault.job_logs.lines import TRACEBACK
 from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -19,13 +22,18 @@ SUCCESS_REPORT = re.compile(
     r"[^.\n]{0,60}\b(?:complet(?:ed|e)|finished|done|succeeded|ended|over)\b"
     r"|\b(?:complet(?:ed|e)|finished|done)\b[^\n]{0,24}\b(?:train(?:ing)?|fine-?tuning|fit)\b"
     r"|\bsucceeded\b|\bSucceeded\b|\bsuccessfully\b[^\n]{0,20}\b(?:complet|finish|train|end)|\bexits? successfully\b"
-    r"|\b(?:complet|finish|train|end|exit)ed successfully\b|\bState(?:=|: ?)COMPLETED\b"
+    r"|\b(?:complet|finish|train|end|exit)ed successfully\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
     r"|\b(?:exit(?:ed)?(?: with)?(?: exit)?|return(?:ed)?)[ _-]?(?:code|status)?\W{0,4}0\b"
     r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
     r"|\ball done\b|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
     re.IGNORECASE,
 )
 """What programs, frameworks and launchers print at the end of a success."""
+JOB_SUCCEEDED = re.compile(
+    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b",
+    re.IGNORECASE,
+)
+"""What schedulers print about a job that succeeded, even if one of its processes died."""
 NEGATION = re.compile(r"\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b", re.IGNORECASE)
 FAILURE_REPORT = re.compile(
     r"rror\b|xception\b|fatal|critical|killed|abort(?:ed|ing)|\bfail(?:ed|ure)\b|\bXid\b|timed out|\breset\b"
@@ -42,6 +50,33 @@ def is_success_report(text: str) -> bool:
     if found is None or len(text) > 400:  # noqa: PLR2004 - a report is short
         return False
     return NEGATION.search(text[: found.end()]) is None and FAILURE_REPORT.search(text) is None
+
+
+def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
+    """Whether lines after all failures prove that the job succeeded, so the program or its launcher handled them.
+
+    Args:
+        attempt: the last one of the job.
+        last_failures: by file, the number of the last line about a failure.
+    """
+    deaths = any(told.about in {About.ENDED, About.LOST, About.TERMINATED} for _, _, told in attempt.told)
+    has_ended = deaths or bool(attempt.entries)
+    for file, last_failure in last_failures.items():
+        streams = [stream for stream in attempt.streams.values() if stream.file == file and stream.tail]
+        later = sorted((said for one in streams for said in one.tail if said.number > last_failure), key=lambda said: said.number)
+        proofs = [at for at, said in enumerate(later) if is_success_report(said.text)]
+        if not proofs or any(FAILURE_REPORT.search(said.text) for said in later[proofs[-1] + 1 :]):
+            return False
+        last, proven = later[proofs[-1]], {later[at].owner.number for at in proofs}
+        if last.owner.is_process:
+            # each of them went on
+            is_proven = proven >= {stream.owner.number for stream in streams if stream.owner.is_process}
+        else:
+            is_uncaught = any(TRACEBACK in said.text for stream in streams for said in stream.by_torch)
+            is_proven = JOB_SUCCEEDED.search(last.text) is not None or not (has_ended or is_uncaught)
+        if not is_proven:
+            return False
+    return bool(last_failures)
 
 
 def explain_missing_proof(attempt: Attempt) -> str:

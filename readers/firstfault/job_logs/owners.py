@@ -24,7 +24,7 @@ _STAMP = re.compile(
 """A date and a time, at the begin of a line."""
 _OTHER_STAMPS = re.compile(
     r"\s*[\[(]?(?:\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?|(?:\w{3} )?\w{3} +\d{1,2} \d\d:\d\d:\d\d(?: \d{4})?"
-    r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?[ \t](?:[-|][ \t])?"
+    r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?(?:[ \t](?:[-|][ \t])?|(?=\[\d{1,6}\]<std))"
 )
 _OF_KUBELET = re.compile(r"(?:stdout|stderr) [FP] ")
 _GLOG = re.compile(r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
@@ -32,10 +32,11 @@ _KNOWN = re.compile(
     r"""
     \[rank\ ?:?\ ?(?P<rank>\d{1,6})\]:?\ ?
     |\[[^\]\s]{0,80}?1,(?:mpirank:)?(?P<mpi>\d{1,6})(?:,(?P<host>[^\]\s]{1,80}))?\](?:\[[^\]]{1,80}\])?<std\w+>\ ?:?\ ?
+    |(?:\w{3}\ \w{3}\ [\ \d]\d\ [\d:]{8}\ \d{4})?\[(?P<horovod>\d{1,6})\](?:<std\w+>):?\ ?
     |\[1,(?:mpirank:)?(?P<mpi2>\d{1,6})(?:,(?P<host2>[^\]\s]{1,80}))?\]:?\ ?
     |\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,4})\]:\ ?
     |\[pod/(?P<pod>[^/\]\s]{1,250})/[^\]\s]{1,250}\]\ ?
-    |\((?P<sky>[A-Za-z][\w.-]{0,80}),\ rank=\d{1,5},\ pid=\d{1,10}(?:,\ ip=[\w.:]+)?\)\ ?
+    |\((?P<sky>[A-Za-z][\w.-]{0,80}),\ rank=(?P<index>\d{1,5}),\ pid=\d{1,10}(?:,\ ip=[\w.:]+)?\)\ ?
     |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)
         (?:\x20\[repeated[^\]]{0,80}\])?\ ?
     |\((?P<daemon>raylet|autoscaler|gcs_server)(?:,\ ip=(?P<ip2>[\w.:]+))?\)\ ?
@@ -53,6 +54,7 @@ _LABELS = (
     re.compile(r"[<\[](?P<label>[^\s\]>\[]{1,120})[>\]]:? ?"),
     re.compile(r"(?P<label>[A-Za-z0-9][\w./#@-]{0,120}): ?"),
     re.compile(r"(?P<label>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?"),
+    re.compile(r"(?P<label>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)"),
 )
 """The forms of labels that are learned if most lines have one."""
 _NO_LABEL = re.compile(
@@ -74,7 +76,8 @@ _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
 _TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "exc_text")
 _RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
-_NODES = ("pod", "pod_name", "host", "hostname", "node", "instance", "machine")
+_NODES = ("pod", "pod_name", "host", "hostname", "node", "node_name", "instance", "machine")
+_LEVEL = re.compile(r"(?i)error|fatal|critical")
 
 
 class Owner(NamedTuple):
@@ -88,6 +91,14 @@ class Owner(NamedTuple):
     local_rank: int | None = None
     pid: int | None = None
     ip: str = ""
+    node_index: int | None = None
+    """A number of the node, which is a rank if each node has one process."""
+
+    @property
+    def number(self) -> int | None:
+        """The number that distinguishes the process best."""
+        numbers = (self.rank, self.label, self.local_rank, self.pid)
+        return next((number for number in numbers if number is not None), None)
 
     @property
     def is_process(self) -> bool:
@@ -141,7 +152,7 @@ class Prefixes:
             if self.stamped and (other := _OTHER_STAMPS.match(text) or _OF_KUBELET.match(text)):
                 text = text[other.end() :]
                 continue
-            if text[:1] in "[(" or "|" in text[:100]:
+            if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40]:
                 known = _KNOWN.match(text)
                 if known is not None:
                     owner, by_torch = _with(owner, known[0]), by_torch or known["rank"] is not None
@@ -175,7 +186,9 @@ class Prefixes:
             return owner._replace(rank=int(named[1]))
         if (numbered := _NUMBERED_NODE.fullmatch(label)) is not None:
             return owner._replace(node=owner.node or numbered["node"], label=int(numbered["number"]))
-        return owner._replace(node=owner.node or label)
+        if _NO_LABEL.search(label.strip("[]<>() :")):
+            return owner
+        return owner._replace(node=owner.node or label.partition(" ")[0])  # stern: "pod container"
 
 
 _PLAIN = Prefixes()
@@ -256,15 +269,15 @@ def _with(owner: Owner, prefix: str) -> Owner:
     """Return an owner with the facts in a known prefix."""
     found = _KNOWN.match(prefix)
     named = found.groupdict() if found is not None else {}
-    if named["rank"] or named["mpi"] or named["mpi2"]:
-        owner = owner._replace(rank=int(named["rank"] or named["mpi"] or named["mpi2"]))
+    if rank_text := named["rank"] or named["mpi"] or named["mpi2"] or named["horovod"]:
+        owner = owner._replace(rank=int(rank_text))
         host = named["host"] or named["host2"]
         return owner._replace(node=host) if host else owner
     if named["local"]:
         return owner._replace(local_rank=int(named["local"]))
-    # SkyPilot's rank is the node's: "(worker1, rank=1, pid=2972)"
     if node := named["pod"] or named["service"] or named["sky"]:
-        return owner._replace(node=node)
+        # SkyPilot's rank is the node's: "(worker1, rank=1, pid=2972)"
+        return owner._replace(node=node, node_index=int(named["index"]) if named["index"] else None)
     ip = named["ip"] or named["ip2"] or owner.ip
     if named["pid"]:
         rank = _RANK_OF_ACTOR.search(named["actor"])
@@ -313,6 +326,7 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     inner = [value for value in fields.values() if isinstance(value, dict)]
     inner = [*(deep for value in inner for deep in value.values() if isinstance(deep, dict)), *inner]
     known = {key: value for part in (*inner, fields) for key, value in part.items()}
+    known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
     rank = next((known[name] for name in _RANKS if str(known.get(name, "")).isdecimal()), None)
     node = next((str(known[name]) for name in _NODES if isinstance(known.get(name), str)), "")
     owner = owner._replace(rank=owner.rank if rank is None else int(rank), node=owner.node or node)
@@ -324,7 +338,9 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     message = next((known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str)), max(texts, key=len, default=""))
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
     trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
-    head = f"{level}: {message}" if level and message and "log" not in known else message
+    # a collector's level is about the stream that a line was printed to
+    is_program_level = _LEVEL.fullmatch(level) and not message[:1].isspace() and not re.match(r"\[|Traceback|\w+: ", message)
+    head = f"{level}: {message}" if is_program_level and "severity" not in known and "log" not in known else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):
             for said in _PLAIN.said(number, text, owner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -84,6 +85,7 @@ class Processes:
         owners = {(one.owner.label, one.owner.node) for one in attempt.streams.values() if one.owner.label is not None}
         # "10.0.0.1 [0]" and "10.0.0.2 [0]" are two processes
         self.labels_are_local = len({label for label, _ in owners}) < len(owners)
+        self.rank_by_node = self._find_rank_by_node()
         self.task_nodes = {task: told.node for _, _, told in attempt.told for task in told.tasks if told.node}
         for file, node, entry in attempt.entries:
             self._take_entry(entry, file, node)
@@ -92,6 +94,18 @@ class Processes:
             self._take_stream(stream)
         for file, node, told in attempt.told:
             self._take_told(file, node, told)
+
+    def _find_rank_by_node(self) -> dict[str, int]:
+        """Return the rank of each node's only process, if each node printed one rank, or a number, of its own."""
+        ranks: dict[str, set[int]] = defaultdict(set)
+        for stream in self.attempt.streams.values():
+            owner = stream.owner
+            if owner.node and not owner.is_process:
+                ranks[owner.node] |= stream.declared_ranks or ({owner.node_index} - {None})
+        ranks = {node: found for node, found in ranks.items() if found}
+        is_distinct = len({rank for found in ranks.values() for rank in found}) == len(ranks) == self.attempt.world_size
+        is_single = all(len(found) == 1 for found in ranks.values())
+        return {node: min(found) for node, found in ranks.items()} if is_distinct and is_single else {}
 
     def find(
         self, *, rank: int | None = None, pid: int | None = None, local_rank: int | None = None, node: str = ""
@@ -143,6 +157,7 @@ class Processes:
             local = owner.label if owner.local_rank is None else owner.local_rank
             owner = owner._replace(local_rank=local, label=None)
         rank = owner.rank if owner.rank is not None else owner.label if self.tasks_are_ranks else None
+        rank = rank if owner.is_process else self.rank_by_node.get(node)
         if owner.label is not None and not self.tasks_are_ranks:
             node = node or self.node_of(f"task {owner.label}")
         if rank is None and owner.local_rank is None and owner.pid is None:
@@ -160,6 +175,8 @@ class Processes:
         node = self.node_of(told.node or told.ip or node)
         of_tasks = told.tasks if self.tasks_are_ranks else ()
         ranks = of_tasks if told.tasks else told.ranks
+        if not ranks and told.local_rank is None and node in self.rank_by_node:
+            ranks = (self.rank_by_node[node],)
         found = [self.find(rank=rank, pid=told.pid, node=node) for rank in ranks]
         if not ranks and not told.tasks and (told.pid is not None or told.local_rank is not None):
             found = [self.find(pid=told.pid, local_rank=told.local_rank, node=node)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.credentials import redact
@@ -27,13 +28,14 @@ _EXCEPTION = re.compile(
     r"(?:: (?P<message>\S.*))?$"
 )
 """The last line of a traceback, the rest of which may be missing."""
+_FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
 HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 _AT_EXIT = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
 """Functions in which Python cleans up after a program that has ended."""
 _WAITS = re.compile(
     r"caught collective operation timeout|watchdog detected operation timeout|ran for \d+ milliseconds before"
-    r"|\bEI000[26]\b"
+    r"|\bEI000[26]\b|waiting for (?:the )?remainder of ranks|^Missing ranks:|^\d{1,6}(?:, \d{1,6})*: \[\w+[\w.]*[,\]]"
 )
 """What the watchdogs of collectives print."""
 _LAST = 3
@@ -68,6 +70,10 @@ def uncaught(by_torch: Sequence[Said], text: str) -> Words:
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
     if raised is None or (raised.frames and raised.frames[0].function in _AT_EXIT):
         return Words()
+    # Ascend's library prints below the exception why it gave up: a peer that didn't come
+    waits = [said.text for said in by_torch if said.number > lines[-1].number and _WAITS.search(said.text)]
+    if waits and waits[0] not in raised.message:
+        raised = replace(raised, message=redact("\n".join((raised.message, *waits[:_LAST]))))
     first = next((said for said in reversed(lines) if TRACEBACK in said.text), lines[-1])
     last = max(lines[-1], first, key=lambda said: said.number)
     return Words(raised, format_exception(raised), lines=(first.number, last.number), uncaught=True)
@@ -86,6 +92,8 @@ def last_words(lines: Sequence[Said]) -> Words:
         return Words(None, native, lines=at)
     if waits := [said for said in lines if _WAITS.search(said.text)]:
         return Words(None, "\n".join(said.text for said in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number))
+    if cut_off := _find_cut_traceback(lines):
+        return cut_off
     last_few = lines[-_ADVICE:]
     for at_end, said in enumerate(last_few):
         named, later = _EXCEPTION.match(said.text), last_few[at_end:]
@@ -100,6 +108,20 @@ def last_words(lines: Sequence[Said]) -> Words:
     if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
         return Words(None, last, lines=(end[0].number, end[-1].number))
     return Words()
+
+
+def _find_cut_traceback(lines: Sequence[Said]) -> Words | None:
+    """Return the last frame of a traceback in which a process's output ends."""
+    begin = next((at for at in range(len(lines) - 1, -1, -1) if TRACEBACK in lines[at].text), None)
+    below = lines[begin + 1 :] if begin is not None else []
+    frames = [said for said in below if _FRAME.match(said.text)]
+    if not frames or not all(said.text[:1].isspace() for said in below):
+        return None
+    source = next((said.text.strip() for said in below if said.number > frames[-1].number), "")
+    frame = _FRAME.match(frames[-1].text)
+    where = f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}" if frame else ""
+    text = redact(f"the log ends inside a traceback, at {where}: {source}")
+    return Words(None, text, lines=(lines[begin or 0].number, lines[-1].number))
 
 
 def _shows_handling(said: Said) -> bool:
