@@ -75,7 +75,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     dead helper thread, as a consequence; its stack shows that it waits itself. So if any stack shows a rank outside of
     all collectives, ranks that waited aren't stragglers, even if their counters are behind.
     """
-    if not diagnosis.waits:
+    if not diagnosis.waits and not _find_reported_missing(diagnosis.classified):
         return []  # no rank timed out: each stack shows where its rank was stopped, not whom it waited for
     if failed := _find_failed_checkpoint_threads(diagnosis.workers):
         return _build_candidates(diagnosis, failed)

@@ -113,11 +113,14 @@ class Course:
         self.agents: dict[tuple[int | None, str | None], _Agent] = {}
         self.gave_up: list[int] = []
         """Lines in which an agent's report of failures ends."""
+        self._box_ends: dict[int | None, int] = {}
         self.begins: list[int] = []
         """First lines of jobs behind the first one."""
         self._speaker: _Agent | None = None
         self._ended = False
         """Whether a launcher has reported that its processes ended."""
+        self._was_terminated = False
+        """Whether the scheduler has announced the end of the job."""
         self._failed_ns: int | None = None
         """When the end of a process was reported; 0: without a time; None: not yet."""
         self._raised: dict[int | None, int] = {}
@@ -135,10 +138,18 @@ class Course:
         elif told.about is About.TERMINATED or (told.about is About.ENDED and told.tasks):
             self.gave_up.append(said.number)
         self._ended |= told.about in {About.ENDED, About.TERMINATED}
+        self._was_terminated |= told.about is About.TERMINATED and bool(told.reason)
         self._failed_ns = self._failed_ns or said.time_ns or 0
 
-    def take_box(self, number: int) -> None:
-        """Take the end of a report of failures."""
+    def take_box(self, number: int, first_rank: int | None) -> None:
+        """Take the end of a report of failures on the node whose first worker has this rank.
+
+        An agent prints one report, so a second one of the same node is another job's.
+        """
+        last_end = self._box_ends.get(first_rank)
+        if first_rank is not None and last_end is not None and not any(last_end < begin for begin in self.begins):
+            self.begins.append(last_end + 1)
+        self._box_ends[first_rank] = number
         self.gave_up.append(number)
         self._ended = True
 
@@ -194,7 +205,7 @@ class Course:
         self._count += 1
         if self._ended and shape in self._opening:
             return self._begin(1, {})
-        if self._count <= _OPENING:
+        if self._count <= _OPENING and not self._ended:
             self._opening.add(shape)
         elif not self._ended:
             self._opening.discard(shape)  # any part of a log may have it
@@ -206,12 +217,13 @@ class Course:
         self._steps[said.owner] = step
         if self._failed_ns is None or step >= last:
             return False
-        # of several processes one may be behind the others
-        is_later = bool(self._failed_ns) and (said.time_ns or 0) - self._failed_ns > _APART_NS
+        # of several processes one may be behind the others, unless their scheduler ended all of them
+        is_later = self._was_terminated or (bool(self._failed_ns) and (said.time_ns or 0) - self._failed_ns > _APART_NS)
         return (said.owner.is_process or is_later) and self._begin(0, {said.owner: step})
 
     def _begin(self, count: int, steps: dict[Owner, int]) -> bool:
-        self._ended, self._failed_ns, self._count, self._steps = False, None, count, steps
+        self._ended = self._was_terminated = False
+        self._failed_ns, self._count, self._steps = None, count, steps
         return True
 
     def jobs(self) -> list[_Job]:

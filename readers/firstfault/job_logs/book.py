@@ -118,7 +118,9 @@ class Stream:
         found: dict[int, Stream] = {}
 
         def part(number: int) -> Stream:
-            return found.setdefault(split.number_of(self.where, number), Stream(self.where, self.owner, declared_ranks=self.declared_ranks))
+            return found.setdefault(
+                split.number_of(self.where, number), Stream(self.where, self.owner, declared_ranks=self.declared_ranks)
+            )
 
         for said in self.tail:
             part(said.number).tail.append(said)
@@ -231,7 +233,7 @@ class Book:
             everything.is_torchrun = True
             everything.labels_are_nodes |= owner.label is not None
         if boxes.ended:
-            course.take_box(said.number)
+            course.take_box(said.number, boxes.first_rank)
             boxes.ended = False
         if is_boxed or not text.strip():
             return

@@ -46,6 +46,12 @@ class Boxes:
         """Whether a whole box was read since this was last set to False."""
         self._is_within = self._is_first = self._in_traceback = False
 
+    @property
+    def first_rank(self) -> int | None:
+        """Rank of the node's first worker, according to the last box."""
+        last = self.entries[-1]
+        return last.rank - last.local_rank if last.rank is not None and last.local_rank is not None else None
+
     def take(self, number: int, line: str) -> bool:
         """Look at a line; return whether it belongs to a box."""
         if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and _BEGINS.search(line):

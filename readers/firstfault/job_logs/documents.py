@@ -15,11 +15,19 @@ from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
+from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.launchers import About
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.outcome import has_final_success, is_success_report
-from firstfault.job_logs.processes import LAUNCHER_STOPPED, MAX_TEXT, Process, Processes, exception_in
-from firstfault.job_logs.words import HANDLED, Words, last_words, uncaught
+from firstfault.job_logs.processes import (
+    LAUNCHER_STOPPED,
+    MAX_TEXT,
+    SCHEDULER_STOPPED,
+    Process,
+    Processes,
+    exception_in,
+)
+from firstfault.job_logs.words import EXCEPTION, HANDLED, Words, last_words, uncaught
 from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
 from firstfault.utils.text import clean, clean_end
 
@@ -73,13 +81,13 @@ class _Raised:
     text: str
     stream: Stream
     lines: tuple[int, int]
-    after: int
+    after: int = 0
     """Lines that its owner printed later."""
-    is_handled: bool
-    is_before_success: bool
-    """Whether a later line of the same stream reports success."""
+    is_handled: bool = False
     """Whether the lines around it show that the program continued."""
-    is_mixed: bool
+    is_before_success: bool = False
+    """Whether a later line of the same stream reports success."""
+    is_mixed: bool = False
 
     @property
     def kind(self) -> tuple[str, str, str]:
@@ -116,13 +124,11 @@ class Documents:
                 for item in processes.all
                 if not item.has_ended or item.is_known or item.is_oom or item.signal not in explained
             ]
-        raised = [found for stream in processes.shared for found in _raised_in(stream)]
-        excerpts = [found for stream in processes.shared for found in stream.excerpts if found.is_mixed]
-        if excerpts:
-            where = f"lines {excerpts[0].lines[0].number} to {excerpts[-1].lines[-1].number}"
-            self.notes.append(f"tracebacks of several processes are mixed in {where}: no prefix tells them apart")
+        processes.all = [item for item in processes.all if not self._is_of_cleanup(item)]
+        raised = [found for stream in processes.shared for found in self._read_shared(stream)]
         self._assign([found for found in raised if not self._is_of_launcher(found)])
         self._give_logs()
+        self._end_interrupted()
         self._end_terminated()
         agents = [*self._of_launchers(), *self._agents]
         self._out_of_memory()
@@ -139,6 +145,35 @@ class Documents:
         documents = [*map(self._document, told), *agents]
         size = len(nodes - {""}) or 1
         return [replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents]
+
+    def _is_of_cleanup(self, process: Process) -> bool:
+        """Whether a kill of an unknown process follows the report of another failure, so its launcher cleaned up."""
+        if process.is_known or process.is_oom or process.signal != "SIGKILL":
+            return False
+        if any(told.about is About.LOST for _, _, told in self.attempt.told):
+            return True
+        begins = {file: first for file, first, _ in process.lines}
+        failures = (
+            (file, told.number)
+            for file, _, told in self.attempt.told
+            if told.about is About.ENDED
+            and told.exit_code
+            and (told.text, told.signal) != (process.said, process.signal)
+        )
+        return any(number < begins.get(file, 0) for file, number in failures)
+
+    def _end_interrupted(self) -> None:
+        """Count processes that ended after their scheduler announced the end of the job as stopped."""
+        announced: dict[str, int] = {}
+        for file, _, told in self.attempt.told:
+            if told.about is About.TERMINATED and told.reason:
+                announced[file] = min(announced.get(file, told.number), told.number)
+        for process in self.processes.all:
+            files = {file for file, _, _ in process.lines}
+            is_later = all(first > announced.get(file, first) for file, first, _ in process.lines)
+            if files and files <= announced.keys() and is_later and self._has_failed(process) and not process.is_oom:
+                process.raised, process.exit_code, process.signal = None, None, ""
+                process.told, process.stopped = "", SCHEDULER_STOPPED
 
     def _find_last_failures(self, failed: Sequence[Process]) -> dict[str, int]:
         """Return the number of the last line about a failure in each file."""
@@ -175,6 +210,27 @@ class Documents:
             process.time_ns = telling[-1].time_ns
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
+
+    def _read_shared(self, stream: Stream) -> list[_Raised]:
+        """Return the tracebacks in a stream of several processes, whose lines may alternate."""
+        raised, mixed = list(_raised_in(stream)), [found for found in stream.excerpts if found.is_mixed]
+        if not mixed:
+            return raised
+        lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
+        last_lines = {
+            last["type"]: last for found in mixed for said in found.lines if (last := EXCEPTION.match(said.text))
+        }
+        names = last_lines.keys() - _SUMMARIES
+        same = last_lines[min(names)] if len({last_lines[name][0] for name in names}) == 1 else None
+        if same is None or same["type"].rpartition(".")[2] in _SUMMARIES:
+            where = f"lines {lines[0]} to {lines[1]}"
+            self.notes.append(f"tracebacks of several processes are mixed in {where}: no prefix tells them apart")
+            return raised
+        exception = model.ExceptionInfo(same["type"], redact(same["message"] or ""))
+        return [
+            *(one for one in raised if not one.is_mixed),
+            _Raised(exception, format_exception(exception), stream, lines),
+        ]
 
     def _merge_unplaced(self) -> None:
         """Merge ends that torch's agent reported by local rank with exceptions that were printed by rank.
@@ -223,7 +279,8 @@ class Documents:
         ):
             return False
         where, code = found.stream, f"SYSTEM:{get_short_name(exception)}"
-        agent = self._agent(where.owner.node, (where.file, *found.lines), "platform", code, found.text)
+        category = "rendezvous" if "Rendezvous" in code or "/rendezvous/" in exception.frames[-1].file else "platform"
+        agent = self._agent(where.owner.node, (where.file, *found.lines), category, code, found.text)
         self._agents.append(replace(agent, exception=exception))
         return True
 
@@ -377,8 +434,10 @@ class Documents:
                 continue
             here = [one for one in self.processes.all if self._has_failed(one) and one.may_be_on(item.node or node)]
             named = [one for one in here if item.pid is not None and one.pid == item.pid]
-            raised = [one for one in here if one.raised is not None and _GPU_ERROR.match(one.raised.message)]
-            named = named or raised or here
+            # a kernel's log has the name of the machine, and the program's log may have the pod's
+            everywhere = here or [one for one in self.processes.all if self._has_failed(one)]
+            failed_on_gpu = [one for one in everywhere if _GPU_ERROR.search(one.raised_text or one.told or one.text)]
+            named = named or failed_on_gpu or here
             for process in named if len(named) == 1 else ():
                 process.hardware_error = f"Xid {item.xid}, {HARDWARE_XIDS[item.xid]}"
                 process.lines.add((file, item.number, item.number))

@@ -63,7 +63,9 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
     has_ended = deaths or bool(attempt.entries)
     for file, last_failure in last_failures.items():
         streams = [stream for stream in attempt.streams.values() if stream.file == file and stream.tail]
-        later = sorted((said for one in streams for said in one.tail if said.number > last_failure), key=lambda said: said.number)
+        later = sorted(
+            (said for one in streams for said in one.tail if said.number > last_failure), key=lambda said: said.number
+        )
         proofs = [at for at, said in enumerate(later) if is_success_report(said.text)]
         if not proofs or any(FAILURE_REPORT.search(said.text) for said in later[proofs[-1] + 1 :]):
             return False

@@ -335,11 +335,15 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     for name in ("time", "timestamp", "ts", "@timestamp", "asctime"):
         time_ns = time_ns or stamp_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
-    message = next((known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str)), max(texts, key=len, default=""))
+    message = next(
+        (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str)), max(texts, key=len, default="")
+    )
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
     trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
     # a collector's level is about the stream that a line was printed to
-    is_program_level = _LEVEL.fullmatch(level) and not message[:1].isspace() and not re.match(r"\[|Traceback|\w+: ", message)
+    is_program_level = (
+        _LEVEL.fullmatch(level) and not message[:1].isspace() and not re.match(r"\[|Traceback|\w+: ", message)
+    )
     head = f"{level}: {message}" if is_program_level and "severity" not in known and "log" not in known else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 64 * 1024
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
+SCHEDULER_STOPPED = "its scheduler ended the job"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from firstfault.job_logs.owners import Said
 
 _ABORTS = re.compile(r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted")
-_EXCEPTION = re.compile(
+EXCEPTION = re.compile(
     r"^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))"
     r"(?:: (?P<message>\S.*))?$"
 )
@@ -60,13 +60,13 @@ class Words(NamedTuple):
 def uncaught(by_torch: Sequence[Said], text: str) -> Words:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
     own = redact("\n".join(said.text for said in by_torch))
-    lines = [said for said in by_torch if TRACEBACK in said.text or _EXCEPTION.match(said.text)]
+    lines = [said for said in by_torch if TRACEBACK in said.text or EXCEPTION.match(said.text)]
     # torchrun's --tee and torchtitan put the rank before every line: a rank that prints more has handled the exception
     if not lines or sum(map(is_substantial, (said for said in by_torch if said.number > lines[-1].number))) > _LAST:
         return Words()
     printed = find_printed_exception(own) or (find_printed_exception(redact(text)) if TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
-    if raised is None and (named := _EXCEPTION.match(lines[-1].text)):
+    if raised is None and (named := EXCEPTION.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
     if raised is None or (raised.frames and raised.frames[0].function in _AT_EXIT):
         return Words()
@@ -96,7 +96,7 @@ def last_words(lines: Sequence[Said]) -> Words:
         return cut_off
     last_few = lines[-_ADVICE:]
     for at_end, said in enumerate(last_few):
-        named, later = _EXCEPTION.match(said.text), last_few[at_end:]
+        named, later = EXCEPTION.match(said.text), last_few[at_end:]
         if named is not None and not any(map(_shows_handling, later)):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return Words(raised, said.text, lines=(said.number, said.number))
