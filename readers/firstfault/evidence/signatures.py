@@ -235,11 +235,7 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
     unknown = sorted(content.keys() - {"schema", "noise", "signature"})
     if unknown:
         raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
-    tables_at: dict[str, list[int]] = {"noise": [], "signature": []}  # tomllib has no line numbers
-    for number, row in enumerate(text.splitlines(), start=1):
-        match = _TABLE.match(row)
-        if match is not None and match["kind"] in tables_at:
-            tables_at[match["kind"]].append(number)
+    tables_at = _find_tables(text)
     seen: dict[str, int] = {}
     tables: dict[str, tuple[Signature, ...]] = {}
     for kind in ("noise", "signature"):
@@ -250,14 +246,25 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
         for index, entry in enumerate(entries):
             line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
             signature = _parse_signature(entry, f"{name}:{line}")
-            if check_examples:
-                _check_patterns(signature, f"{name}:{line}")
             if signature.id in seen:
                 raise SignatureError(f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}")
             seen[signature.id] = line
             found.append(signature)
         tables[kind] = tuple(found)
+    if check_examples:
+        for signature in (*tables["noise"], *tables["signature"]):
+            _check_patterns(signature, f"{name}:{seen[signature.id]}")
     return Signatures(tables["noise"], tables["signature"])
+
+
+def _find_tables(text: str) -> dict[str, list[int]]:
+    """Return the line of each table by its kind; tomllib has no line numbers."""
+    found: dict[str, list[int]] = {"noise": [], "signature": []}
+    for number, row in enumerate(text.splitlines(), start=1):
+        match = _TABLE.match(row)
+        if match is not None and match["kind"] in found:
+            found[match["kind"]].append(number)
+    return found
 
 
 def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:

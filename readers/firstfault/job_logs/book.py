@@ -49,6 +49,12 @@ _WORLD = re.compile(
     r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
     r"|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(?P<of>\d{1,6})\b|process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b"
 )
+_RANK_OF_PID = re.compile(
+    r"\b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b"
+    r"|\bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,? (?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b"
+)
+"""A line in which a program or its launcher prints both numbers of a process."""
+_HAS_CODE_BELOW = re.compile(r"(?:Exit code|EXIT CODE|KILLED BY SIGNAL):|with errorcode ")
 _HAS_WORLD_SIZE = re.compile(r"orld|nranks|MEMBER|Starting with|ank.{1,8}(?:/| of )|process_count")
 _DECLARED_RANK = re.compile(
     r"^\W{0,3}(?:INFO\W+)?(?:[\w.]+\.)?(?i:(?:global[_ ]?)?rank|process_index(?:\(\))?)\W{1,2}(?P<rank>\d{1,6})\b"
@@ -173,6 +179,7 @@ class Attempt:
     world_size: int = 0
     """As a process printed it; 0: not known."""
     is_torchrun: bool = False
+    rank_by_pid: dict[int, int] = field(default_factory=dict)
     labels_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
 
@@ -255,7 +262,7 @@ class Book:
     def _take_told(self, said: Said, where: Where, course: Course) -> bool:
         """Take a line's statements about processes and the job; return whether it had one about processes."""
         text, everything, told = said.text, self._all, told_by(said.number, said.text)
-        if everything.told and ("Exit code" in text or "EXIT CODE" in text):
+        if everything.told and _HAS_CODE_BELOW.search(text):
             everything.told[-1] = (*everything.told[-1][:2], code_below(everything.told[-1][2], text))
         if told is not None and len(everything.told) < _MOST:
             course.take_told(said, told)
@@ -264,8 +271,10 @@ class Book:
                 told = replace(told, ranks=ranks, tasks=() if ranks else tasks)
             everything.told.append((*where, told))
         if _HAS_WORLD_SIZE.search(text):
-            for found in _WORLD.finditer(text):
-                everything.world_size = max(everything.world_size, int(next(filter(None, found.groups()))))
+            for size in _WORLD.finditer(text):
+                everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
+        if "ank" in text and "pid" in text and (found := _RANK_OF_PID.search(text)):
+            everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
         return told is not None
 
 

@@ -45,6 +45,11 @@ _LAUNCHER = re.compile(
     r"|ray/train/.*(?:controller|trainer)"
 )
 """Files of launchers, in the outermost frames of what they raise themselves."""
+_COMMAND_FAILED = re.compile(
+    r"(?:Command|Process|Subprocess|Job|Task)\b[^\n]{0,400}\b(?:failed with|returned|exited with) (?:a )?"
+    r"(?:non-?zero|return code|exit (?:code|status)|status|code)"
+)
+"""Messages in which a launcher's exception reports how the program that it started ended."""
 _SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
 _SILENT = "no exit status in the log, probably stopped by its launcher"
 _FEW = 3
@@ -129,6 +134,7 @@ class Documents:
         self._assign([found for found in raised if not self._is_of_launcher(found)])
         self._give_logs()
         self._end_interrupted()
+        self._end_killed()
         self._end_terminated()
         agents = [*self._of_launchers(), *self._agents]
         self._out_of_memory()
@@ -271,6 +277,8 @@ class Documents:
             process.raised, process.raised_text = exception, found.text
             process.lines.add((found.stream.file, *found.lines))
             return True
+        if _COMMAND_FAILED.match(exception.message):
+            return True
         own = [frame for frame in exception.frames if _LAUNCHER.search(frame.file)]
         if get_short_name(exception) in _SUMMARIES or (own and get_short_name(exception) == "SignalException"):
             return True
@@ -299,6 +307,15 @@ class Documents:
                 continue
             process.lines.add((stream.file, excerpt.lines[0].number, excerpt.lines[-1].number))
             stream.excerpts.remove(excerpt)
+
+    def _end_killed(self) -> None:
+        """Count processes that were killed after another one had ended otherwise as stopped: mpirun kills the rest."""
+        first = next((told for _, _, told in self.attempt.told if told.about is About.ENDED and told.ranks), None)
+        killed = [item for item in self.processes.all if item.signal == "SIGKILL" and not item.is_oom]
+        if first is None or first.signal in {"", "SIGKILL", "SIGTERM"} or len(killed) < 2 or self.attempt.is_torchrun:  # noqa: PLR2004 - the rest
+            return
+        for process in killed:
+            process.signal, process.stopped = "", LAUNCHER_STOPPED
 
     def _end_terminated(self) -> None:
         """Count processes that SIGTERM ended as stopped, if another one failed: launchers send it, too."""
@@ -452,6 +469,8 @@ class Documents:
             name = item.node or item.ip or self.processes.node_of(node)
             if item.about is About.LOST:
                 category, code = "node_lost", "SYSTEM:NodeLost"
+            elif item.about is About.OOM and item.pid is None and not any(map(self._has_failed, self.processes.all)):
+                category, code = "host_oom", "SYSTEM:OutOfMemory"
             elif item.about is About.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
                 is_limit = "limit" in item.reason
                 done.add("" if is_limit else name)

@@ -24,9 +24,9 @@ _MAX_LINES_REORDERED = 500_000
 """A longer log is read as it is: reordering needs all lines in memory."""
 _MIN_TIMES = 4
 """A log with fewer different times doesn't show in which order its lines are."""
+_MOMENT = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b"
 _TIME = re.compile(
-    r"^\W{0,3}(?P<begin>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)"
-    r"|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)"
+    rf"^\W{{0,3}}(?P<begin>{_MOMENT})|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>{_MOMENT})"
 )
 _ESCAPED_NEWLINE, _ESCAPED_TAB = re.compile(r"\\+r?\\*n"), re.compile(r"\\+t")
 _ESCAPED_QUOTE = re.compile(r"\\+\"")
@@ -73,18 +73,18 @@ def _find_message_column(header: str) -> int | None:
 
 
 def _unwrap_csv(lines: Iterable[NumberedLine], message_column: int) -> Iterator[NumberedLine]:
-    number = 0
+    numbers: list[int] = []
 
     def texts() -> Iterator[str]:
-        nonlocal number
         for number, line in lines:
+            numbers[:] = [number]
             yield f"{line}\n"
 
     rows = csv.reader(texts())
     next(rows, None)
     for row in rows:
         if len(row) > message_column:
-            yield from ((number, line) for line in row[message_column].split("\n"))
+            yield from ((numbers[0], line) for line in row[message_column].split("\n"))
 
 
 def _unwrap_array(lines: list[NumberedLine]) -> Iterator[NumberedLine]:

@@ -81,7 +81,9 @@ _compile = cache(re.compile)  # most logs need few of the patterns
 _MOST_TASKS = 16_384
 _LONGEST = 4096
 """Characters of a line in which statements are looked for."""
-_CODE_BELOW = re.compile(r"^\W*(?:Exit code|EXIT CODE):\s+(?P<code>-?\d+)")
+_CODE_BELOW = re.compile(
+    r"^\W*(?:(?:Exit code|EXIT CODE):\s+|with errorcode )(?P<code>-?\d+)|^\W*KILLED BY SIGNAL: (?P<signal>\d+)"
+)
 
 
 def told_by(number: int, text: str) -> Told | None:
@@ -119,7 +121,9 @@ def code_below(told: Told, text: str) -> Told:
     """Return a statement with the exit code in the line below it, if it has none itself."""
     found = _CODE_BELOW.match(text)
     has_none = told.about is About.ENDED and told.exit_code is None and not told.signal
-    return with_code(told, int(found["code"])) if found is not None and has_none else told
+    if found is None or not has_none:
+        return told
+    return with_code(told, int(found["code"]) if found["code"] else -int(found["signal"]))
 
 
 def with_code(told: Told, code: int | None) -> Told:

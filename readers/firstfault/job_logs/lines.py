@@ -32,10 +32,12 @@ _MOST_CONTROLS = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_FAILURE_WORDS = (
-    "error exception fatal fail signal exit kill abort terminat cancel watchdog timeout ccl assert panic interrupt"
-    " memory oom evict preempt lost dead died restart nranks unhealthy refused quota"
-).split()
+_FAILURE_WORDS = tuple(
+    """
+    error exception fatal fail signal exit kill abort terminat cancel watchdog timeout ccl assert panic interrupt memory
+    oom evict preempt lost dead died restart nranks unhealthy refused quota
+    """.split()  # noqa: SIM905 - as a list, each would be a line
+)
 """Words in lines that report a failure or the job's size."""
 _FAILURE_TEXTS = r"traceback|  file \"|\bsig[a-z]{3,4}\b|timed? out|xid|segfault|core dumped|reset by|no space"
 _USUAL_SHARE = 1 / 8

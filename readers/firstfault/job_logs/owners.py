@@ -24,7 +24,8 @@ _STAMP = re.compile(
 """A date and a time, at the begin of a line."""
 _OTHER_STAMPS = re.compile(
     r"\s*[\[(]?(?:\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?|(?:\w{3} )?\w{3} +\d{1,2} \d\d:\d\d:\d\d(?: \d{4})?"
-    r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?(?:[ \t](?:[-|][ \t])?|(?=\[\d{1,6}\]<std))"
+    r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?"
+    r"(?:[ \t](?:[-|][ \t])?|(?=\[\d{1,6}\]<std))"
 )
 _OF_KUBELET = re.compile(r"(?:stdout|stderr) [FP] ")
 _GLOG = re.compile(r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
@@ -40,6 +41,7 @@ _KNOWN = re.compile(
     |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)
         (?:\x20\[repeated[^\]]{0,80}\])?\ ?
     |\((?P<daemon>raylet|autoscaler|gcs_server)(?:,\ ip=(?P<ip2>[\w.:]+))?\)\ ?
+    |(?:\w{3}\ +\d{1,2}\ [\d:]{8}\ (?P<machine>[\w.-]{1,120})\ )[\w.-]{1,60}(?:\[(?P<unit>\d{1,10})\])?:\ ?
     |(?P<service>[A-Za-z][\w.-]{0,80}-\d{1,5})\s+\|\ ?
     """,
     re.VERBOSE,
@@ -78,6 +80,7 @@ _TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "s
 _RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
 _NODES = ("pod", "pod_name", "host", "hostname", "node", "node_name", "instance", "machine")
 _LEVEL = re.compile(r"(?i)error|fatal|critical")
+_OF_TRACEBACK = re.compile(r"\s|\[|Traceback|\w+: ")
 
 
 class Owner(NamedTuple):
@@ -152,7 +155,7 @@ class Prefixes:
             if self.stamped and (other := _OTHER_STAMPS.match(text) or _OF_KUBELET.match(text)):
                 text = text[other.end() :]
                 continue
-            if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40]:
+            if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40] or text[6:7] == " ":
                 known = _KNOWN.match(text)
                 if known is not None:
                     owner, by_torch = _with(owner, known[0]), by_torch or known["rank"] is not None
@@ -275,6 +278,8 @@ def _with(owner: Owner, prefix: str) -> Owner:
         return owner._replace(node=host) if host else owner
     if named["local"]:
         return owner._replace(local_rank=int(named["local"]))
+    if named["machine"]:
+        return owner._replace(node=named["machine"], pid=int(named["unit"]) if named["unit"] else None)
     if node := named["pod"] or named["service"] or named["sky"]:
         # SkyPilot's rank is the node's: "(worker1, rank=1, pid=2972)"
         return owner._replace(node=node, node_index=int(named["index"]) if named["index"] else None)
@@ -335,16 +340,13 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     for name in ("time", "timestamp", "ts", "@timestamp", "asctime"):
         time_ns = time_ns or stamp_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
-    message = next(
-        (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str)), max(texts, key=len, default="")
-    )
+    named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
+    message = next(named, max(texts, key=len, default=""))
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
     trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
     # a collector's level is about the stream that a line was printed to
-    is_program_level = (
-        _LEVEL.fullmatch(level) and not message[:1].isspace() and not re.match(r"\[|Traceback|\w+: ", message)
-    )
-    head = f"{level}: {message}" if is_program_level and "severity" not in known and "log" not in known else message
+    is_program_level = _LEVEL.fullmatch(level) and known.keys().isdisjoint({"severity", "log"})
+    head = f"{level}: {message}" if is_program_level and not _OF_TRACEBACK.match(message) else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):
             for said in _PLAIN.said(number, text, owner):

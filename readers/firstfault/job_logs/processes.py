@@ -102,7 +102,9 @@ class Processes:
         for stream in self.attempt.streams.values():
             owner = stream.owner
             if owner.node and not owner.is_process:
-                ranks[owner.node] |= stream.declared_ranks or ({owner.node_index} - {None})
+                ranks[owner.node] |= stream.declared_ranks or (
+                    {owner.node_index} if owner.node_index is not None else set()
+                )
         ranks = {node: found for node, found in ranks.items() if found}
         is_distinct = len({rank for found in ranks.values() for rank in found}) == len(ranks) == self.attempt.world_size
         is_single = all(len(found) == 1 for found in ranks.values())
@@ -113,6 +115,8 @@ class Processes:
     ) -> Process:
         """Return the process that is known by one of these, or a new one."""
         found = None
+        if rank is None and pid is not None:
+            rank = self.attempt.rank_by_pid.get(pid)
         if rank is not None:
             found = self._by_rank.get(rank)
         if found is None and pid is not None:
