@@ -513,9 +513,8 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     if found.signature in LAUNCHER_SUMMARY_SIGNATURES:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
     if found.role is Role.SECONDARY:
-        return replace(
-            _classify_by_role(failure, found, f"points to another process ({found.signature})"), waited=False
-        )
+        why, signature = f"points to another process ({found.signature})", found.signature
+        return replace(_classify_by_role(failure, found, why, signature=signature), waited=False)
     if found.role is Role.AMBIGUOUS and found.signature:
         return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
     wrote = "left a stock Flyte error file" if failure.writer is Writer.STOCK else "printed its own error"

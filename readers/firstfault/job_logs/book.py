@@ -13,7 +13,7 @@ from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.exports import FrameIndenter, read_export
 from firstfault.job_logs.launchers import Told, code_below, told_by
 from firstfault.job_logs.lines import TRACEBACK, read_ahead
-from firstfault.job_logs.owners import Owner, Said, learned
+from firstfault.job_logs.owners import Owner, Said, learned, owner_of_file
 
 if TYPE_CHECKING:
     from firstfault.job_logs.attempts import Where
@@ -49,6 +49,8 @@ _WORLD = re.compile(
     r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
     r"|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(?P<of>\d{1,6})\b|process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b"
 )
+_FILE_HEADER = re.compile(r"==> (?P<path>\S+) <==\s*$")
+"""Printed by tail and head before the lines of each file."""
 _RANK_OF_PID = re.compile(
     r"\b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b"
     r"|\bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,? (?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b"
@@ -210,6 +212,9 @@ class Book:
         prefixes = learned([line for _, line in first])
         for number, line in everything:
             self.lines += 1
+            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
+                owner = owner_of_file(header["path"])
+                continue
             for said in prefixes.said(number, line, owner):
                 self._take(file, said)
 

@@ -25,7 +25,8 @@ SUCCESS_REPORT = re.compile(
     r"|\b(?:complet|finish|train|end|exit)ed successfully\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
     r"|\b(?:exit(?:ed)?(?: with)?(?: exit)?|return(?:ed)?)[ _-]?(?:code|status)?\W{0,4}0\b"
     r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
-    r"|^\W*(?:\[[\d:.]+\] )?(?:total )?training time\b|\ball done\b|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
+    r"|^\W*(?:\[[\d:.]+\] )?(?:total )?training time\b|\ball done\b"
+    r"|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
     re.IGNORECASE,
 )
 """What programs, frameworks and launchers print at the end of a success."""

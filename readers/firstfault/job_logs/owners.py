@@ -109,6 +109,15 @@ class Owner(NamedTuple):
         return not (self.rank is None and self.label is None and self.local_rank is None and self.pid is None)
 
 
+def owner_of_file(path: str) -> Owner:
+    """Return the owner of a log according to its name: a rank, or a node and perhaps its number."""
+    name = re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", path.rpartition("/")[2])
+    if ranked := RANK_WORD.search(name):
+        return Owner(rank=int(ranked[1]))
+    numbers = re.findall(r"\d+", name)
+    return Owner(node=name, node_index=int(numbers[0]) if len(numbers) == 1 else None)
+
+
 class Said(NamedTuple):
     """A line without its prefixes."""
 

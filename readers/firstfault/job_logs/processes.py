@@ -102,13 +102,16 @@ class Processes:
         for stream in self.attempt.streams.values():
             owner = stream.owner
             if owner.node and not owner.is_process:
-                ranks[owner.node] |= stream.declared_ranks or (
-                    {owner.node_index} if owner.node_index is not None else set()
-                )
-        ranks = {node: found for node, found in ranks.items() if found}
-        is_distinct = len({rank for found in ranks.values() for rank in found}) == len(ranks) == self.attempt.world_size
-        is_single = all(len(found) == 1 for found in ranks.values())
-        return {node: min(found) for node, found in ranks.items()} if is_distinct and is_single else {}
+                own_index = {owner.node_index} if owner.node_index is not None else set()
+                ranks[owner.node] |= stream.declared_ranks or own_index
+        found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
+        # without a world size, nodes numbered from 0 have one process each if no process has another number
+        size = self.attempt.world_size or (0 if self.attempt.is_torchrun or self._has_processes() else len(ranks))
+        is_one_each = len(found) == len(ranks) == size and sorted(found.values()) == list(range(size))
+        return found if is_one_each else {}
+
+    def _has_processes(self) -> bool:
+        return any(stream.owner.is_process for stream in self.attempt.streams.values())
 
     def find(
         self, *, rank: int | None = None, pid: int | None = None, local_rank: int | None = None, node: str = ""
