@@ -5,8 +5,14 @@ tests/torch_agent/test_budgets.py fails if the sum exceeds what Kubernetes grant
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+from collections.abc import Iterator
+from types import ModuleType
+from typing import NamedTuple
+
 from firstfault.recorder import time_limits as recorder
-from firstfault.recorder.time_limits import Limit
 from firstfault_torch import time_limits as pod
 
 KUBERNETES_GRACE_S = 30.0
@@ -49,14 +55,34 @@ CONCLUDES_ALONE = (
 """All waits of a terminated node that gets no verdict from another one, from SIGTERM until it has published its own."""
 
 
-def limits() -> list[tuple[str, Limit]]:
-    """Return all limits with their names: the pod's, then the recorder's."""
-    return [(name, value) for part in (pod, recorder) for name, value in vars(part).items() if isinstance(value, Limit)]
+class Limit(NamedTuple):
+    """A time limit, with the text below it in the module."""
+
+    name: str
+    seconds: float
+    waits: str
+    """Who waits so long, and for what."""
+    end: str
+    """What happens at the end."""
+
+
+def limits() -> list[Limit]:
+    """Return all limits: the pod's, then the recorder's."""
+    return [*_read_limits(pod), *_read_limits(recorder)]
+
+
+def _read_limits(module: ModuleType) -> Iterator[Limit]:
+    for assignment, below in itertools.pairwise(ast.parse(inspect.getsource(module)).body):
+        if isinstance(assignment, ast.Assign):
+            name = ast.unparse(assignment.targets[0])
+            assert isinstance(below, ast.Expr), f"{name} has no text"
+            waits, _, end = ast.literal_eval(below.value).removesuffix(".").partition(". Then ")
+            yield Limit(name, getattr(module, name), waits[0].lower() + waits[1:], end)
 
 
 def table() -> str:
     """Return all limits as a Markdown table."""
-    lines = [f"| `{name}` | {limit:g} | {limit.waits} | {limit.end} |" for name, limit in limits()]
+    lines = [f"| `{limit.name}` | {limit.seconds:g} | {limit.waits} | {limit.end} |" for limit in limits()]
     return "\n".join(["| Limit | s | Who waits | Then |", "|---|---|---|---|", *lines])
 
 

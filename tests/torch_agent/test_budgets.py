@@ -1,7 +1,6 @@
 """The time limits of a pod: they stand in one table, their sums fit, and the pages give the same numbers."""
 
 import ast
-import copy
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 import firstfault_torch
 from firstfault import recorder
 from firstfault.recorder import time_limits as of_recorder
-from firstfault.recorder.time_limits import Limit
 from firstfault_torch import time_limits
 from tools.describe_limits import CONCLUDES_ALONE, CONCLUDES_FOR_ALL, KUBERNETES_GRACE_S, limits
 
@@ -29,16 +27,15 @@ def _own_limits(file: Path) -> list[str]:
 def test_a_limit_stands_in_the_table() -> None:
     """No module of the pod has a time limit of its own, and no two limits have one name."""
     here, there = Path(str(firstfault_torch.__file__)).parent, Path(str(recorder.__file__)).parent
-    found = [name for file in [*here.rglob("*.py"), *there.glob("*.py")] for name in _own_limits(file)]
-    assert not found
-    names = [name for name, _ in limits()]
+    files = [file for file in [*here.rglob("*.py"), *there.glob("*.py")] if file.name != "time_limits.py"]
+    assert not [name for file in files for name in _own_limits(file)]
+    names = [limit.name for limit in limits()]
     assert len(names) == len(set(names))
 
 
-def test_a_limit_is_a_number() -> None:
-    """A limit reads, computes and travels to another process as its seconds."""
-    limit = Limit(1.5, "a", "b")
-    assert (repr(limit), limit * 2, type(copy.copy(limit))) == ("1.5", 3.0, float)  # copied as it is pickled
+def test_a_limit_has_its_text() -> None:
+    """Below each limit it is said who waits so long, and what happens at the end."""
+    assert all(limit.waits and limit.end for limit in limits())
 
 
 @pytest.mark.parametrize(
