@@ -33,16 +33,10 @@ from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stop_processes import kill_orphans
+from firstfault_torch.conclusion import sealed_verdict
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node, import_conclusion_modules
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
-from firstfault_torch.conclusion.sealed_verdict import (
-    adopt_sealed_verdict,
-    build_torch_error_data,
-    get_conclusion_delay,
-    seal_verdict,
-    wait_for_peer_verdict,
-)
 from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors
@@ -118,13 +112,13 @@ def error_files_removed(config: LaunchConfig) -> Iterator[None]:
 
 def build_node_context(engine: Engine, options: Options) -> NodeContext:
     """Return where and how this node records."""
+    seconds = time_limits.NAME_SERVICE_TIMEOUT_SECONDS
     return NodeContext(
         strategy=options.strategy,
         identity=engine.identity(),
         upload_deadline_seconds=options.upload_deadline_seconds,
         incarnation=time.time_ns() // 1_000_000,
-        ip=call_with_timeout(look_up_address, time_limits.NAME_SERVICE_TIMEOUT_SECONDS, "looking up the node's address")
-        or "",
+        ip=call_with_timeout(look_up_address, seconds, "looking up the node's address") or "",
     )
 
 
@@ -152,10 +146,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
             seconds = options.stop_seconds
-            kill_orphans(
-                node_context,
-                min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS) if signals.shutdown_requested.is_set() else seconds,
-            )
+            if signals.shutdown_requested.is_set():
+                seconds = min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+            kill_orphans(node_context, seconds)
             failed = NodeFailedError(end.error, end.report, sealed)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
             traceback.clear_frames(failed.error.__traceback__)
@@ -193,12 +186,8 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
         # a verdict follows them.
         if isinstance(step, ElectedVerdict):
             return _adopt_verdict(step, end, settings)
-        sealed = _conclude_and_seal(
-            end,
-            step.copies,
-            settings,
-            Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested),
-        )
+        wait = Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested)
+        sealed = _conclude_and_seal(end, step.copies, settings, wait)
         # False: concluding took so long that another agent leads now. Publishing would make a second verdict;
         # the next step has the one of that agent.
         if sealed is not None and peers.settlement.announce_publishing():
@@ -219,15 +208,14 @@ def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) ->
     if node_context.identity.is_folder_shared:
         return replace(sealed, for_all=True)
     files = {bundle_path(path): data for path, data in copies.items()}
-    return replace(
-        sealed, for_all=True, bundle=pack_copies(node_context.group_world_size, files, first=unpack(sealed.bundle))
-    )
+    bundle = pack_copies(node_context.group_world_size, files, first=unpack(sealed.bundle))
+    return replace(sealed, for_all=True, bundle=bundle)
 
 
 def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
     # `durable` is False if the leader could not write to the storage: then each node tries.
-    taken = adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
+    taken = sealed_verdict.adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
     return _publish(replace(taken, bundle=settled.bundle), settings)
 
 
@@ -237,20 +225,17 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
     # Without the round's store the nodes can't elect a leader. They take turns by time: each looks whether a node
     # before it has published.
     if end.group_rank and is_shared:
-        found = wait_for_peer_verdict(
+        found = sealed_verdict.wait_for_peer_verdict(
             partial(_find_published_verdict, end, settings),
-            get_conclusion_delay(end.group_rank),
+            sealed_verdict.get_conclusion_delay(end.group_rank),
             settings.shutdown_requested,
         )
         if found is not None:
             return _publish(found, settings)
     copies, seconds = end.report.copies, settings.options.settle_seconds
-    hurried = Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
-    wait = (
-        hurried
-        if settings.shutdown_requested.is_set()
-        else Wait(seconds, shutdown_requested=settings.shutdown_requested)
-    )
+    wait = Wait(seconds, shutdown_requested=settings.shutdown_requested)
+    if settings.shutdown_requested.is_set():
+        wait = Wait(min(seconds, time_limits.TERMINATED_SETTLE_SECONDS), is_hurried=True)
     if not is_shared:
         copies = {**copies, **_synthesize_first_node_entry(end)}
         # No other node can write into this node's folder, so there is nothing to wait for.
@@ -281,7 +266,7 @@ def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerd
     document = settings.engine.published_verdict()
     if document is None:
         return None
-    found = adopt_sealed_verdict(document, end.node_context, durable=True)
+    found = sealed_verdict.adopt_sealed_verdict(document, end.node_context, durable=True)
     # Sealed before this agent started, or long before its failure: then it is about another failure.
     earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
@@ -299,7 +284,7 @@ def _conclude_and_seal(
                 found.decision, found.verdict, end.restart_refusal, settings.max_restarts
             )
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
-        return seal_verdict(concluded, end.node_context)
+        return sealed_verdict.seal_verdict(concluded, end.node_context)
     return None
 
 
@@ -311,9 +296,8 @@ def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
     others: list[Callable[[], object]] = []
     if sealed.bundle:
         path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.node_context.identity.is_folder_shared)}"
-        others.append(
-            partial(put_on_node, path, sealed.bundle, sealed.node_context, time_limits.HANDOVER_TIMEOUT_SECONDS)
-        )
+        seconds = time_limits.HANDOVER_TIMEOUT_SECONDS
+        others.append(partial(put_on_node, path, sealed.bundle, sealed.node_context, seconds))
     if sealed.conclusion is not None and sealed.decision.retry:
         others.append(partial(hand_over_verdict, sealed.node_context, sealed.document, settings.shutdown_requested))
     ended = [start_in_thread(call, "leaving files for the next attempt and for readers") for call in others]
@@ -334,7 +318,7 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
-            write_error_file(outer, build_torch_error_data(sealed.verdict))
+            write_error_file(outer, sealed_verdict.build_torch_error_data(sealed.verdict))
     if sealed.report is not None:  # this node concluded, and by now all nodes have the verdict
         with suppress_internal_errors("notifying others"):
             notify(sealed.report)
@@ -357,15 +341,11 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
 
     A verdict that another node has published stays: it knew more than this one learns in so short a time.
     """
-    sealed = call_with_timeout(
-        partial(_find_published_verdict, end, settings),
-        time_limits.EXIT_STEP_TIMEOUT_SECONDS,
-        "looking for the verdict of another node",
-    )
+    seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
+    find = partial(_find_published_verdict, end, settings)
+    sealed = call_with_timeout(find, seconds, "looking for the verdict of another node")
     if sealed is None:
-        sealed = _conclude_and_seal(
-            end, end.report.copies, settings, Wait(time_limits.EXIT_STEP_TIMEOUT_SECONDS, is_hurried=True)
-        )
+        sealed = _conclude_and_seal(end, end.report.copies, settings, Wait(seconds, is_hurried=True))
     with suppress_internal_errors("leaving the sealed verdict"):
         if sealed is not None:
             settings.engine.announce(sealed)

@@ -8,20 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from firstfault import model
 from firstfault.conclude import Conclusion, conclude, find_sealed_strategy, has_failed
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, Layout
-from firstfault.model import (
-    Decision,
-    JobErrors,
-    NodePresence,
-    Origin,
-    ReadingNeeds,
-    RestartRecord,
-    Seal,
-    Verdict,
-    Writer,
-)
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
@@ -43,7 +33,7 @@ class ExecutionError:
 
     code: str
     message: str
-    kind: Origin
+    kind: model.Origin
     recoverable: bool
     timestamp_ns: int | None = None
     worker: str = ""
@@ -85,7 +75,7 @@ class MultiErrorFileOutputReader:
         storage_options: Mapping[str, Any] | None = None,
         copies: Mapping[str, bytes] | None = None,
         fresh: bool = False,
-        enough: Callable[[Sequence[NodePresence]], bool] | None = None,
+        enough: Callable[[Sequence[model.NodePresence]], bool] | None = None,
         shutdown_requested: threading.Event | None = None,
     ) -> None:
         if expected_nodes is not None and expected_nodes < 1:
@@ -127,7 +117,7 @@ class MultiErrorFileOutputReader:
             return _build_missing_error("ErrorFileNotFound", message, self.errors_uri)
         verdict, decision = conclusion.verdict, conclusion.decision
         # an error that Flyte's entrypoint wrote is passed on as it is
-        stock = verdict.root is not None and verdict.root.writer is Writer.STOCK
+        stock = verdict.root is not None and verdict.root.writer is model.Writer.STOCK
         return ExecutionError(
             code=verdict.code,
             message=verdict.message if stock else flyte_message(self.report(conclusion)),
@@ -175,7 +165,7 @@ class MultiErrorFileOutputReader:
         """
         return self.conclude_from(self.job(), context)
 
-    def conclude_from(self, job: JobErrors, context: RetryContext | None = None) -> Conclusion | None:
+    def conclude_from(self, job: model.JobErrors, context: RetryContext | None = None) -> Conclusion | None:
         """As `conclude`, from what has been read already."""
         return conclude(job, strategy=self._strategy, policy=self._retry_policy, context=context)
 
@@ -185,17 +175,17 @@ class MultiErrorFileOutputReader:
         """Return the report on a conclusion of this reader; see `firstfault.report.build_report`."""
         return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> model.Verdict | None:
         """Return the verdict; None without an error."""
         conclusion = self.conclude()
         return conclusion.verdict if conclusion else None
 
-    def decision(self) -> Decision | None:
+    def decision(self) -> model.Decision | None:
         """Return the decision whether to run the task again; None without an error."""
         conclusion = self.conclude()
         return conclusion.decision if conclusion else None
 
-    def restarts(self) -> tuple[RestartRecord, ...]:
+    def restarts(self) -> tuple[model.RestartRecord, ...]:
         """Return what was decided after each failed round of the attempt, oldest first.
 
         Raises:
@@ -203,7 +193,7 @@ class MultiErrorFileOutputReader:
         """
         return self.job().restarts
 
-    def job(self) -> JobErrors:
+    def job(self) -> model.JobErrors:
         """Return the failures, the roster and the coverage of the attempt.
 
         Raises:
@@ -211,7 +201,7 @@ class MultiErrorFileOutputReader:
         """
         return run_sync(self.job_async())
 
-    async def job_async(self) -> JobErrors:
+    async def job_async(self) -> model.JobErrors:
         """As `job`, in the caller's event loop."""
         try:
             async with open_store(self._layout.root, self._storage_options) as opened:
@@ -231,22 +221,22 @@ class MultiErrorFileOutputReader:
         self._request = replace(self._request, beside=beside)
         return self
 
-    def job_of(self, snapshot: Snapshot) -> JobErrors:
+    def job_of(self, snapshot: Snapshot) -> model.JobErrors:
         """As `job`, from what has been read already."""
         return self._request.job_of(snapshot)
 
-    def read_copies(self, note: str) -> JobErrors:
+    def read_copies(self, note: str) -> model.JobErrors:
         """Return the job that the copies alone make, without a request; `note` is the reason, for the coverage."""
         return run_sync(self._read_copies(note))
 
-    async def _read_copies(self, note: str) -> JobErrors:
+    async def _read_copies(self, note: str) -> model.JobErrors:
         # never settled: other nodes may have reports that can't be read now; `fresh` would open documents in a storage
         # that can't be listed
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
         return replace(await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False)
 
-    async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[JobErrors, None]:
+    async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[model.JobErrors, None]:
         """Yield the job of a running attempt at once and after each change, until all nodes are done.
 
         A pause is at least ten times as long as the last listing took, and at most a minute. Without a change only
@@ -267,7 +257,7 @@ class MultiErrorFileOutputReader:
             async for job in jobs:
                 yield job
 
-    def _find_needs(self, seals: Sequence[Seal]) -> ReadingNeeds:
+    def _find_needs(self, seals: Sequence[model.Seal]) -> model.ReadingNeeds:
         """Return what the strategy needs to read: the caller's strategy, else the one in the pods' sealed verdict."""
         # the pods may have concluded with a strategy of the job's own: an answer here should agree with theirs
         strategy = find_sealed_strategy(seals) if self._strategy is None else get_strategy(self._strategy)
@@ -283,4 +273,4 @@ class MultiErrorFileOutputReader:
 
 
 def _build_missing_error(code: str, message: str, uri: str = "") -> ExecutionError:
-    return ExecutionError(code, message, Origin.SYSTEM, recoverable=True, error_uri=uri)
+    return ExecutionError(code, message, model.Origin.SYSTEM, recoverable=True, error_uri=uri)

@@ -6,7 +6,6 @@ from torch.distributed import TCPStore
 from firstfault_torch import node_setup, time_limits
 from firstfault_torch.node import document_writer
 from firstfault_torch.rounds.round_store import RoundStore
-from firstfault_torch.worker import process_state
 from tests.prefix import prefix
 
 __all__ = ["prefix"]
@@ -25,10 +24,10 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         (time_limits, "READ_TIMEOUT_SECONDS"),
         (time_limits, "HANDOVER_TIMEOUT_SECONDS"),
         (time_limits, "VERDICT_READ_TIMEOUT_SECONDS"),
-        (process_state, "FLIGHT_RECORDER_TIMEOUT_SECONDS"),
-        (process_state, "GPU_UUID_TIMEOUT_SECONDS"),
+        (time_limits, "FLIGHT_RECORDER_TIMEOUT_SECONDS"),
+        (time_limits, "GPU_UUID_TIMEOUT_SECONDS"),
         (node_setup, "NODE_SETUP_TIMEOUT_SECONDS"),
-        (process_state, "FILE_SYSTEMS_TIMEOUT_SECONDS"),
+        (time_limits, "FILE_SYSTEMS_TIMEOUT_SECONDS"),
     ]:
         monkeypatch.setattr(module, limit, PATIENT_S)
 

@@ -26,6 +26,7 @@ from firstfault.report.fault_owner import FaultOwner
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
+from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_worker import backends_that_abort
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.node.channel import from_message, to_message
@@ -574,7 +575,7 @@ def test_what_does_not_answer(
     hangs = threading.Event()
     _has_gpu(monkeypatch, lambda _: None)
     monkeypatch.setattr(asked, lambda *_: hangs.wait(60), raising=False)
-    monkeypatch.setattr(process_state, limit, 0.1)
+    monkeypatch.setattr(time_limits, limit, 0.1)
     began = time.monotonic()
     assert not ask()
     assert time.monotonic() - began < 30

@@ -25,6 +25,7 @@ from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subjec
 from firstfault.recorder.folder import Recorder, Spool
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode
+from firstfault_torch import time_limits
 from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node_context import NodeContext
@@ -44,7 +45,7 @@ LONG_S = 60.0
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the threads that a deadline left running, so that they do not end in another test."""
-    monkeypatch.setattr(worker, "PARENT_DEATH_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(time_limits, "PARENT_DEATH_TIMEOUT_SECONDS", 0.0)
     yield
     _await_uploads()
 

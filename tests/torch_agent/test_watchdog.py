@@ -236,8 +236,8 @@ def _watch_and_tell(path: Path, pid: int, told: Any) -> None:
 
 def test_an_agent_that_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the agent does not run, its workers may not run either: deadlines move by that time."""
-    monkeypatch.setattr("firstfault_torch.agent.timers.WATCHDOG_POLL_SECONDS", 0.1)
-    monkeypatch.setattr("firstfault_torch.agent.timers.FROZEN_WATCHDOG_SECONDS", 0.3)
+    monkeypatch.setattr("firstfault_torch.time_limits.WATCHDOG_POLL_SECONDS", 0.1)
+    monkeypatch.setattr("firstfault_torch.time_limits.FROZEN_WATCHDOG_SECONDS", 0.3)
     context = multiprocessing.get_context("fork")
     told = context.Queue()
     agent = context.Process(target=_watch_and_tell, args=(tmp_path / "timers.fifo", os.getpid(), told))

@@ -14,6 +14,7 @@ from firstfault import model
 from firstfault.exceptions.printed_tracebacks import remove_traceback
 from firstfault.recorder.folder import Recorder, SpooledDocument, get_stack_tail
 from firstfault.wire.documents import decode, encode, encode_presence
+from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import (
     ExitEvidence,
     ExpiredWorker,
@@ -30,11 +31,6 @@ from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
-from firstfault_torch.time_limits import (
-    MEMORY_REPORT_TIMEOUT_SECONDS,
-    TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS,
-    TERMINATED_UPLOADS_TIMEOUT_SECONDS,
-)
 
 _UPLOADS = 4
 """Uploads of one node at a time."""
@@ -86,13 +82,14 @@ class Reporter:
         seconds = self.node_context.upload_deadline_seconds
         if self._hurried_until is None:
             return seconds
-        return min(seconds, max(self._hurried_until - time.monotonic(), TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
+        left = self._hurried_until - time.monotonic()
+        return min(seconds, max(left, time_limits.TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS))
 
     def shorten_deadlines(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated, and will be killed."""
         # Only the first signal: a second one must not extend the time.
         if self._hurried_until is None:
-            self._hurried_until = time.monotonic() + TERMINATED_UPLOADS_TIMEOUT_SECONDS
+            self._hurried_until = time.monotonic() + time_limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -240,16 +237,15 @@ class Reporter:
             kept = read_torch_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
         if death.signal == "SIGKILL" and by_itself and files is not None:
             with suppress_internal_errors("asking for the container's memory"):
-                resources = Recorder(files).resources(MEMORY_REPORT_TIMEOUT_SECONDS)
+                resources = Recorder(files).resources(time_limits.MEMORY_REPORT_TIMEOUT_SECONDS)
         stack, log = self._fatal_stack(rank), self._get_log_tail(death)
         traces = ExitEvidence(kept, resources, stack, log, seen)
         self.write(describe_exit(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the remaining ranks have recovered from it."""
-        spool = document_writer.open_worker_spool(
-            self.node_context, local_rank, self.report.error_files.get(local_rank)
-        )
+        error_file = self.report.error_files.get(local_rank)
+        spool = document_writer.open_worker_spool(self.node_context, local_rank, error_file)
         if spool is None:
             return
         for document in spool.documents():

@@ -18,14 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
-from firstfault_torch import watchdog
+from firstfault_torch import time_limits, watchdog
 from firstfault_torch.guard import logger, run_loop, suppress_internal_errors
-from firstfault_torch.time_limits import (
-    FROZEN_WATCHDOG_SECONDS,
-    IDLE_WATCHDOG_POLL_SECONDS,
-    WATCHDOG_JOIN_TIMEOUT_SECONDS,
-    WATCHDOG_POLL_SECONDS,
-)
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8
@@ -116,7 +110,7 @@ class TimerServer:
         _living.discard(self)
         os.close(self._stop_writer)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(WATCHDOG_JOIN_TIMEOUT_SECONDS)
+            self._thread.join(time_limits.WATCHDOG_JOIN_TIMEOUT_SECONDS)
         elif self._thread is None:
             self._close()
         with contextlib.suppress(OSError):
@@ -154,7 +148,7 @@ class TimerServer:
         before, self._polled = self._polled, time.monotonic()
         # Before the deadlines are compared: the worker may have ended its block in time, while this thread slept.
         self._read()
-        if self._polled - before > seconds + FROZEN_WATCHDOG_SECONDS:
+        if self._polled - before > seconds + time_limits.FROZEN_WATCHDOG_SECONDS:
             self._postpone(self._polled - before)
         self._progress = time.time()
         expired = self._take_expired(self._polled)
@@ -166,11 +160,9 @@ class TimerServer:
 
     def _sleep_s(self) -> float:
         deadlines = [timer.deadline for timer in self._timers.values() if timer.deadline is not None]
-        return (
-            max(0.0, min([min(deadlines) - time.monotonic(), WATCHDOG_POLL_SECONDS]))
-            if deadlines
-            else IDLE_WATCHDOG_POLL_SECONDS
-        )
+        if not deadlines:
+            return time_limits.IDLE_WATCHDOG_POLL_SECONDS
+        return max(0.0, min(min(deadlines) - time.monotonic(), time_limits.WATCHDOG_POLL_SECONDS))
 
     def _postpone(self, seconds: float) -> None:
         """Move all deadlines: while this process was frozen, its workers may have been frozen, too."""

@@ -15,21 +15,16 @@ from typing import Any
 
 import torch.distributed as dist
 
+from firstfault_torch import time_limits
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.inprocess.detached import DetachedProcess, start_detached
 from firstfault_torch.inprocess.exception import InternalError, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
-from firstfault_torch.time_limits import (
-    ENDING_STORE_TIMEOUT_SECONDS,
-    MONITOR_LINGER_SECONDS,
-    SIGNAL_HANDLER_INTERVAL_SECONDS,
-    STORE_OPERATION_TIMEOUT_SECONDS,
-)
 
-_TIMEOUT = dt.timedelta(seconds=STORE_OPERATION_TIMEOUT_SECONDS)
+_TIMEOUT = dt.timedelta(seconds=time_limits.STORE_OPERATION_TIMEOUT_SECONDS)
 """Of a store's operations, as torch has it."""
-_SHORT = dt.timedelta(seconds=ENDING_STORE_TIMEOUT_SECONDS)
+_SHORT = dt.timedelta(seconds=time_limits.ENDING_STORE_TIMEOUT_SECONDS)
 """Longest wait for a store that may be about to end."""
 _ENDED = "the store at {}:{} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
@@ -92,7 +87,7 @@ class StoreHost:
                     return
                 if time.monotonic() > deadline:
                     raise RestartError(_ENDED.format(*self._address)) from error
-                time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
+                time.sleep(time_limits.SIGNAL_HANDLER_INTERVAL_SECONDS)
             else:
                 _hosted.add(self._address)
                 return
@@ -127,7 +122,7 @@ class StoreHost:
                 error = lost  # it has ended in between, or isn't there yet
             if time.monotonic() > deadline:
                 raise error
-            time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
+            time.sleep(time_limits.SIGNAL_HANDLER_INTERVAL_SECONDS)
 
 
 class _Host:
@@ -148,7 +143,7 @@ class _Host:
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
-        while not self._process.has_died(MONITOR_LINGER_SECONDS):
+        while not self._process.has_died(time_limits.MONITOR_LINGER_SECONDS):
             pass
         # Before looking for clients: a rank of the next job that connects from now on doesn't begin its call here.
         self._server.set(_OVER, "1")
@@ -160,7 +155,7 @@ class _Host:
             now = self._connections()
             quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
             before = now
-            time.sleep(SIGNAL_HANDLER_INTERVAL_SECONDS)
+            time.sleep(time_limits.SIGNAL_HANDLER_INTERVAL_SECONDS)
 
     def _connections(self) -> set[str]:
         """Return the ports of other processes' connections to the store; torch's store connects to itself."""

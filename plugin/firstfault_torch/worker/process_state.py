@@ -24,15 +24,11 @@ from typing import Any
 from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.model import CollectiveProgress, ExceptionInfo, FileSystem, SystemState, ThreadFailure
 from firstfault.wire.flight_recorder import parse_flight_recorder
+from firstfault_torch import time_limits
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_worker import flight_recorders, unread_backends
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
-from firstfault_torch.time_limits import (
-    FILE_SYSTEMS_TIMEOUT_SECONDS,
-    FLIGHT_RECORDER_TIMEOUT_SECONDS,
-    GPU_UUID_TIMEOUT_SECONDS,
-)
 from firstfault_torch.worker.in_flight import iter_chain
 
 _MAX_THREADS = 10
@@ -87,7 +83,7 @@ def thread_failures() -> tuple[ThreadFailure, ...]:
     return tuple(_failures)
 
 
-def collective_progress(seconds: float = FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tuple[CollectiveProgress, ...]:
+def collective_progress(seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS) -> tuple[CollectiveProgress, ...]:
     """Return each process group's last collectives from torch's flight recorders; empty if it has none.
 
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most `seconds`.
@@ -118,7 +114,7 @@ def gpu_uuid() -> str:
     def ask() -> str:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
-    found = call_with_timeout(ask, GPU_UUID_TIMEOUT_SECONDS, "asking for the GPU's UUID") or ""
+    found = call_with_timeout(ask, time_limits.GPU_UUID_TIMEOUT_SECONDS, "asking for the GPU's UUID") or ""
     return found if found.startswith("GPU-") or not found else f"GPU-{found}"
 
 
@@ -172,7 +168,7 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     measure = partial(_measure, iter_chain(error), found, is_write=is_write)
     # A network file system may block its `statvfs` without end. The list is shared with that thread on purpose: after
     # the timeout it has what was measured so far, and the tuple below is a copy.
-    call_with_timeout(measure, FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
+    call_with_timeout(measure, time_limits.FILE_SYSTEMS_TIMEOUT_SECONDS, "asking for the space of file systems")
     open_files, _ = try_call(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_list_limits()), open_files)
 

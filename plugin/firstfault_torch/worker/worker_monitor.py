@@ -25,17 +25,12 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder
-from firstfault_torch import watchdog
+from firstfault_torch import time_limits, watchdog
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.engine import Engine
+from firstfault_torch.failures import torch_error_file
 from firstfault_torch.failures.capture import bare, before_exit, capture, safe_text
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record, lost_agent
-from firstfault_torch.failures.torch_error_file import (
-    ERROR_FILE_VARIABLE,
-    error_file_data,
-    mark_recoverable,
-    write_error_file,
-)
 from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
 from firstfault_torch.node.document_writer import open_worker_spool, record_error, spool_for_agent
@@ -44,12 +39,6 @@ from firstfault_torch.node.stacks import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
 from firstfault_torch.places import get_worker_place, is_in_foreground
-from firstfault_torch.time_limits import (
-    CLEAN_EXIT_GRACE_SECONDS,
-    CONTAINER_MEMORY_TIMEOUT_SECONDS,
-    PARENT_DEATH_POLL_SECONDS,
-    PARENT_DEATH_TIMEOUT_SECONDS,
-)
 from firstfault_torch.worker import process_state
 from firstfault_torch.worker.in_flight import InFlight, get_moment, is_clean_exit, watch_process_groups
 from firstfault_torch.worker.pulse import pulse, snapshot
@@ -214,10 +203,10 @@ class WorkerMonitor:
             # framework's handler may raise anything
             return
         moment = get_moment(error)
-        error_file = os.environ.get(ERROR_FILE_VARIABLE)
+        error_file = os.environ.get(torch_error_file.ERROR_FILE_VARIABLE)
         if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
             with suppress_internal_errors("marking an exception as recoverable"):  # also if recording is off
-                mark_recoverable(error_file)
+                torch_error_file.mark_recoverable(error_file)
         # if the remaining ranks continue, the document counts only if they fail: a node's success withdraws it
         name = self._write(error, in_flight=self.others_continue)
         # After the document is durable: the agent stops this worker's siblings at once, and refers to the document by
@@ -240,17 +229,12 @@ class WorkerMonitor:
 
     def loses_agent(self, agent_pid: int) -> None:
         """Write a document about the agent's death instead."""
-        if self.node_context is None:
+        node_context, moment = self.node_context, Moment.now()
+        if node_context is None:
             return
-        moment = Moment.now()
-        failure = replace(
-            lost_agent(replace(self.place, rank=None, local_rank=None, pid=agent_pid)),
-            timestamp_ns=moment.wall_ns,
-            monotonic_ns=moment.monotonic_ns,
-        )
-        record_error(
-            failure, self.node_context, spool_for_agent(self.node_context), self.node_context.upload_deadline_seconds
-        )
+        place = replace(self.place, rank=None, local_rank=None, pid=agent_pid)
+        failure = replace(lost_agent(place), timestamp_ns=moment.wall_ns, monotonic_ns=moment.monotonic_ns)
+        record_error(failure, node_context, spool_for_agent(node_context), node_context.upload_deadline_seconds)
 
     def answer(self, question: str = STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
@@ -285,7 +269,8 @@ class WorkerMonitor:
     def _withdraw(self, name: str) -> None:
         if self.node_context is None:
             return
-        spool = open_worker_spool(self.node_context, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
+        error_file = os.environ.get(torch_error_file.ERROR_FILE_VARIABLE)
+        spool = open_worker_spool(self.node_context, self.place.local_rank, error_file)
         if spool is not None:
             spool.withdraw(name)
 
@@ -314,16 +299,15 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     deadline_ns = began + int(node_context.upload_deadline_seconds * 1e9)
     source = error if is_clean_exit(error) else before_exit(error)
     half = node_context.upload_deadline_seconds / 2
-    exception = call_with_timeout(
-        partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True
-    )
+    read = partial(_read, source, error, in_flight=in_flight)
+    exception = call_with_timeout(read, half, "reading an exception", local=True)
     if exception is None:
         exception = replace(bare(source), message="<no text: reading the exception took too long>")
     place = replace(place, gpu=_asked(process_state.gpu_uuid, "", "the GPU"))
     system = _asked(partial(process_state.system_state, source, exception), SystemState(), "limits")
     resources = Resources()
     if system != SystemState() and node_context.files is not None:
-        ask = partial(Recorder(node_context.files).resources, CONTAINER_MEMORY_TIMEOUT_SECONDS)
+        ask = partial(Recorder(node_context.files).resources, time_limits.CONTAINER_MEMORY_TIMEOUT_SECONDS)
         resources = _asked(ask, resources, "the container's memory")
     failure = replace(
         _describe(source, exception, place, engine),
@@ -335,11 +319,11 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         resources=resources,
         system=system,
     )
-    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    error_file = os.environ.get(torch_error_file.ERROR_FILE_VARIABLE)
     if error_file and not in_flight and not held:
         with suppress_internal_errors("writing torch's error.json"):
-            data = error_file_data(exception.type, exception.message, failure.message, wall_ns)
-            write_error_file(error_file, data)
+            data = torch_error_file.error_file_data(exception.type, exception.message, failure.message, wall_ns)
+            torch_error_file.write_error_file(error_file, data)
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
     spool = open_worker_spool(node_context, place.local_rank, error_file)
@@ -389,7 +373,7 @@ def _leave_later() -> None:
     it in a collective would wait until that times out. This process must not end here: torch's agent informs all
     workers through one event that they may end, and waits without end for a worker that died while it waited for that.
     """
-    time.sleep(CLEAN_EXIT_GRACE_SECONDS)
+    time.sleep(time_limits.CLEAN_EXIT_GRACE_SECONDS)
     with suppress_internal_errors("leaving the process groups"):
         shut_down_gloo_connections()
 
@@ -400,11 +384,11 @@ def _has_died(agent: int) -> bool:
     The kernel sends the parent-death signal when the thread that started this process ends, a moment before the rest of
     a killed agent; so this waits a moment.
     """
-    deadline = time.monotonic() + PARENT_DEATH_TIMEOUT_SECONDS
+    deadline = time.monotonic() + time_limits.PARENT_DEATH_TIMEOUT_SECONDS
     while os.getppid() == agent:
         if time.monotonic() > deadline:
             return False
-        time.sleep(PARENT_DEATH_POLL_SECONDS)
+        time.sleep(time_limits.PARENT_DEATH_POLL_SECONDS)
     return True
 
 

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from firstfault.cli import _support as cli
 from firstfault.cli._show import Forms, print_attempt
-from firstfault.cli._support import (
-    EXIT,
-    ReaderOptions,
-    debug_option,
-    echo,
-    fail,
-    reader_options,
-    resolved,
-    uri_argument,
-)
 from firstfault.utils.loggers import get_logger
 from firstfault.utils.text import counted
 
@@ -39,8 +30,8 @@ _NEXT_LOOKS = 5
 
 
 @click.command()
-@uri_argument()
-@reader_options
+@cli.uri_argument()
+@cli.reader_options
 @click.option(
     "--interval",
     type=click.FloatRange(min=0, min_open=True),
@@ -57,7 +48,7 @@ _NEXT_LOOKS = 5
     help="Also print how fast the nodes make progress (requested from the agents through a file in the roster).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects (firstfault.verdict/v1), one a line.")
-@debug_option
+@cli.debug_option
 def watch(  # noqa: PLR0913, PLR0917 - click's options
     uri: str,
     strategy: str | None,
@@ -86,15 +77,15 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     """  # noqa: D301 - click's mark of lines to keep
     from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
-    forms, options = Forms(**given), ReaderOptions(strategy, expected_nodes)
+    forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
-    following: str | None = resolved(uri)
-    code: int = EXIT.OK
+    following: str | None = cli.resolved(uri)
+    code: int = cli.EXIT.OK
     while following is not None:
         uri, following = following, _find_next_attempt(following) if follow else None
         reader = options.reader(uri)
         progress = _Progress(reader, as_json=forms.as_json)
-        fail(f"watching {reader.errors_uri}")
+        cli.fail(f"watching {reader.errors_uri}")
         successor = options.reader(following) if following else None
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
@@ -104,10 +95,10 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
             in_time = False
         if progress.last is None:
             if not in_time:
-                fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
-                return EXIT.TIMEOUT
+                cli.fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
+                return cli.EXIT.TIMEOUT
             # no failure, or only rounds that recovered: continue only if the next attempt has begun
-            code = EXIT.OK
+            code = cli.EXIT.OK
             following = following if progress.is_superseded else None
             continue
         # read again: documents may have arrived since, and the last answer must be the answer of show
@@ -276,7 +267,7 @@ class _Progress:
         if self._as_json:
             click.echo(json_report(report, decided=False))
         else:
-            echo(f"preliminary: {report.first_line}")
+            cli.echo(f"preliminary: {report.first_line}")
 
     def _print_nodes(self, job: JobErrors) -> None:
         expected = job.coverage.expected

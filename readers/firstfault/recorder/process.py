@@ -16,12 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from firstfault.errors import RecorderUnavailableError
+from firstfault.recorder import time_limits
 from firstfault.recorder.folder import NodeFolder, Recorder
-from firstfault.recorder.time_limits import (
-    KILLED_PROCESS_TIMEOUT_SECONDS,
-    ORPHANS_GRACE_SECONDS,
-    RECORDER_EXIT_GRACE_SECONDS,
-)
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""
@@ -57,7 +53,7 @@ def start_recorder(
     output_prefix: str,
     *,
     deadline_seconds: float,
-    left_seconds: float = ORPHANS_GRACE_SECONDS,
+    left_seconds: float = time_limits.ORPHANS_GRACE_SECONDS,
     own_session: bool = False,
 ) -> RecorderProcess:
     """Start the recorder of this node and return at once; clients that connect wait until it is ready.
@@ -116,7 +112,7 @@ class RecorderProcess:
         """Leave the recorder running until this process ends; nothing waits for it."""
         self._process.returncode = 0  # otherwise Popen.__del__ warns about a running child at exit
 
-    def end(self, timeout_seconds: float = RECORDER_EXIT_GRACE_SECONDS) -> None:
+    def end(self, timeout_seconds: float = time_limits.RECORDER_EXIT_GRACE_SECONDS) -> None:
         """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.
 
         A second call does nothing.
@@ -131,7 +127,7 @@ class RecorderProcess:
         if self.alive():
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILLED_PROCESS_TIMEOUT_SECONDS)
+                self._process.wait(time_limits.KILLED_PROCESS_TIMEOUT_SECONDS)
         self.folder.remove()
 
 

@@ -21,6 +21,7 @@ from firstfault import model
 from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
+from firstfault.recorder import time_limits
 from firstfault.recorder.container_memory import MemoryWatch
 from firstfault.recorder.folder import (
     DOCUMENT,
@@ -34,14 +35,6 @@ from firstfault.recorder.folder import (
 )
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
-from firstfault.recorder.time_limits import (
-    AGENT_POLL_SECONDS,
-    IMPORT_DELAY_SECONDS,
-    MEMORY_SAMPLE_INTERVAL_SECONDS,
-    OPEN_REQUESTS_POLL_SECONDS,
-    QUIET_PERIOD_SECONDS,
-    UPLOADS_DRAIN_TIMEOUT_SECONDS,
-)
 from firstfault.recorder.uploads import Uploads, log_line, read_if_exists
 from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
@@ -99,18 +92,18 @@ class _Server:
         if agent.done():
             await self._outlive_agent()
         else:
-            await self._uploads.drain(UPLOADS_DRAIN_TIMEOUT_SECONDS)
+            await self._uploads.drain(time_limits.UPLOADS_DRAIN_TIMEOUT_SECONDS)
 
     async def _prepare(self) -> None:
         await self._uploads.warm()
-        await asyncio.sleep(IMPORT_DELAY_SECONDS)
+        await asyncio.sleep(time_limits.IMPORT_DELAY_SECONDS)
         await asyncio.to_thread(importlib.import_module, "firstfault.wire.documents")  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
         """Sample the memory; return when the folder is gone."""
         while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
-            await asyncio.sleep(MEMORY_SAMPLE_INTERVAL_SECONDS)
+            await asyncio.sleep(time_limits.MEMORY_SAMPLE_INTERVAL_SECONDS)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -140,7 +133,9 @@ class _Server:
             spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
             return asdict(await self._uploads.put(target, file, spool))
         if request["op"] == "end":
-            await self._uploads.drain(min(UPLOADS_DRAIN_TIMEOUT_SECONDS, _MAX_DRAIN_SHARE * request["seconds"]))
+            await self._uploads.drain(
+                min(time_limits.UPLOADS_DRAIN_TIMEOUT_SECONDS, _MAX_DRAIN_SHARE * request["seconds"])
+            )
             return {}
         if request["op"] == "resources":
             return asdict(self._memory.report())
@@ -162,9 +157,9 @@ class _Server:
         # Surviving workers may still send documents: stay until no request is open and none has come for a while.
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline:
-            if not self._connections and time.monotonic() - self._last_request > QUIET_PERIOD_SECONDS:
+            if not self._connections and time.monotonic() - self._last_request > time_limits.QUIET_PERIOD_SECONDS:
                 break
-            await asyncio.sleep(OPEN_REQUESTS_POLL_SECONDS)
+            await asyncio.sleep(time_limits.OPEN_REQUESTS_POLL_SECONDS)
         if reading is not None:
             await reading
         # Last: until here a surviving worker may still be sending its document.
@@ -245,7 +240,7 @@ async def _wait_for_agent_end(pid: int) -> None:
         return
     except (AttributeError, OSError):
         while os.getppid() == pid:  # noqa: ASYNC110 - no event exists to wait for
-            await asyncio.sleep(AGENT_POLL_SECONDS)
+            await asyncio.sleep(time_limits.AGENT_POLL_SECONDS)
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)

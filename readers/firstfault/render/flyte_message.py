@@ -5,14 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from firstfault.render.plain_lines import (
-    MAX_FACT_CHARACTERS,
-    MAX_LOG_LINES,
-    MAX_STACK_LINES,
-    encodable,
-    indent,
-    plain_row,
-)
+from firstfault.render import plain_lines
 from firstfault.report.data import Report, Section, Sections, build_sections
 from firstfault.report.facts import Fact
 from firstfault.report.formatting import shorten_list
@@ -41,8 +34,8 @@ def flyte_message(report: Report) -> str:
     # facts come first: quoted texts share what they leave, the stack and the log a third each at most, the message the
     # rest
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
-    stack = "\n".join(shorten_list(parts.stack.lines, MAX_STACK_LINES, "... {} more lines"))
-    quoted = ((parts.stack.title, stack), (parts.log.title, "\n".join(parts.log.lines[-MAX_LOG_LINES:])))
+    stack = "\n".join(shorten_list(parts.stack.lines, plain_lines.MAX_STACK_LINES, "... {} more lines"))
+    quoted = ((parts.stack.title, stack), (parts.log.title, "\n".join(parts.log.lines[-plain_lines.MAX_LOG_LINES :])))
     blocks = [_message_block(f"{title}:", text, max(room // 3, _LEAST)) for title, text in quoted if text]
     room -= sum(len(block) + 2 for block in blocks)
     if parts.message.lines:
@@ -80,19 +73,19 @@ def _message_end(parts: Sections) -> Iterator[str]:
     )
     if parts.commands.lines:
         yield from ("", f"{parts.commands.title}:")
-        yield from (one_line(encodable(command, "ascii"), _COMMAND) for command in parts.commands.lines)
+        yield from (one_line(plain_lines.encodable(command, "ascii"), _COMMAND) for command in parts.commands.lines)
 
 
 def _message_block(title: str, text: str, limit: int) -> str:
     """Return a quoted text below its title, at most `limit` characters."""
     # first cut, then indented: a cut begins a line too
-    text = printable(encodable(text, "ascii"))
+    text = printable(plain_lines.encodable(text, "ascii"))
     room = limit - len(title)
     # the indentation makes each line longer, so cut again until the indented text fits
-    while len(shown := indent(elide(text, room))) + len(title) + 1 > limit and room:
+    while len(shown := plain_lines.indent(elide(text, room))) + len(title) + 1 > limit and room:
         room = max(room - max(len(shown) + len(title) + 1 - limit, 1), 0)
     return f"{title}\n{shown}"
 
 
-def _ascii_row(text: str, limit: int = MAX_FACT_CHARACTERS) -> str:
-    return plain_row(encodable(text, "ascii"), limit)
+def _ascii_row(text: str, limit: int = plain_lines.MAX_FACT_CHARACTERS) -> str:
+    return plain_lines.plain_row(plain_lines.encodable(text, "ascii"), limit)
