@@ -259,6 +259,7 @@ def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentC
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(eq=False)
 class FilterCountGroupedByKey(RankAssignment):
     """Marks the ranks of a group as terminated, unless the number of its healthy ranks meets a condition.
 
@@ -273,15 +274,9 @@ class FilterCountGroupedByKey(RankAssignment):
         timeout: has no effect: the wrapper's barrier timeout bounds the wait for the remaining ranks.
     """
 
-    def __init__(
-        self,
-        key_or_fn: str | Callable[[State], str],
-        condition: Callable[[int], bool],
-        timeout: dt.timedelta | None = None,
-    ) -> None:
-        self.key_or_fn = key_or_fn
-        self.condition = condition
-        self.timeout = timeout
+    key_or_fn: str | Callable[[State], str]
+    condition: Callable[[int], bool]
+    timeout: dt.timedelta | None = None
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Exchange keys, and return the terminated ranks with those of the groups that aren't kept.

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,35 +33,24 @@ _PLAIN_CODE = "USER:RuntimeError"
 """flytekit's code for an exception without an ``error_code``."""
 
 
+@dataclass(frozen=True)
 class FlyteEngine:
-    """Flyte 1.x: a pod that the stock entrypoint runs, or a local call of the task.
+    """Flyte 1.x: a pod that the stock entrypoint runs, or a local call of the task."""
 
-    Args:
-        output_prefix: the folder (URI) of the attempt's documents.
-        in_pod: False for a local call: its caller gets an exception, and no file is written.
-        strategy: value of `STRATEGY_VARIABLE` in the workers.
-        raw_prefix: this attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown.
-        previous_raw_prefix: the previous attempt's; empty: there was none, or it isn't known.
-        leave_deck: writes the deck of a failed attempt, or waits for the pod that does. Returns whether the entrypoint
-            is to write the deck; False: there is none, it is written, or another pod writes it.
-    """
-
-    def __init__(  # noqa: PLR0913 - keywords
-        self,
-        output_prefix: str = "",
-        *,
-        in_pod: bool = False,
-        strategy: str = "",
-        raw_prefix: str = "",
-        previous_raw_prefix: str = "",
-        leave_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False,
-    ) -> None:
-        self.in_pod = in_pod
-        self._output_prefix = output_prefix
-        self._strategy = strategy
-        self._raw_prefix = raw_prefix
-        self._previous_raw_prefix = previous_raw_prefix
-        self._leave_deck = leave_deck
+    output_prefix: str = ""
+    """The folder (URI) of the attempt's documents."""
+    _: KW_ONLY
+    in_pod: bool = False
+    """False for a local call: its caller gets an exception, and no file is written."""
+    strategy: str = ""
+    """Value of `STRATEGY_VARIABLE` in the workers."""
+    raw_prefix: str = ""
+    """This attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown."""
+    previous_raw_prefix: str = ""
+    """The previous attempt's; empty: there was none, or it isn't known."""
+    leave_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False
+    """Writes the deck of a failed attempt, or waits for the pod that does. Returns whether the entrypoint is to write
+    the deck; False: there is none, it is written, or another pod writes it."""
 
     def __reduce__(self) -> tuple[type[FlyteEngine], tuple[()]]:
         """Pickle without the fields: a spawned worker only names errors, and needs none of them."""
@@ -71,16 +60,16 @@ class FlyteEngine:
         """Return the identity that the backend gave this pod; it counts attempts from 0."""
         attempt = os.environ.get("FLYTE_ATTEMPT_NUMBER", "")
         return Identity(
-            output_prefix=self._output_prefix,
+            output_prefix=self.output_prefix,
             engine="flyte",
             attempt=int(attempt) if attempt.isdecimal() else 0,
             node=node_name(),
             namespace=namespace(),
             task=os.environ.get("FLYTE_INTERNAL_TASK_NAME", ""),
             image=os.environ.get("FLYTE_INTERNAL_IMAGE", ""),
-            handover_uri=self._raw_prefix,
-            previous_handover_uri=self._previous_raw_prefix,
-            worker_environment={STRATEGY_VARIABLE: self._strategy},
+            handover_uri=self.raw_prefix,
+            previous_handover_uri=self.previous_raw_prefix,
+            worker_environment={STRATEGY_VARIABLE: self.strategy},
             owns_process=self.in_pod,
             failed_exit_code=0,  # flytekit's entrypoint also exits with 0 after it has uploaded an error
         )
@@ -111,31 +100,29 @@ class FlyteEngine:
             return verdict if verdict.durable else self._upload(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
-            document = newest_seal(verdict.seal, verdict.document, self._output_prefix, shutdown_requested)
+            document = newest_seal(verdict.seal, verdict.document, self.output_prefix, shutdown_requested)
             verdict = replace(verdict, document=document)
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0 ends the job, and
         # Flyte then reads both. Each has its own time limit, so a slow deck can't use up the verdict's.
-        writes_deck = self._leave_deck(verdict, shutdown_requested)
+        writes_deck = self.leave_deck(verdict, shutdown_requested)
         if not verdict.durable:
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
-            verdict = self._upload(
-                verdict,
-                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else time_limits.PUBLISH_TIMEOUT_SECONDS,
-            )
+            usual, short = time_limits.PUBLISH_TIMEOUT_SECONDS, time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
+            verdict = self._upload(verdict, short if hurried else usual)
         return replace(verdict, writes_deck=writes_deck)
 
     def _upload(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
-        name = sealed_name(self._output_prefix)
+        name = sealed_name(self.output_prefix)
         return replace(verdict, durable=put_on_node(name, verdict.document, verdict.node_context, seconds))
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
-        return get_file(self._output_prefix, sealed_name(self._output_prefix)) if self.in_pod else None
+        return get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
         """Wait for rank 0's outputs: Kubeflow counts the job as succeeded when the first pod exits with 0."""
         if self.in_pod and not has_rank_0:
-            await_outputs(self._output_prefix, shutdown_requested)
+            await_outputs(self.output_prefix, shutdown_requested)
 
     def announce(self, verdict: SealedVerdict) -> None:
         """Log the report."""
