@@ -22,9 +22,8 @@ _NANO = 1_000_000_000
 _GROUPS = ("fingerprint", "category", "pod", "machine")
 
 
-def _parse_since(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def _parse_since(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
     """Return the moment that a duration ago names, nanoseconds since the Unix epoch."""
-    del context, parameter
     if value is None:
         return None
     match = _SINCE.fullmatch(value)

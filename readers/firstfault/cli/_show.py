@@ -36,8 +36,7 @@ class Forms:
     """File of the page; None: none."""
 
 
-def _check_writable(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    del context, parameter
+def _check_writable(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and value != _STDOUT:
         cli.check_file(value)
     return value

@@ -57,8 +57,7 @@ def missing_package(what: str, error: ImportError) -> str:
 def debug_option(command: Any) -> Any:
     """Give a command ``--debug``: a traceback instead of one line."""
 
-    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-        del context, parameter
+    def remember(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
         if value:
             # `main` handles errors after the context is gone
             os.environ["FIRSTFAULT_DEBUG"] = "1"
@@ -73,19 +72,17 @@ def debugging() -> bool:
     return bool(os.environ.get("FIRSTFAULT_DEBUG"))
 
 
-def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Let the shell complete the names of files, also for what may be a URI."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415 - only a shell that completes needs it
 
-    del context, parameter
     return [CompletionItem(incomplete, type="file")]
 
 
-def complete_strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_strategies(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the strategies with names that begin like this; installed packages may add some."""
     from firstfault.strategies import list_strategy_names  # noqa: PLC0415 - as above
 
-    del context, parameter
     return [name for name in list_strategy_names() if name.startswith(incomplete)]
 
 

@@ -35,8 +35,7 @@ for _package in ("flytekit", "torch", "cloudpickle"):
 SCHEMA = "firstfault.run/v1"
 
 
-def _parse_environment(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    del context, parameter
+def _parse_environment(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
     for value in values:
         name, found, text = value.partition("=")
