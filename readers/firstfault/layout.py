@@ -248,13 +248,8 @@ class RosterKey:
         match = _ROSTER.fullmatch(name)
         if match is None:
             return None
-        return cls(
-            round=_parse_round(match["round"]),
-            group_rank=_parse_rank(match["group"]),
-            phase=Phase(match["phase"]),
-            incarnation=int(match["incarnation"]),
-            uuid=match["uuid"],
-        )
+        round_, group, phase, incarnation, uuid_ = match.groups()
+        return cls(_parse_round(round_), _parse_rank(group), Phase(phase), int(incarnation), uuid_)
 
 
 def is_of_entry(key: ErrorKey, place: Place) -> bool:

@@ -18,14 +18,6 @@ from fsspec.asyn import AsyncFileSystem
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import listings, settings
 from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T
-from firstfault.store.listings import (
-    NS_PER_SECOND,
-    PARTIAL_FILE_SUFFIX,
-    ObjectInfo,
-    Page,
-    build_single_page,
-    to_nanoseconds,
-)
 from firstfault.store.settings import build_storage_options, describe_missing_credentials
 from firstfault.store.uris import join
 
@@ -101,18 +93,18 @@ class FsspecStore(Store):
         if session is not None and hasattr(session, "close"):
             await session.close()
 
-    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[listings.ObjectInfo], str]:
         """See `Store.list_once`."""
         if self._protocol not in self.ordered_schemes:
             return await self._list_files("ls", folder), ""
         return await self._list_s3_page(folder, Delimiter="/", **({"ContinuationToken": token} if token else {}))
 
-    async def page_once(self, after: str) -> Page:
+    async def page_once(self, after: str) -> listings.Page:
         """See `ReadableStore.page`."""
         if not self.has_ordered_pages:
-            return build_single_page(await self._list_files("find", ""), after)
+            return listings.build_single_page(await self._list_files("find", ""), after)
         found, token = await self._list_s3_page("", after)
-        return Page(tuple(found), bool(token))
+        return listings.Page(tuple(found), bool(token))
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`."""
@@ -134,7 +126,7 @@ class FsspecStore(Store):
         # none. A rename is atomic within a file system.
         # The random part separates concurrent writers of one name: a slow upload and its retry, or two pods on a shared
         # volume.
-        part = f"{full}.{uuid.uuid4().hex}{PARTIAL_FILE_SUFFIX}"
+        part = f"{full}.{uuid.uuid4().hex}{listings.PARTIAL_FILE_SUFFIX}"
 
         def write() -> None:
             self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
@@ -153,7 +145,7 @@ class FsspecStore(Store):
         info = await self._send_request("info", self._build_path(path))
         return bool(info["type"] == "file")
 
-    async def _list_files(self, call: str, folder: str) -> Sequence[ObjectInfo]:
+    async def _list_files(self, call: str, folder: str) -> Sequence[listings.ObjectInfo]:
         """Return the files that fsspec's `call` (ls or find) lists; none for a missing folder."""
         path = self._build_path(folder)
         try:
@@ -162,7 +154,9 @@ class FsspecStore(Store):
             return []
         return _to_object_infos(found.values() if isinstance(found, dict) else found, path)
 
-    async def _list_s3_page(self, folder: str, after: str = "", **request: str) -> tuple[list[ObjectInfo], str]:
+    async def _list_s3_page(
+        self, folder: str, after: str = "", **request: str
+    ) -> tuple[list[listings.ObjectInfo], str]:
         """Return one page of S3's listing and its continuation token; s3fs's own methods fetch all pages."""
         bucket, _, key = self._build_path(folder).partition("/")
         prefix = f"{key}/" if key else ""
@@ -178,7 +172,7 @@ class FsspecStore(Store):
         # One limit for making the client, which may look for credentials, and for the request.
         answer = await asyncio.wait_for(ask(), _get_request_timeout_seconds())
         objects = [
-            ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item))
+            listings.ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item))
             for item in answer.get("Contents", ())
             if item["Key"] != prefix
         ]
@@ -190,11 +184,9 @@ class FsspecStore(Store):
         call = self._call_filesystem(name, *args)
         # A synchronous filesystem runs in a thread, which a timeout can't stop: it would continue in the background.
         is_limited = self._protocol in self.ordered_schemes or name == "pipe_file"
-        return await (
-            asyncio.wait_for(call, _get_request_timeout_seconds())
-            if is_limited and isinstance(self._fs, AsyncFileSystem)
-            else call
-        )
+        if is_limited and isinstance(self._fs, AsyncFileSystem):
+            call = asyncio.wait_for(call, _get_request_timeout_seconds())
+        return await call
 
     async def _call_filesystem(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self._fs, AsyncFileSystem):
@@ -309,17 +301,17 @@ def _to_one_line(error: Exception) -> str:
     return text[:300] or type(error).__name__
 
 
-def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[ObjectInfo]:
+def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[listings.ObjectInfo]:
     """Return the files among fsspec's entries, with names relative to `folder`."""
     return [
-        ObjectInfo(
+        listings.ObjectInfo(
             str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"), int(entry["size"] or 0), _get_modified_ns(entry)
         )
         for entry in entries
         if entry["type"] == "file"
         # fsspec also lists an object with a name equal to the prefix
         and str(entry["name"]).rstrip("/") != folder
-        and not str(entry["name"]).endswith(PARTIAL_FILE_SUFFIX)
+        and not str(entry["name"]).endswith(listings.PARTIAL_FILE_SUFFIX)
     ]
 
 
@@ -328,7 +320,7 @@ def _get_modified_ns(entry: Mapping[str, Any]) -> int | None:
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):
-            return to_nanoseconds(value)
+            return listings.to_nanoseconds(value)
         if isinstance(value, int | float):
-            return int(value * NS_PER_SECOND)
+            return int(value * listings.NS_PER_SECOND)
     return None

@@ -18,11 +18,8 @@ AZURE_CREDENTIALS_ADVICE = (
     "(or FLYTE_AZURE_STORAGE_ACCOUNT_NAME and FLYTE_AZURE_STORAGE_ACCOUNT_KEY)"
 )
 CREDENTIALS_ADVICE = {
-    "gs": GOOGLE_CREDENTIALS_ADVICE,
-    "gcs": GOOGLE_CREDENTIALS_ADVICE,
-    "az": AZURE_CREDENTIALS_ADVICE,
-    "abfs": AZURE_CREDENTIALS_ADVICE,
-    "abfss": AZURE_CREDENTIALS_ADVICE,
+    **dict.fromkeys(("gs", "gcs"), GOOGLE_CREDENTIALS_ADVICE),
+    **dict.fromkeys(("az", "abfs", "abfss"), AZURE_CREDENTIALS_ADVICE),
 }
 AWS_CREDENTIALS_ADVICE = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
@@ -37,11 +34,8 @@ AZURE_VARIABLES = {
 }
 AWS_VARIABLES = {"key": "FLYTE_AWS_ACCESS_KEY_ID", "secret": "FLYTE_AWS_SECRET_ACCESS_KEY"}
 VARIABLES_BY_SCHEME = {
-    "s3": AWS_VARIABLES,
-    "s3a": AWS_VARIABLES,
-    "az": AZURE_VARIABLES,
-    "abfs": AZURE_VARIABLES,
-    "abfss": AZURE_VARIABLES,
+    **dict.fromkeys(("s3", "s3a"), AWS_VARIABLES),
+    **dict.fromkeys(("az", "abfs", "abfss"), AZURE_VARIABLES),
 }
 """For each scheme: fsspec's option, and flytekit's environment variable for it."""
 
