@@ -518,10 +518,8 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     if found.role is Role.AMBIGUOUS and found.signature:
         return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
     wrote = "left a stock Flyte error file" if failure.writer is Writer.STOCK else "printed its own error"
-    judged = _classify_by_role(failure, found, wrote)
-    return replace(
-        judged, failure_class=FailureClass.OWN_FAULT, category=_get_specific_category(found), specific=found.is_specific
-    )
+    judged, category = _classify_by_role(failure, found, wrote), _get_specific_category(found)
+    return replace(judged, failure_class=FailureClass.OWN_FAULT, category=category, specific=found.is_specific)
 
 
 def is_own_fault(exception: ExceptionInfo) -> bool:

@@ -20,16 +20,10 @@ from firstfault.evidence.signatures import (
     built_in_signatures,
     encoded,
 )
+from firstfault.exceptions import first_cause
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import add_remote_cause, get_short_name
 from firstfault.exceptions.fatal_text import extract_fatal_text, find_cpp_exception, find_telling_line
-from firstfault.exceptions.first_cause import (
-    find_causes,
-    find_first_cause,
-    find_own_frames,
-    is_wrapper,
-    iter_exceptions,
-)
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, strip_line_prefixes
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
@@ -138,9 +132,8 @@ def classify(
         # local evidence; but NCCL may report a lost connection only at level INFO, so other roles search all lines
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
-            return _adjust_by_size(
-                _adjust_by_progress(_to_classification(signature, _build_pointer(found)), left), left
-            )
+            judged = _to_classification(signature, _build_pointer(found))
+            return _adjust_by_size(_adjust_by_progress(judged, left), left)
     if cut is not None:
         return _to_classification(cut)
     return Classification(Role.AMBIGUOUS, "unknown", "", "no signature fits this text")
@@ -231,11 +224,6 @@ class Message:
     """The exception that the process raised or printed, with its wrappers; None: no exception."""
 
     @property
-    def with_wrapper(self) -> str:
-        """The text and the wrapper."""
-        return "; ".join(part for part in (self.text, self.wrapper) if part)
-
-    @property
     def whole(self) -> str:
         """The text, this process's text about it, and the wrapper."""
         return "; ".join(part for part in (self.text, self.about, self.wrapper) if part)
@@ -257,7 +245,7 @@ def find_message(failure: WorkerError) -> Message:
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
         return replace(found, text=line, wrapper=_describe_end(failure))
     if found.what == "SystemExit" and exception.message in {"", "0"}:
-        frames = find_own_frames(exception)
+        frames = first_cause.find_own_frames(exception)
         at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
         return replace(found, text=f"it exited at {at}" if at else _ENDED)
     return found
@@ -265,7 +253,7 @@ def find_message(failure: WorkerError) -> Message:
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:
     """Return the full file system behind a path in the exception; if no path matches, any full file system."""
-    disks, links = failure.system.file_systems, list(iter_exceptions(exception))
+    disks, links = failure.system.file_systems, list(first_cause.iter_exceptions(exception))
     named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in links)]
     return next((disk for disk in named or disks if disk.is_full), None)
 
@@ -277,7 +265,7 @@ def is_unexplained_write(failure: WorkerError) -> bool:
 
 
 def _classify_exception(exception: ExceptionInfo) -> Classification:
-    cause = find_first_cause(exception)
+    cause = first_cause.find_first_cause(exception)
     return classify(cause.message, cause.type, cause.bases)
 
 
@@ -317,7 +305,7 @@ def _describe_end(failure: WorkerError) -> str:
 
 
 def _build_exception_message(exception: ExceptionInfo) -> Message:
-    causes, original = find_causes(exception), find_first_cause(exception)
+    causes, original = first_cause.find_causes(exception), first_cause.find_first_cause(exception)
     text, here = extract_sentence(original.message), extract_sentence(add_remote_cause(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
@@ -325,14 +313,14 @@ def _build_exception_message(exception: ExceptionInfo) -> Message:
     near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
-        wrapper = f"{'raised as' if is_wrapper(near[0], inner) else 'then'} {get_short_name(near[0])}"
+        wrapper = f"{'raised as' if first_cause.is_wrapper(near[0], inner) else 'then'} {get_short_name(near[0])}"
         if said := extract_sentence(near[0].message):
             wrapper += f": {said}"
         if near[0] is not causes.wrappers[0]:
             wrapper += f", then {get_short_name(causes.wrappers[0])}"
     if causes.wrappers and get_short_name(original) == "SystemExit":
         text = f"the program called sys.exit({text})"
-    frames = () if text else find_own_frames(exception)
+    frames = () if text else first_cause.find_own_frames(exception)
     if frames:  # of an exception without a text, such as a bare `assert`
         text = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ")
     return Message(get_short_name(original), text, about, wrapper, exception)

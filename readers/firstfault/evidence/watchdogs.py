@@ -72,11 +72,9 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
 
 def find_stragglers_before_exits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> list[Candidate]:
     """Return the stragglers at the time when the ranks in `left` exited, if a straggler had called a collective."""
-    return (
-        _find_stragglers_elsewhere(_reclassify_as_waits(diagnosis, left), has_begun=True)
-        if all(map(_is_exit, left))
-        else []
-    )
+    if not all(map(_is_exit, left)):
+        return []
+    return _find_stragglers_elsewhere(_reclassify_as_waits(diagnosis, left), has_begun=True)
 
 
 def reports_timed_out_wait(judged: ClassifiedFailure) -> bool:
@@ -127,12 +125,8 @@ def _find_stragglers_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list
 
 def _reclassify_as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> Diagnosis:
     """Reclassify these failures as waits, except where the stack shows something else."""
-    changed = {
-        id(item): replace(
-            item,
-            failure_class=FailureClass.UNCLEAR,
-            waited=locate_main_thread(item.failure).kind is not PositionKind.ELSEWHERE,
-        )
-        for item in left
-    }
+    changed = {}
+    for item in left:
+        waited = locate_main_thread(item.failure).kind is not PositionKind.ELSEWHERE
+        changed[id(item)] = replace(item, failure_class=FailureClass.UNCLEAR, waited=waited)
     return replace(diagnosis, classified=tuple(changed.get(id(item), item) for item in diagnosis.classified))

@@ -99,11 +99,10 @@ def parse_position(dump: str, *, has_outstanding: bool = False) -> StackPosition
     library_frames = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
     library_calls = [f"{frame.file} {frame.function}" for frame in library_frames]
     position = _find_exit_stage(frames, has_left=_NO_PYTHON_FRAME in main_thread)
+    raised_at = raise_point and FrameInfo(raise_point["file"], int(raise_point["line"]), raise_point["function"])
     return replace(
         position or _classify(frames, other_threads, has_outstanding=has_outstanding),
-        raised_at=FrameInfo(raise_point["file"], int(raise_point["line"]), raise_point["function"])
-        if raise_point
-        else None,
+        raised_at=raised_at,
         waits_for_loader=any(map(_LOADER_WAIT_FRAME.search, library_calls)),
         is_finalizing=any(call.endswith(" __del__") for call in library_calls),
     )

@@ -380,11 +380,9 @@ def _describe_stop(failure: WorkerError, count: int) -> str:
     sent = failure.sent_signals[0]
     if failure.place.engine != OF_LOGS:
         return f"{sent.signal} from {'its agent' if count == 1 else 'their agents'}"
-    return (
-        f"{sent.signal} from {'its' if count == 1 else 'their'} launcher"
-        if sent.signal.startswith("SIG")
-        else sent.reason
-    )
+    if not sent.signal.startswith("SIG"):
+        return sent.reason
+    return f"{sent.signal} from {'its' if count == 1 else 'their'} launcher"
 
 
 def _groups_without_documents(

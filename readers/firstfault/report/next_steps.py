@@ -71,11 +71,9 @@ def _give_advice(case: Case, code: str) -> str:
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
-        return (
-            f"{_UNDETERMINED_ADVICE}: all were at"
-            if code
-            else ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-        )
+        if code:
+            return f"{_UNDETERMINED_ADVICE}: all were at"
+        return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
     # this rank had left the training while its peers still waited for it
     if root is not None and locate_main_thread(root).exit_stage:
         return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"

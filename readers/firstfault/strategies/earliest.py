@@ -40,13 +40,8 @@ def earliest(job: JobErrors) -> Verdict:
     if untimed := tuple(item for item in field if item.timestamp_ns is None):
         text = f"{len(untimed)} of {len(field)} failures have no recorded time and were put last"
         why.append(Reason(text, untimed))
-    return build_verdict(
-        job,
-        root,
-        strategy="earliest",
-        why=[*why, *warnings],
-        confidence=_rate_confidence(job, root, followers, warnings),
-    )
+    confidence = _rate_confidence(job, root, followers, warnings)
+    return build_verdict(job, root, strategy="earliest", why=[*why, *warnings], confidence=confidence)
 
 
 def _sort_key(failure: WorkerError) -> tuple[object, ...]:

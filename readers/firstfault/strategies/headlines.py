@@ -46,7 +46,8 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
 
 def describe_failure(root: WorkerError) -> str:
     """Return what happened to a process, without the process's name; empty: unknown."""
-    if text := find_message(root).with_wrapper:
+    message = find_message(root)
+    if text := "; ".join(filter(None, (message.text, message.wrapper))):
         return text
     if root.subject is Subject.AGENT:
         return extract_sentence(root.message)
