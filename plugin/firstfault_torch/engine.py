@@ -158,10 +158,8 @@ class PlainEngine:
         """Return the exception's type as its code; recoverable if it derives from `RecoverableError`."""
         del error
         recoverable = f"{RecoverableError.__module__}.{RecoverableError.__qualname__}"
-        return ErrorName(
-            code=f"USER:{exception.type.rsplit('.', 1)[-1]}",
-            recoverable=recoverable in {exception.type, *exception.bases},
-        )
+        code = f"USER:{exception.type.rsplit('.', 1)[-1]}"
+        return ErrorName(code, recoverable=recoverable in {exception.type, *exception.bases})
 
     def publish(
         self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False

@@ -223,10 +223,7 @@ def parse_signals(value: object, name: str = "signals_to_handle") -> tuple[signa
         firstfault.errors.UsageError: it isn't such a list, or has a signal that no process can handle.
     """
     names = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
-    for item in names:
-        if item not in signal.Signals.__members__ or item in _NEVER_HANDLED:
-            names = []
-    if not names:
+    if not names or not signal.Signals.__members__.keys() - _NEVER_HANDLED >= set(names):
         raise UsageError(f'{name} must be names of signals that can be handled, like "SIGTERM,SIGINT", not {value!r}')
     return tuple(dict.fromkeys(signal.Signals[item] for item in names))
 

@@ -99,15 +99,13 @@ def _first_conclusion(
     strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
     policies = [None] if policy is None else [policy, None]
     *tried, last = [(name, chosen) for chosen in policies for name in strategies]
-    seconds = (
-        time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS if wait.is_hurried else time_limits.CONCLUDE_TIMEOUT_SECONDS
-    )
+    hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
+    seconds = hurried if wait.is_hurried else time_limits.CONCLUDE_TIMEOUT_SECONDS
     logged = ""
     for name, chosen in tried:
         # In a thread that stays behind after the timeout, perhaps for ever: it has its own result, and nothing waits
         # for it.
         call = partial(try_call, partial(_conclude, job, name, chosen, context), Exception)
-        hurried = time_limits.TERMINATED_CONCLUDE_TIMEOUT_SECONDS
         found = call_with_timeout(
             call, seconds, "concluding", wait.shutdown_requested, shutdown_seconds=hurried, local=True
         )
@@ -116,12 +114,8 @@ def _first_conclusion(
             return conclusion
         # both may be third-party code: the attempt still needs a verdict, and each error one log line
         if str(error) != logged:
-            logger.warning(
-                "the strategy %s or the task's retry policy failed (%s: %s); using firstfault's defaults",
-                name,
-                type(error).__name__,
-                error,
-            )
+            text = "the strategy %s or the task's retry policy failed (%s: %s); using firstfault's defaults"
+            logger.warning(text, name, type(error).__name__, error)
         logged = str(error)
         if isinstance(error, _TooLateError):
             break  # it isn't known which of the two takes so long
@@ -144,11 +138,9 @@ def _build_retry_context(
 ) -> RetryContext:
     # The event may be set later than `wait` was made: a signal that arrived during the reading hurries this, too.
     hurried = wait.is_hurried or (wait.shutdown_requested is not None and wait.shutdown_requested.is_set())
-    seconds = (
-        time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
-        if hurried
-        else time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS
-    )
+    seconds = time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS
+    if hurried:
+        seconds = time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
     previous = find_previous_verdict(node_context, seconds, wait.shutdown_requested)
     attempt = node_context.identity.attempt
     return RetryContext(

@@ -38,22 +38,15 @@ def notify(about: Report | Mapping[str, Any]) -> None:
             logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
 
     # One deadline for the lookup and all notifiers: the pod is about to exit.
-    deadline = time.monotonic() + time_limits.NOTIFIERS_TIMEOUT_SECONDS
+    seconds = time_limits.NOTIFIERS_TIMEOUT_SECONDS
+    deadline = time.monotonic() + seconds
     # the lookup reads the metadata of every installed package, from a disk that may be slow
-    found = call_with_timeout(
-        lambda: list(entry_points(group=NOTIFIERS)),
-        time_limits.NOTIFIERS_TIMEOUT_SECONDS,
-        "looking for installed notifiers",
-    )
+    found = call_with_timeout(lambda: list(entry_points(group=NOTIFIERS)), seconds, "looking for installed notifiers")
     if found is None:
-        logger.warning("not calling notifiers: loading them took more than %g s", time_limits.NOTIFIERS_TIMEOUT_SECONDS)
+        logger.warning("not calling notifiers: loading them took more than %g s", seconds)
     # All are started before the first is waited for, so a slow notifier takes no time from another. The threads are
     # daemons: one that doesn't end in time doesn't keep the process alive.
     told = [(point.name, start_in_thread(partial(tell, point), "calling a notifier")) for point in found or ()]
     for name, ended in told:
         if not ended.wait(max(deadline - time.monotonic(), 0)):
-            logger.warning(
-                "the notifier %s didn't return within %g s; not waiting for it",
-                name,
-                time_limits.NOTIFIERS_TIMEOUT_SECONDS,
-            )
+            logger.warning("the notifier %s didn't return within %g s; not waiting for it", name, seconds)

@@ -70,12 +70,8 @@ def build_torch_error_data(verdict: Verdict) -> dict[str, Any]:
     """Return the root cause as torch's ``error.json`` has it."""
     root = verdict.root
     exception = root.exception if root is not None else None
-    return error_file_data(
-        exception.type if exception is not None else verdict.code,
-        exception.message if exception is not None else verdict.headline,
-        verdict.message,
-        verdict.timestamp_ns or time.time_ns(),
-    )
+    name, message = (verdict.code, verdict.headline) if exception is None else (exception.type, exception.message)
+    return error_file_data(name, message, verdict.message, verdict.timestamp_ns or time.time_ns())
 
 
 def get_conclusion_delay(group_rank: int) -> float:
@@ -93,11 +89,8 @@ def get_conclusion_delay(group_rank: int) -> float:
     # group the random moment makes it likely that one publishes before any other looks.
     group = (position // _NODES_WITH_SEPARATE_TURNS).bit_length()
     later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
-    return (
-        time_limits.SECOND_NODE_DELAY_SECONDS
-        + time_limits.NEXT_NODE_DELAY_SECONDS * (_NODES_WITH_SEPARATE_TURNS - 1)
-        + later
-    )
+    turns = time_limits.NEXT_NODE_DELAY_SECONDS * (_NODES_WITH_SEPARATE_TURNS - 1)
+    return time_limits.SECOND_NODE_DELAY_SECONDS + turns + later
 
 
 def wait_for_peer_verdict(
@@ -108,10 +101,8 @@ def wait_for_peer_verdict(
     deadline = time.monotonic() + seconds
     pause = time_limits.VERDICT_POLL_SECONDS * (1 + random.random())  # noqa: S311 - as above
     while True:
-        look = partial(try_call, find, Exception)
-        answer = call_with_timeout(
-            look, time_limits.VERDICT_READ_TIMEOUT_SECONDS, "looking for another node's verdict", shutdown_requested
-        )
+        look, doing = partial(try_call, find, Exception), "looking for another node's verdict"
+        answer = call_with_timeout(look, time_limits.VERDICT_READ_TIMEOUT_SECONDS, doing, shutdown_requested)
         found, error = answer or (None, None)
         if found is not None:
             return found

@@ -57,14 +57,12 @@ def before_exit(error: BaseException) -> BaseException:
     the reason, not the exit. So it is with the end of in-process restarts.
     """
     for _ in range(_MAX_CAUSES):
-        if isinstance(error, SystemExit):
-            following = _get_attribute(error, "__cause__")
-            if following is None:
-                following = _get_attribute(error, "__context__")
-        elif type(error).__name__ == "RestartAbort":
-            following = _get_attribute(error, "__cause__")
-        else:
+        is_exit = isinstance(error, SystemExit)
+        if not is_exit and type(error).__name__ != "RestartAbort":
             break
+        following = _get_attribute(error, "__cause__")
+        if following is None and is_exit:
+            following = _get_attribute(error, "__context__")
         if not _is_exception(following):
             break
         error = following
@@ -193,10 +191,8 @@ def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
         return exception
     own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]
     known = [(frame, _read_lines(frame.file)) for frame in own]
-    return replace(
-        exception,
-        text_frames=tuple(_with_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines)),
-    )
+    frames = tuple(_with_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines))
+    return replace(exception, text_frames=frames)
 
 
 def _find_marked_columns(entry: TracebackType, source: str) -> tuple[int, int]:

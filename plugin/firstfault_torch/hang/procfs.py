@@ -45,25 +45,21 @@ def read_kernel_state(pid: int) -> list[str]:
     found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []
     for child in _list_descendants(pid):
         state = "has ended" if _read_stat(child)[:1] == [b"Z"] else _read_state(child)
-        found += [f"its process {child} ({_read_name(child)}) {state}"] if state else []
+        name = b"".join(_read_lines(child, "comm")).decode(errors="replace")
+        found += [f"its process {child} ({name}) {state}"] if state else []
     return list(filter(None, found))[:MAX_FINDINGS]
 
 
 def _read_state(pid: int) -> str:
     fields = _read_stat(pid)
     if fields[:1] == [b"D"]:
-        time.sleep(
-            KERNEL_STATE_POLL_SECONDS
-        )  # a short time in the kernel is normal: only a state that lasts is a finding
+        # a short time in the kernel is normal: only a state that lasts is a finding
+        time.sleep(KERNEL_STATE_POLL_SECONDS)
         fields = _read_stat(pid)
     state = KERNEL_STATES.get(fields[0], "") if fields else ""
     # The kernel function that blocks; "0" where the kernel doesn't reveal it.
     channel = b"".join(_read_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
     return f"{state} ({channel})" if channel.strip("0") else state
-
-
-def _read_name(pid: int) -> str:
-    return b"".join(_read_lines(pid, "comm")).decode(errors="replace")
 
 
 def _list_descendants(pid: int) -> list[int]:

@@ -39,11 +39,9 @@ MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 def add_ras_line(conclude: Callable[..., StallReport], pids: Collection[int], *args: Any, **more: Any) -> StallReport:
     """Return a stall's report, with a line from RAS if one that knows these pids answers in time."""
     report, ask = conclude(*args, **more), partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
-    line = (
-        call_with_timeout(lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL")
-        if report.lines
-        else ""
-    )
+    if not report.lines:
+        return report
+    line = call_with_timeout(lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL")
     return replace(report, lines=(*report.lines, line)) if line else report
 
 

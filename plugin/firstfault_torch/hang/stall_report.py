@@ -152,18 +152,15 @@ def _decide_end(  # noqa: PLR0913 - keywords
     ranks = report.ranks
     working = [rank for rank in ranks or facts if _is_busy(by_rank[rank], facts[rank], seconds)]
     # A rank that was paused on purpose is spared even after `busy_seconds`: a person or the program will resume it.
-    spared = (working if spare_busy_ranks else []) or [
-        rank for rank, each in facts.items() if each.is_paused_on_purpose
-    ]
-    if spared:
+    paused = [rank for rank, each in facts.items() if each.is_paused_on_purpose]
+    if spared := (working if spare_busy_ranks else []) or paused:
         first_spared = facts[spared[0]]
         why = ", ".join(first_spared.findings) or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
         return _append_line(report, f"not ending the attempt: rank {spared[0]} {why}")
     # Without a straggler the agent that concludes ends one of its workers: any death ends the attempt.
     killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
-    return _append_line(
-        report, "ending the attempt because of this stall", tuple((each.group_rank, each.local_rank) for each in killed)
-    )
+    workers = tuple((each.group_rank, each.local_rank) for each in killed)
+    return _append_line(report, "ending the attempt because of this stall", workers)
 
 
 def _is_busy(failure: WorkerError, facts: WorkerObservation, seconds: float) -> bool:
@@ -190,12 +187,9 @@ def _list_outstanding(failure: WorkerError) -> list[CollectiveCall]:
 
 def _is_waiting(failure: WorkerError, *, at_gpu: bool) -> bool:
     """Whether a rank waits in a collective; without a flight recorder, a wait for the GPU may be one."""
-    seconds_at_position = locate_main_thread(failure).kind
-    return (
-        bool(_list_outstanding(failure))
-        or seconds_at_position is PositionKind.COLLECTIVE
-        or (at_gpu and seconds_at_position is PositionKind.TORCH)
-    )
+    kind = locate_main_thread(failure).kind
+    waits = kind is PositionKind.COLLECTIVE or (at_gpu and kind is PositionKind.TORCH)
+    return waits or bool(_list_outstanding(failure))
 
 
 def _describe_waiting_ranks(

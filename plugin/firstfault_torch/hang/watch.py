@@ -140,11 +140,8 @@ class StallWatch:
             # continue without this node.
             settlement.interrupt("the round ends")
             if connections is not None:
-                call_with_timeout(
-                    partial(settlement.cancel, connections[0]),
-                    STORE_TIMEOUT_SECONDS,
-                    "ending the comparison of a stall",
-                )
+                cancel = partial(settlement.cancel, connections[0])
+                call_with_timeout(cancel, STORE_TIMEOUT_SECONDS, "ending the comparison of a stall")
         # With a limit: the thread may be in a call to the store, and the host of the store may be frozen.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(STORE_TIMEOUT_SECONDS)
@@ -253,11 +250,8 @@ class StallWatch:
             return
         report, before = stall.report, self._stall
         is_long = now - began >= LONG_STALL_FACTOR * (self._hang.warn_seconds or 0.0)
-        is_shown = (
-            is_long
-            or bool(report.workers_to_kill)
-            or self._resumed_stalls[report.ranks, report.place] < REPEATED_STALLS_PRINTED
-        )
+        is_repeated = self._resumed_stalls[report.ranks, report.place] >= REPEATED_STALLS_PRINTED
+        is_shown = is_long or bool(report.workers_to_kill) or not is_repeated
         if before is not None and before.report.ranks and not report.ranks:
             stall = before  # a node didn't report, because its ranks had just resumed
         # A stall keeps the number of its first warning, so it has one record.
@@ -280,10 +274,8 @@ class StallWatch:
         if self._connections is None and peers is not None:
             # Two connections: the election waits on the second, and a wait blocks its connection. They are kept for
             # the next stall.
-            connect = partial(map, lambda _: peers.connect(), range(2))
-            self._connections = call_with_timeout(
-                lambda: tuple(connect()), STORE_TIMEOUT_SECONDS, "connecting to compare a stall"
-            )
+            connect, doing = peers.connect, "connecting to compare a stall"
+            self._connections = call_with_timeout(lambda: (connect(), connect()), STORE_TIMEOUT_SECONDS, doing)
         if (connections := self._connections) is None:
             return None
         return call_with_timeout(
@@ -306,9 +298,8 @@ class StallWatch:
         for step in settlement.settle(connections, files, self._wait_s, self._stopped):
             document = step.document if isinstance(step, ElectedVerdict) else b""
             own = b""
-            if (
-                isinstance(step, CollectedReports) and settlement.announce_publishing()
-            ):  # first: of thousands of ranks it may take seconds
+            # first: of thousands of ranks it may take seconds
+            if isinstance(step, CollectedReports) and settlement.announce_publishing():
                 own = json.dumps(asdict(self._conclude(conclude, step))).encode()
                 # If this leader took too long, another one may have published: that document counts on all nodes.
                 document = settlement.publish(own, durable=True).document
@@ -355,11 +346,8 @@ class StallWatch:
             answer, place = answers.get(rank, {}), places.of(rank)
             collectives, threads, _ = from_message(answer)
             # The source may be on a file system that doesn't answer: then the stack is reported without its lines.
-            stack = call_with_timeout(
-                partial(add_source_lines, stacks.get(rank, ""), linecache.getline),
-                SOURCE_LINES_TIMEOUT_SECONDS,
-                "reading source lines",
-            )
+            add_lines = partial(add_source_lines, stacks.get(rank, ""), linecache.getline)
+            stack = call_with_timeout(add_lines, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines")
             failure = failure_record(
                 ErrorClass.WORKER_FAILURE,
                 place,
@@ -372,9 +360,8 @@ class StallWatch:
                 stack_dumps=(StackDump(pid, place.rank, stack),) if stack else (),
                 expired=ExpiredDeadline("", round(now - self._tracker.since)),
             )
-            facts = self._observe_worker(
-                rank, pid, str(answer.get("block", "")), now, answers=rank not in seconds_without_answer
-            )
+            block, answers_now = str(answer.get("block", "")), rank not in seconds_without_answer
+            facts = self._observe_worker(rank, pid, block, now, answers=answers_now)
             found.append((failure, facts))
         return found
 

@@ -260,9 +260,8 @@ class Watcher:
 
         self._asking = threading.Thread(target=run, daemon=True)
         self._asking.start()
-        self._asking.join(
-            time_limits.MONITOR_REPORT_TIMEOUT_SECONDS if patient else time_limits.MONITOR_STORE_TIMEOUT_SECONDS
-        )
+        usual, long = time_limits.MONITOR_STORE_TIMEOUT_SECONDS, time_limits.MONITOR_REPORT_TIMEOUT_SECONDS
+        self._asking.join(long if patient else usual)
         return not failed.is_set()
 
     def _postpone(self, seconds: float) -> None:

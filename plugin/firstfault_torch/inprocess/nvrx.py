@@ -166,7 +166,6 @@ class _Call:
         root = find_root_fault(self._faults)
         speaks = state.rank == 0 if root is None or root.kind in GONE else root.initial_rank == state.initial_rank
         seconds = time.monotonic() - self._interrupted if self._interrupted is not None else 0.0
-        self._records.recovered(
-            Interruption(before, self._faults, self._world_before, state.world_size, seconds, first=speaks)
-        )
+        interruption = Interruption(before, self._faults, self._world_before, state.world_size, seconds, first=speaks)
+        self._records.recovered(interruption)
         self._interrupted, self._what, self._wall_ns, self._faults = None, "", 0, ()

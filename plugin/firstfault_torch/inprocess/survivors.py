@@ -108,11 +108,8 @@ class SurvivingWorkers:
         store: Any = group.store
         # Once per round, although this method runs in every poll.
         if self._others is None:
-            call_with_timeout(
-                lambda: store.add(_NO_WORKERS, 1),
-                SURVIVORS_STORE_TIMEOUT_SECONDS,
-                "counting the nodes that have no workers",
-            )
+            doing = "counting the nodes that have no workers"
+            call_with_timeout(partial(store.add, _NO_WORKERS, 1), SURVIVORS_STORE_TIMEOUT_SECONDS, doing)
             self._others = BackgroundCall(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
@@ -156,8 +153,7 @@ class SurvivingWorkers:
             )
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
-        return (
-            call_with_timeout(ask, SURVIVORS_STORE_TIMEOUT_SECONDS, "asking from which faults the ranks had recovered")
-            if ranks
-            else set()
-        )
+        if not ranks:
+            return set()
+        doing = "asking from which faults the ranks had recovered"
+        return call_with_timeout(ask, SURVIVORS_STORE_TIMEOUT_SECONDS, doing)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
@@ -125,10 +126,8 @@ def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: floa
     """
     target, files, file = Target(path), _get_folder(node_context), None
     if files is not None:
-        spool = files.outgoing_spool
-        file = call_with_timeout(
-            lambda: spool.add(target.name, data), MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True
-        )
+        add = partial(files.outgoing_spool.add, target.name, data)
+        file = call_with_timeout(add, MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
     return _upload(target, file, data, node_context, time.monotonic() + seconds).durable
 
 

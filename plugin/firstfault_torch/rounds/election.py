@@ -66,6 +66,8 @@ class VerdictElection:
         self._results: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
         self._arrival_number = 0
         """1 for the first agent that reported, and so on; 0: not reported yet."""
+        more = time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * nodes
+        self._step_seconds = time_limits.ELECTION_STEP_TIMEOUT_SECONDS + more
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
         """Store this node's roster entry when its workers start; the leader needs it if the node dies."""
@@ -158,9 +160,7 @@ class VerdictElection:
 
         def end() -> ElectedVerdict:
             set_once(store, self._key("order"), json.dumps({"leaders": [], "complete": False}))
-            return unpack_verdict(
-                set_once(store, self._key("verdict"), pack_verdict(ElectedVerdict(b"", durable=False)))
-            )
+            return self._set_verdict(store, ElectedVerdict(b"", durable=False))
 
         return self._call_store(end, "informing all agents that nobody concludes")
 
@@ -173,12 +173,7 @@ class VerdictElection:
 
     def _call_store(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return the result of a store operation; None on timeout. All agents may call at the same moment."""
-        return call_with_timeout(
-            call,
-            time_limits.ELECTION_STEP_TIMEOUT_SECONDS
-            + time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._nodes,
-            doing,
-        )
+        return call_with_timeout(call, self._step_seconds, doing)
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
@@ -210,11 +205,7 @@ class VerdictElection:
                 return None
             if is_over:
                 # this agent has just published the order; allow the store the time to wake the waiting thread
-                deadline = look_at = (
-                    time.monotonic()
-                    + time_limits.ELECTION_STEP_TIMEOUT_SECONDS
-                    + time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._nodes
-                )
+                deadline = look_at = time.monotonic() + self._step_seconds
                 continue
             look_at = min(time.monotonic() + pause, deadline)
             pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)

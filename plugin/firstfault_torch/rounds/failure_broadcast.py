@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -150,10 +151,8 @@ class FailureBroadcast:
                 store.compare_set(FATAL_KEY, "", text)
             set_once(store, OUTCOME_KEY, text)
 
-        # errors are ignored: `_receive_outcome` reports a lost store
-        call_with_timeout(
-            lambda: try_call(put, dist.DistError), time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents"
-        )
+        inform = partial(try_call, put, dist.DistError)  # errors are ignored: `_receive_outcome` reports a lost store
+        call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents")
 
     def accept(self, failure: FailureNotice) -> None:
         """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
@@ -196,11 +195,8 @@ class FailureBroadcast:
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
-            call_with_timeout(
-                lambda: self._acknowledge(self._connection, fatal),
-                time_limits.STORE_TIMEOUT_SECONDS,
-                "acknowledging a notice",
-            )
+            acknowledge = partial(self._acknowledge, self._connection, fatal)
+            call_with_timeout(acknowledge, time_limits.STORE_TIMEOUT_SECONDS, "acknowledging a notice")
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -263,7 +259,7 @@ class FailureBroadcast:
 
 def _parse_notice(text: bytes) -> FailureNotice | None:
     content = json.loads(text)
+    if content.get("finished"):
+        return None
     known = {item.name for item in fields(FailureNotice)}
-    return (
-        None if content.get("finished") else FailureNotice(**{name: content[name] for name in known & content.keys()})
-    )
+    return FailureNotice(**{name: content[name] for name in known & content.keys()})

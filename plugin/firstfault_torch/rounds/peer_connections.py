@@ -173,13 +173,10 @@ class PeerConnections:
             return
         if address is None:
             return
-        first_node = ""
+        first_node, patience = "", time_limits.PEER_CONNECT_TIMEOUT_SECONDS
         deadline = time.monotonic() + time_limits.FIRST_AGENT_PORT_TIMEOUT_SECONDS
         while True:
-            connected = await self._connect(
-                address,
-                time_limits.RECONNECT_TIMEOUT_SECONDS if first_node else time_limits.PEER_CONNECT_TIMEOUT_SECONDS,
-            )
+            connected = await self._connect(address, time_limits.RECONNECT_TIMEOUT_SECONDS if first_node else patience)
             if connected is not None:
                 reader, writer, first_node = connected
                 self.lost_first = ""
@@ -189,9 +186,7 @@ class PeerConnections:
             elif first_node or time.monotonic() > deadline:
                 break
             else:
-                await asyncio.sleep(
-                    time_limits.PEER_CONNECT_TIMEOUT_SECONDS
-                )  # the first agent may be frozen with 1,000 peers waiting
+                await asyncio.sleep(patience)  # the first agent may be frozen with 1,000 peers waiting
         if first_node:
             self._on_death(0, first_node)
         else:

@@ -150,11 +150,8 @@ class Peers:
             if restart is not None and restart.asks:
                 # ends the vote, for which other agents are waiting
                 self.broadcast.send(replace(restart, fatal=True, asks=False))
-            call_with_timeout(
-                self._group.spec.rdzv_handler.set_closed,
-                time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
-                "closing the rendezvous",
-            )
+            close = self._group.spec.rdzv_handler.set_closed
+            call_with_timeout(close, time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous")
             failure = restart or FailureNotice("the round ended without a reason", "")
         logger.warning("this node's workers succeeded, but %s (first report, not the verdict)", failure.reason)
         return failure
@@ -189,9 +186,8 @@ class Peers:
 
     def _lacks_agents(self) -> bool:
         """Whether some nodes run without firstfault."""
-        joined = call_with_timeout(
-            partial(count_joined, self._store), time_limits.STORE_TIMEOUT_SECONDS, "asking which nodes have firstfault"
-        )
+        count, seconds = partial(count_joined, self._store), time_limits.STORE_TIMEOUT_SECONDS
+        joined = call_with_timeout(count, seconds, "asking which nodes have firstfault")
         if joined is None or joined >= self._nodes:
             return False
         logger.warning("some nodes run without firstfault and may have failed; not waiting for them")
@@ -204,12 +200,11 @@ class Peers:
         def wait() -> None:
             self._increment_counter(FINISH_ACKS_KEY, ALL_ACKED_KEY)
             # not a loop of `store.check`: torch prints an error if the host is gone
-            store.wait([ALL_ACKED_KEY], dt.timedelta(seconds=time_limits.FINISH_ACKS_TIMEOUT_SECONDS))
+            store.wait([ALL_ACKED_KEY], dt.timedelta(seconds=seconds))
 
         store: Any = self._group.store
-        call_with_timeout(
-            lambda: try_call(wait, dist.DistError), time_limits.FINISH_ACKS_TIMEOUT_SECONDS, "letting all agents know"
-        )
+        seconds = time_limits.FINISH_ACKS_TIMEOUT_SECONDS
+        call_with_timeout(lambda: try_call(wait, dist.DistError), seconds, "letting all agents know")
 
     def _increment_counter(self, members: str, last: str) -> None:
         store: Any = self._group.store
@@ -248,12 +243,8 @@ class Peers:
         """Close the connections to peers, and stop polling the roster."""
         while self._listeners:
             listener = self._listeners.pop(0)
-            call_with_timeout(
-                listener.end,
-                time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS,
-                "ending the connections to the peer agents",
-                self._shutdown_requested,
-            )
+            seconds, doing = time_limits.RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "ending the connections to the peer agents"
+            call_with_timeout(listener.end, seconds, doing, self._shutdown_requested)
 
     def end(self) -> None:
         """End the round and its threads: the next round may fork."""

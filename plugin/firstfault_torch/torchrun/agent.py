@@ -168,9 +168,8 @@ class TorchrunEngine(PlainEngine):
         published = PlainEngine.publish(self, verdict, **how)
         # The folder may hang: a copy for readers goes into the temporary folder of this node.
         if not published.durable:
-            call_with_timeout(
-                partial(_leave, verdict, self._on_node), HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node"
-            )
+            leave = partial(_leave, verdict, self._on_node)
+            call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node")
         return published
 
     @property

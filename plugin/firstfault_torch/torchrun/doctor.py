@@ -68,11 +68,7 @@ def doctor(as_json: bool) -> None:
     refused = [name for state, name, _ in checks if state is _NO]
     but = "; those of `firstfault torchrun` are" if refused == ["switch"] else ""
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
-    lines.append(
-        f"jobs of torchrun are not recorded in this environment{but}"
-        if refused
-        else "jobs of torchrun are recorded in this environment"
-    )
+    lines.append(f"jobs of torchrun are {'not ' if refused else ''}recorded in this environment{but}")
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
         lines = [json.dumps({"schema": "firstfault.doctor/v1", "recorded": not refused, "checks": rows})]
@@ -116,9 +112,8 @@ def _check_versions() -> _Check:
 
 def _check_recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
-    found, error = call_with_timeout(
-        partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS, "trying the recorder"
-    ) or (None, None)
+    probe, seconds = partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS
+    found, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
     return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
 
 
@@ -185,11 +180,8 @@ def _check_workers() -> _Check:
     if error is None:
         return _OK, "workers", f"{python} reads firstfault.pth"
     why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"
-    return (
-        _NO,
-        "workers",
-        f"{python} doesn't read firstfault.pth: install firstfault there, and don't use python -S{why}",
-    )
+    advice = "install firstfault there, and don't use python -S"
+    return _NO, "workers", f"{python} doesn't read firstfault.pth: {advice}{why}"
 
 
 def _check_storage() -> _Check:

@@ -278,9 +278,8 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     # Nodes can't choose the name independently: they start in different seconds, and may see an older run's folder at
     # different times. So one node claims a name, and its peers read it from the store.
     if store is not None:
-        name = call_with_timeout(
-            partial(_agree_on_name, store, who, claim), RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name"
-        )
+        agree = partial(_agree_on_name, store, who, claim)
+        name = call_with_timeout(agree, RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name")
     # No common store: only names that are complete without the clock or a look at the folder are equal on all nodes.
     elif meet is not None:  # the variables alone may be the same on all nodes
         name = f"{who.job.value}/{who.number}" if who.job.value and who.attempt.value else None
@@ -294,10 +293,9 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     # A dict removes the second if both are the same. A folder may hang (NFS) instead of failing, so each has a limit;
     # the thread of a hanging one stays behind.
     for parent in dict.fromkeys((root, fallback_folder())):
-        make = partial(_make_folder, parent, name or partial(_claim_name, parent, who))
-        made, error = call_with_timeout(
-            partial(try_call, make, OSError), RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder"
-        ) or (None, None)
+        make = partial(try_call, partial(_make_folder, parent, name or partial(_claim_name, parent, who)), OSError)
+        found = call_with_timeout(make, RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder")
+        made, error = found or (None, None)
         if made is not None:
             if why and given_folder():
                 logger.warning(_ELSEWHERE, root, why, made[0])

@@ -278,13 +278,9 @@ def as_own(config: Any) -> Any:
     # Of kfpytorch's two configurations only Elastic has this field. Its classes aren't imported here: kfpytorch may not
     # be installed.
     if "nproc_per_node" not in values:
-        return PyTorch(
-            **{
-                **values,
-                "master": Master(**_list_values(config.master)),
-                "worker": Worker(**_list_values(config.worker)),
-            }
-        )
+        values["master"] = Master(**_list_values(config.master))
+        values["worker"] = Worker(**_list_values(config.worker))
+        return PyTorch(**values)
     # A dataclass doesn't record whether a field was given, so an explicit 5 looks like the default.
     if values["monitor_interval"] == _STOCK_INTERVAL_S:
         del values["monitor_interval"]

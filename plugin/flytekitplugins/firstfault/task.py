@@ -194,12 +194,8 @@ class ElasticFunctionTask(_ReportingTask):
     def __init__(self, task_config: Elastic, task_function: Callable[..., Any], **kwargs: Any) -> None:
         self.min_nodes, self.max_nodes = parse_nnodes(task_config.nnodes)
         self.rdzv_backend = RENDEZVOUS_BACKEND
-        super().__init__(
-            task_config,
-            task_function,
-            task_type=_SINGLE_NODE_TASK_TYPE if task_config.nnodes == 1 else _TASK_TYPE,
-            **kwargs,
-        )
+        task_type = _SINGLE_NODE_TASK_TYPE if task_config.nnodes == 1 else _TASK_TYPE
+        super().__init__(task_config, task_function, task_type=task_type, **kwargs)
 
     def execute(self, **kwargs: Any) -> Any:
         """Run the workers of this node and return the result of global rank 0.
