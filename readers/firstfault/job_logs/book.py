@@ -45,7 +45,7 @@ _OF_TORCHRUN = re.compile(
     r"|\bChildFailedError\b|\btorchrun\b"
 )
 _WORLD = re.compile(
-    r"(?:\b|_)world(?:[_ ]?size)?\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
+    r"(?:\b|_)(?i:world(?:[_ ]?size)?)\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
     r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
     r"|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(?P<of>\d{1,6})\b|process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b"
 )
@@ -57,7 +57,7 @@ _RANK_OF_PID = re.compile(
 )
 """A line in which a program or its launcher prints both numbers of a process."""
 _HAS_CODE_BELOW = re.compile(r"(?:Exit code|EXIT CODE|KILLED BY SIGNAL):|with errorcode ")
-_HAS_WORLD_SIZE = re.compile(r"orld|nranks|MEMBER|Starting with|ank.{1,8}(?:/| of )|process_count")
+_HAS_WORLD_SIZE = re.compile(r"(?i:orld)|nranks|MEMBER|Starting with|ank.{1,8}(?:/| of )|process_count")
 _DECLARED_RANK = re.compile(
     r"^\W{0,3}(?:INFO\W+)?(?:[\w.]+\.)?(?i:(?:global[_ ]?)?rank|process_index(?:\(\))?)\W{1,2}(?P<rank>\d{1,6})\b"
 )

@@ -107,7 +107,7 @@ class Processes:
         found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
         # without a world size, nodes numbered from 0 have one process each if no process has another number
         size = self.attempt.world_size or (0 if self.attempt.is_torchrun or self._has_processes() else len(ranks))
-        is_one_each = len(found) == len(ranks) == size and sorted(found.values()) == list(range(size))
+        is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(range(size))
         return found if is_one_each else {}
 
     def _has_processes(self) -> bool:
