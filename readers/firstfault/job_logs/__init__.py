@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from firstfault.errors import BadDocumentError
-from firstfault.job_logs.book import Book
+from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.documents import Documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
-from firstfault.job_logs.owners import RANK_WORD, Owner
+from firstfault.job_logs.labels import RANK_WORD, Label
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
@@ -28,7 +28,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 
-_Log: TypeAlias = "tuple[Path, str, Owner]"
+_Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
 _LOG = re.compile(
@@ -56,19 +56,19 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]
     workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
     logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
-    book = Book()
+    collector = LogCollector()
     notes = []
-    for path, name, owner in logs:
+    for path, name, label in logs:
         try:
             with open_log(path) as stream:
-                if not _read(stream, name, owner, book) and len(logs) == 1:
+                if not _read(stream, name, label, collector) and len(logs) == 1:
                     raise BadDocumentError(f"{path} is neither an error document nor a text; give the job's log")
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             notes.append(f"not readable: {name}: {error}")
     for source in sources:
         if not isinstance(source, Path):
-            _read(source, "stdin", Owner(), book)
-    found = _of_book(book, notes)
+            _read(source, "stdin", Label(), collector)
+    found = _build_snapshot(collector, notes)
     if workers:
         found = with_error_files(found.documents if found is not None else (), workers)
     if not dumps:
@@ -78,19 +78,19 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     return joined(found, recorded) if found is not None and found.documents else recorded
 
 
-def _read(stream: IO[bytes], name: str, owner: Owner, book: Book) -> bool:
+def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bool:
     """Read a log; return whether it is a text."""
     buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
     is_of_text = is_text(buffered.peek())
     if is_of_text:
-        book.read(lines_of(buffered), name, owner)
+        collector.read(lines_of(buffered), name, label)
     buffered.detach()
     return is_of_text
 
 
 def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
     found = [
-        (worker.folder / log, f"{worker.name}/{log}", Owner(node=worker.node, local_rank=worker.local_rank))
+        (worker.folder / log, f"{worker.name}/{log}", Label(node=worker.node, local_rank=worker.local_rank))
         for worker in workers
         for log in ("stdout.log", "stderr.log")
     ]
@@ -100,7 +100,7 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
 def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """Return files, and those in folders that may be logs.
 
-    The owner of each is the rank in its name, the only number in which the names differ, or its name.
+    The label of each is the rank in its name, the only number in which the names differ, or its name.
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
@@ -112,22 +112,22 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
     logs = []
     for (path, name), own in zip(names.items(), numbers, strict=True):
-        owner = Owner(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name) if len(names) > 1 else "")
+        label = Label(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name) if len(names) > 1 else "")
         if len(names) > 1 and (ranked := RANK_WORD.search(name)):
-            owner = Owner(rank=int(ranked[1]))
+            label = Label(rank=int(ranked[1]))
         elif labels and labels == set(range(len(labels))):
-            owner = Owner(label=int(own[differ[0]]))
-        logs.append((path, name, owner))
+            label = Label(task=int(own[differ[0]]))
+        logs.append((path, name, label))
     return logs
 
 
-def _of_book(book: Book, notes: Sequence[str]) -> Snapshot | None:
-    if not book.lines:
+def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
+    if not collector.lines:
         return Snapshot(notes=tuple(notes)) if notes else None
-    attempts = book.attempts()
+    attempts = collector.attempts()
     made = [Documents(attempt, number) for number, attempt in enumerate(attempts)]
     found = [each.all() for each in made]
-    notes = (*notes, *book.notes, *made[-1].notes)
+    notes = (*notes, *collector.notes, *made[-1].notes)
     why = "" if found[-1] else explain_missing_proof(attempts[-1])
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED

@@ -13,35 +13,35 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
-from firstfault.job_logs.launchers import About, Told
+from firstfault.job_logs.launchers import LauncherReport, ReportKind
 from firstfault.job_logs.lines import TRACEBACK
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from firstfault.job_logs.owners import Owner, Said
+    from firstfault.job_logs.labels import Label, LogRecord
 
     Key: TypeAlias = "tuple[int, int]"  # number of the job, and of its round
     Where: TypeAlias = "tuple[str, str]"  # file and node
 
-_APART_NS = 1_000_000_000
+_MIN_RESTART_NS = 1_000_000_000
 """Lines of one attempt are not so much later than its first failure, if a step is printed again."""
-_SLOW_S = 2.0
+_MAX_STOP_SECONDS = 2.0
 """An agent signals all its workers in less time, and needs more to start others."""
-_SKEW_S = 0.1
-_DAY_S = 86_400
-_MOST_ATTEMPTS = 100
+_CLOCK_SKEW_SECONDS = 0.1
+_SECONDS_PER_DAY = 86_400
+_MAX_ATTEMPTS = 100
 """Those before count as one."""
-_OPENING = 20
+_OPENING_LINES = 20
 """First lines of an attempt, which show where another one begins."""
-_OF_FAILURES = Pattern(
+_FAILURE_OUTPUT = Pattern(
     r"(?-i:^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
     r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
 )
 """Found in lines that may follow a failure in the same attempt."""
 _PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<step>\d{1,9})\b")
-_VARYING = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
-OF_AGENT = re.compile(r"[EWIF]\d{4} (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d\.\d+) (?P<pid>\d+)?")
+_VARYING_PARTS = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
+AGENT_LOG_LINE = re.compile(r"[EWIF]\d{4} (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d\.\d+) (?P<pid>\d+)?")
 """Begins a line of torch's log in Python."""
 
 
@@ -55,22 +55,22 @@ class Progress(NamedTuple):
     """Of the line."""
 
 
-def progress_in(said: Said) -> Progress | None:
+def progress_in(record: LogRecord) -> Progress | None:
     """Return the training step in a line; None: it has none."""
-    text = said.text
+    text = record.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
     found = _PROGRESS.search(text)
-    return Progress(found["what"], int(found["step"]), said.number) if found is not None else None
+    return Progress(found["what"], int(found["step"]), record.number) if found is not None else None
 
 
-def is_substantial(said: Said) -> bool:
+def is_substantial(record: LogRecord) -> bool:
     """Whether a line shows that its process lives on: it has a step, or nothing that may follow a failure."""
-    return progress_in(said) is not None or _OF_FAILURES.search(said.text) is None
+    return progress_in(record) is not None or _FAILURE_OUTPUT.search(record.text) is None
 
 
 @dataclass(slots=True)
-class _Ending:
+class _WorkerStop:
     """The lines in which torch's agent reports that it ended its workers because one failed on some node."""
 
     first: int
@@ -87,8 +87,8 @@ class _Agent:
     began: float | None
     """Time of its first line, seconds of the day."""
     last: float | None = None
-    endings: list[_Ending] = field(default_factory=list)
-    went_on: bool = False
+    endings: list[_WorkerStop] = field(default_factory=list)
+    has_later_output: bool = False
     """Whether something other than a failure was printed between its last line and another agent's."""
     until: int = 0
     """The line, if any, in which an exception ended a process after that: if logs are not merged, another node's."""
@@ -99,19 +99,19 @@ class _Agent:
         """Whether it began before another one had ended, by the clock."""
         if self.began is None or other.last is None:
             return False
-        return _SKEW_S < (other.last - self.began) % _DAY_S < _DAY_S / 2
+        return _CLOCK_SKEW_SECONDS < (other.last - self.began) % _SECONDS_PER_DAY < _SECONDS_PER_DAY / 2
 
     def within(self, begin: int, end: int) -> _Agent:
         """Return its statements in some lines."""
         return replace(self, endings=[ending for ending in self.endings if begin <= ending.first < end])
 
 
-class Course:
+class AttemptMarks:
     """The marks of attempts in the lines of one node in one file."""
 
     def __init__(self) -> None:
         self.agents: dict[tuple[int | None, str | None], _Agent] = {}
-        self.gave_up: list[int] = []
+        self.report_ends: list[int] = []
         """Lines in which an agent's report of failures ends."""
         self._box_ends: dict[int | None, int] = {}
         self.begins: list[int] = []
@@ -125,21 +125,23 @@ class Course:
         """When the end of a process was reported; 0: without a time; None: not yet."""
         self._raised: dict[int | None, int] = {}
         """Where torch printed a rank's exception last."""
-        self._steps: dict[Owner, int] = {}
+        self._steps: dict[Label, int] = {}
         self._opening: set[str] = set()
         self._count = 0
         """Lines of the attempt that may begin one."""
 
-    def take_told(self, said: Said, told: Told) -> None:
+    def take_told(self, record: LogRecord, report: LauncherReport) -> None:
         """Take a line's statement about processes."""
-        is_of_agent = told.about is About.RESTARTED or (told.pid is not None and told.about is About.STOPPED)
-        if is_of_agent or (told.about is About.ENDED and told.local_rank is not None):
-            self._take_agent(said, told)
-        elif told.about is About.TERMINATED or (told.about is About.ENDED and told.tasks):
-            self.gave_up.append(said.number)
-        self._ended |= told.about in {About.ENDED, About.TERMINATED}
-        self._was_terminated |= told.about is About.TERMINATED and bool(told.reason)
-        self._failed_ns = self._failed_ns or said.time_ns or 0
+        is_of_agent = report.kind is ReportKind.RESTARTED or (
+            report.pid is not None and report.kind is ReportKind.STOPPED
+        )
+        if is_of_agent or (report.kind is ReportKind.ENDED and report.local_rank is not None):
+            self._take_agent(record, report)
+        elif report.kind is ReportKind.TERMINATED or (report.kind is ReportKind.ENDED and report.tasks):
+            self.report_ends.append(record.number)
+        self._ended |= report.kind in {ReportKind.ENDED, ReportKind.TERMINATED}
+        self._was_terminated |= report.kind is ReportKind.TERMINATED and bool(report.reason)
+        self._failed_ns = self._failed_ns or record.time_ns or 0
 
     def take_box(self, number: int, first_rank: int | None) -> None:
         """Take the end of a report of failures on the node whose first worker has this rank.
@@ -150,78 +152,84 @@ class Course:
         if first_rank is not None and last_end is not None and not any(last_end < begin for begin in self.begins):
             self.begins.append(last_end + 1)
         self._box_ends[first_rank] = number
-        self.gave_up.append(number)
+        self.report_ends.append(number)
         self._ended = True
 
-    def _take_agent(self, said: Said, told: Told) -> None:
-        found = OF_AGENT.match(said.text)
-        now = said.time_ns / 1e9 if said.time_ns is not None else None
+    def _take_agent(self, record: LogRecord, report: LauncherReport) -> None:
+        found = AGENT_LOG_LINE.match(record.text)
+        now = record.time_ns / 1e9 if record.time_ns is not None else None
         if found is not None:
             now = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + float(found["second"])
-        name = (said.owner.label, found and found["pid"])
+        name = (record.label.task, found and found["pid"])
         agent = self.agents.setdefault(name, _Agent(now))
         ending = agent.endings[-1] if agent.endings else None
-        is_failure = told.about is About.ENDED
+        is_failure = report.kind is ReportKind.ENDED
         if ending is None:
             is_new = True
         elif ending.has_failed:
-            is_known = bool(said.owner.node) or any(part is not None for part in name)
-            is_new = told.about is not About.RESTARTED and (agent.went_on or is_known)
+            is_known = bool(record.label.node) or any(part is not None for part in name)
+            is_new = report.kind is not ReportKind.RESTARTED and (agent.has_later_output or is_known)
         else:
-            is_slow = now is None or agent.last is None or (now - agent.last) % _DAY_S > _SLOW_S
-            is_new = is_slow and told.pid not in ending.pids and (agent.went_on or not (is_failure or now is None))
+            is_slow = now is None or agent.last is None or (now - agent.last) % _SECONDS_PER_DAY > _MAX_STOP_SECONDS
+            is_new = (
+                is_slow
+                and report.pid not in ending.pids
+                and (agent.has_later_output or not (is_failure or now is None))
+            )
         if ending is None or is_new:
-            agent.endings.append(ending := _Ending(said.number, said.number))
-        ending.last, agent.last, self._speaker = said.number, now, agent
-        agent.went_on, agent.until, agent.started_over = False, 0, False
+            agent.endings.append(ending := _WorkerStop(record.number, record.number))
+        ending.last, agent.last, self._speaker = record.number, now, agent
+        agent.has_later_output, agent.until, agent.started_over = False, 0, False
         ending.has_failed |= is_failure
-        ending.pids |= {told.pid} if told.pid is not None else set()
+        ending.pids |= {report.pid} if report.pid is not None else set()
 
-    def take(self, said: Said, progress: Progress | None) -> None:
+    def take(self, record: LogRecord, progress: Progress | None) -> None:
         """Take a line that may begin another job: the first lines of the log come again, or an earlier step."""
-        agent, begins_another = self._speaker, self._begins_another(said, progress)
-        if agent is None or (self.gave_up and self.gave_up[-1] > agent.endings[-1].last):
-            self.begins += [said.number] if begins_another and len(self.begins) < _MOST_ATTEMPTS * 10 else []
-        elif said.by_torch:
+        agent, begins_another = self._speaker, self._begins_another(record, progress)
+        if agent is None or (self.report_ends and self.report_ends[-1] > agent.endings[-1].last):
+            self.begins += [record.number] if begins_another and len(self.begins) < _MAX_ATTEMPTS * 10 else []
+        elif record.by_torch:
             # no process raises twice without a handler
             before = agent.endings[-2].last if len(agent.endings) > 1 else 0
-            agent.went_on |= TRACEBACK in said.text and self._raised.get(said.owner.rank, 0) > before
-            agent.until = agent.until or (said.number if agent.went_on else 0)
+            agent.has_later_output |= TRACEBACK in record.text and self._raised.get(record.label.rank, 0) > before
+            agent.until = agent.until or (record.number if agent.has_later_output else 0)
         else:
-            agent.went_on |= _OF_FAILURES.search(said.text) is None
+            agent.has_later_output |= _FAILURE_OUTPUT.search(record.text) is None
             agent.started_over |= begins_another
-        if said.by_torch and TRACEBACK in said.text:
-            self._raised[said.owner.rank] = said.number
+        if record.by_torch and TRACEBACK in record.text:
+            self._raised[record.label.rank] = record.number
 
-    def _begins_another(self, said: Said, progress: Progress | None) -> bool:
-        if progress is not None and not said.by_torch:
-            return self._starts_over(said, progress.step)
-        if not self._ended and self._count > _OPENING and not self._opening:
+    def _begins_another(self, record: LogRecord, progress: Progress | None) -> bool:
+        if progress is not None and not record.by_torch:
+            return self._starts_over(record, progress.step)
+        if not self._ended and self._count > _OPENING_LINES and not self._opening:
             return False
-        if said.by_torch or _OF_FAILURES.search(said.text) is not None:
-            self._count += _OPENING * bool(said.text.strip())  # what follows may be of the failure
+        if record.by_torch or _FAILURE_OUTPUT.search(record.text) is not None:
+            self._count += _OPENING_LINES * bool(record.text.strip())  # what follows may be of the failure
             return False
-        shape = _VARYING.sub("#", said.text.strip())[:200]
+        shape = _VARYING_PARTS.sub("#", record.text.strip())[:200]
         self._count += 1
         if self._ended and shape in self._opening:
             return self._begin(1, {})
-        if self._count <= _OPENING and not self._ended:
+        if self._count <= _OPENING_LINES and not self._ended:
             self._opening.add(shape)
         elif not self._ended:
             self._opening.discard(shape)  # any part of a log may have it
         return False
 
-    def _starts_over(self, said: Said, step: int) -> bool:
-        """Whether an owner prints an earlier step than before, after the end of a process was reported."""
-        last = self._steps.get(said.owner, -1)
-        self._steps[said.owner] = step
+    def _starts_over(self, record: LogRecord, step: int) -> bool:
+        """Whether an label prints an earlier step than before, after the end of a process was reported."""
+        last = self._steps.get(record.label, -1)
+        self._steps[record.label] = step
         if self._failed_ns is None or step >= last:
             return False
         # of several processes one may be behind the others, unless their scheduler ended all of them
-        is_later = self._was_terminated or (bool(self._failed_ns) and (said.time_ns or 0) - self._failed_ns > _APART_NS)
-        return (said.owner.is_process or is_later) and self._begin(0, {said.owner: step})
+        is_later = self._was_terminated or (
+            bool(self._failed_ns) and (record.time_ns or 0) - self._failed_ns > _MIN_RESTART_NS
+        )
+        return (record.label.is_process or is_later) and self._begin(0, {record.label: step})
 
-    def _begin(self, count: int, steps: dict[Owner, int]) -> bool:
+    def _begin(self, count: int, steps: dict[Label, int]) -> bool:
         self._ended = self._was_terminated = False
         self._failed_ns, self._count, self._steps = None, count, steps
         return True
@@ -233,7 +241,7 @@ class Course:
             _Job(
                 begin,
                 [found for agent in self.agents.values() if (found := agent.within(begin, end)).endings],
-                [number for number in self.gave_up if begin <= number < end],
+                [number for number in self.report_ends if begin <= number < end],
             )
             for begin, end in itertools.pairwise(begins)
         ]
@@ -253,7 +261,7 @@ class _Job:
 
     begin: int
     agents: list[_Agent]
-    gave_up: list[int]
+    report_ends: list[int]
 
     def __post_init__(self) -> None:
         self.agents.sort(key=lambda agent: agent.endings[0].first)
@@ -263,10 +271,10 @@ class _Job:
         """Number of rounds that ended."""
         return max((len(agent.endings) for agent in self.agents), default=0)
 
-    def went_on(self, rounds: int) -> bool:
+    def has_later_output(self, rounds: int) -> bool:
         """Whether anything was printed after this number of rounds."""
         last = [agent for agent in self.agents if len(agent.endings) == rounds]
-        return any(agent.went_on for agent in (last[-1:] if self._is_merged else last))
+        return any(agent.has_later_output for agent in (last[-1:] if self._is_merged else last))
 
     @property
     def _is_merged(self) -> bool:
@@ -293,29 +301,29 @@ class _Job:
         for before, agent in zip([None, *self.agents], self.agents, strict=False):
             if before is not None:
                 last = before.endings[-1].last
-                ends = [number + 1 for number in self.gave_up if last < number < agent.endings[0].first]
+                ends = [number + 1 for number in self.report_ends if last < number < agent.endings[0].first]
                 yield max(ends, default=before.until or last + 1), 0
             yield from ((ending.last + 1, at) for at, ending in enumerate(agent.endings, 1) if at < rounds)
 
 
-class Split:
+class AttemptIndex:
     """Finds the attempt to which a line belongs."""
 
-    def __init__(self, courses: Mapping[Where, Course]) -> None:
-        jobs = {where: course.jobs() for where, course in courses.items()}
+    def __init__(self, marks_by_node: Mapping[Where, AttemptMarks]) -> None:
+        jobs = {where: marks.jobs() for where, marks in marks_by_node.items()}
         self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs}
         for number in range(max(map(len, jobs.values()), default=0)):
             here = {where: found[number] for where, found in jobs.items() if len(found) > number}
             rounds = max(job.rounds for job in here.values())
-            if not any(job.gave_up for job in here.values()):
-                rounds += any(job.went_on(rounds) for job in here.values())
+            if not any(job.report_ends for job in here.values()):
+                rounds += any(job.has_later_output(rounds) for job in here.values())
             for where, job in here.items():
                 self._begins[where] += [(line, (number, at)) for line, at in job.begins(rounds)]
         keys = sorted({key for begins in self._begins.values() for _, key in begins})
-        self.count = max(min(len(keys), _MOST_ATTEMPTS), 1)
+        self.count = max(min(len(keys), _MAX_ATTEMPTS), 1)
         self._numbers = {key: max(number + self.count - len(keys), 0) for number, key in enumerate(keys)}
 
-    def number_of(self, where: Where, line: int) -> int:
+    def find_attempt(self, where: Where, line: int) -> int:
         """Return the number of a line's attempt."""
         begins = self._begins.get(where) or self._begins[where[0], ""]  # tasks without a node are reported together
         return self._numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from firstfault.job_logs.launchers import end_of_code
+from firstfault.job_logs.launchers import interpret_code
 
 _BEGINS = re.compile(r"\bFAILED\s*$|^\s*Failures:\s*$|^\s*Root Cause(?: \(first observed failure\))?:\s*$")
 _ENTRY = re.compile(r"^\s*\[\d{1,6}\]:\s*$")
@@ -87,7 +87,7 @@ class Boxes:
             entry.rank = int(rank["rank"]) if int(rank["rank"]) >= 0 else None
             entry.local_rank = int(rank["local"]) if rank["local"] else None
         elif name == "exitcode" and (code := _CODE.match(value)):
-            entry.exit_code, entry.signal = end_of_code(int(code["code"]))
+            entry.exit_code, entry.signal = interpret_code(int(code["code"]))
             entry.pid = int(code["pid"]) if code["pid"] else None
         elif name in {"time", "host"}:
             setattr(entry, name, value)

@@ -16,9 +16,10 @@ from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.job_logs.launchers import About
+from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.job_logs.outcome import has_final_success, is_success_report
+from firstfault.job_logs.own_reports import EXCEPTION, HANDLED, OwnReport, find_last_error, find_uncaught_exception
 from firstfault.job_logs.processes import (
     LAUNCHER_STOPPED,
     MAX_TEXT,
@@ -27,19 +28,18 @@ from firstfault.job_logs.processes import (
     Processes,
     exception_in,
 )
-from firstfault.job_logs.words import EXCEPTION, HANDLED, Words, last_words, uncaught
 from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
 from firstfault.utils.text import clean, clean_end
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.book import Attempt, Stream
+    from firstfault.job_logs.collector import Attempt, Stream
     from firstfault.model import ExceptionInfo
 
 _LOG_BYTES = 32 * 1024
-_MOST_SILENT = 4096
-_LATER = 10
+_MAX_WORLD_SIZE = 4096
+_MAX_LINES_AFTER_END = 10
 """Lines of the same process after a traceback that show that it lived on."""
-_LAUNCHER = re.compile(
+_LAUNCHER_FILE = re.compile(
     r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
     r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
     r"|ray/train/.*(?:controller|trainer)"
@@ -50,16 +50,16 @@ _COMMAND_FAILED = re.compile(
     r"(?:non-?zero|return code|exit (?:code|status)|status|code)"
 )
 """Messages in which a launcher's exception reports how the program that it started ended."""
-_SUMMARIES = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-_SILENT = "no exit status in the log, probably stopped by its launcher"
-_FEW = 3
+_LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
+_NO_EXIT_STATUS = "no exit status in the log, probably stopped by its launcher"
+_MAX_SILENT_SUSPECTS = 3
 """More silent ranks than this are not suspects."""
-_OF_RAY = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
-_RAYS_DEAD = re.compile(
+_RAY_TASK_ERROR = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
+_RAY_ACTOR_DIED = re.compile(
     r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
     r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
 )
-_PROCESS_OF_SPAWN = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
+_SPAWN_PROCESS_ERROR = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 _RECOVERABLE = "FlyteRecoverableException"
 _GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: runtime)? error|CUDNN|CUBLAS")
 HARDWARE_XIDS = {
@@ -79,7 +79,7 @@ HARDWARE_XIDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
+class _Traceback:
     """A traceback in a stream."""
 
     exception: ExceptionInfo
@@ -87,7 +87,7 @@ class _Raised:
     stream: Stream
     lines: tuple[int, int]
     after: int = 0
-    """Lines that its owner printed later."""
+    """Lines that its label printed later."""
     is_handled: bool = False
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
@@ -118,7 +118,7 @@ class Documents:
         for process in processes.all:
             self._read_streams(process)
         for stream in processes.shared:
-            self._take_ray(stream)
+            self._take_ray_errors(stream)
         self._merge_unplaced()
         ends = {item.signal for item in processes.all if item.is_known and item.has_ended}
         if ends or any(item.raised is not None for item in processes.all):
@@ -131,13 +131,13 @@ class Documents:
             ]
         processes.all = [item for item in processes.all if not self._is_of_cleanup(item)]
         raised = [found for stream in processes.shared for found in self._read_shared(stream)]
-        self._assign([found for found in raised if not self._is_of_launcher(found)])
-        self._give_logs()
+        self._assign_tracebacks([found for found in raised if not self._is_of_launcher(found)])
+        self._assign_unlabeled_lines()
         self._end_interrupted()
         self._end_killed()
         self._end_terminated()
-        agents = [*self._of_launchers(), *self._agents]
-        self._out_of_memory()
+        agents = [*self._report_launchers(), *self._agents]
+        self._match_oom_kills()
         self._match_hardware_errors()
         failed = [process for process in processes.all if self._has_failed(process)]
         if not failed and not agents:
@@ -147,8 +147,8 @@ class Documents:
         self._stop_the_rest(failed)
         world = max([self.attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
         nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
-        told = [process for process in processes.all if process.rank is not None or self._has_failed(process)]
-        documents = [*map(self._document, told), *agents]
+        report = [process for process in processes.all if process.rank is not None or self._has_failed(process)]
+        documents = [*map(self._document, report), *agents]
         size = len(nodes - {""}) or 1
         return [replace(item, place=replace(item.place, world_size=world, group_world_size=size)) for item in documents]
 
@@ -156,36 +156,38 @@ class Documents:
         """Whether a kill of an unknown process follows the report of another failure, so its launcher cleaned up."""
         if process.is_known or process.is_oom or process.signal != "SIGKILL":
             return False
-        if any(told.about is About.LOST for _, _, told in self.attempt.told):
+        if any(report.kind is ReportKind.LOST for _, _, report in self.attempt.reports):
             return True
         begins = {file: first for file, first, _ in process.lines}
         failures = (
-            (file, told.number)
-            for file, _, told in self.attempt.told
-            if told.about is About.ENDED
-            and told.exit_code
-            and (told.text, told.signal) != (process.said, process.signal)
+            (file, report.number)
+            for file, _, report in self.attempt.reports
+            if report.kind is ReportKind.ENDED
+            and report.exit_code
+            and (report.text, report.signal) != (process.launcher_text, process.signal)
         )
         return any(number < begins.get(file, 0) for file, number in failures)
 
     def _end_interrupted(self) -> None:
         """Count processes that ended after their scheduler announced the end of the job as stopped."""
         announced: dict[str, int] = {}
-        for file, _, told in self.attempt.told:
-            if told.about is About.TERMINATED and told.reason:
-                announced[file] = min(announced.get(file, told.number), told.number)
+        for file, _, report in self.attempt.reports:
+            if report.kind is ReportKind.TERMINATED and report.reason:
+                announced[file] = min(announced.get(file, report.number), report.number)
         for process in self.processes.all:
             files = {file for file, _, _ in process.lines}
             is_later = all(first > announced.get(file, first) for file, first, _ in process.lines)
             if files and files <= announced.keys() and is_later and self._has_failed(process) and not process.is_oom:
                 process.raised, process.exit_code, process.signal = None, None, ""
-                process.told, process.stopped = "", SCHEDULER_STOPPED
+                process.own_error, process.stopped = "", SCHEDULER_STOPPED
 
     def _find_last_failures(self, failed: Sequence[Process]) -> dict[str, int]:
         """Return the number of the last line about a failure in each file."""
         last: dict[str, int] = {}
         places = [(file, end) for process in failed for file, _, end in process.lines]
-        places += [(file, told.number) for file, _, told in self.attempt.told if told.about is not About.GPU]
+        places += [
+            (file, report.number) for file, _, report in self.attempt.reports if report.kind is not ReportKind.GPU
+        ]
         for file, number in places:
             last[file] = max(last.get(file, 0), number)
         return last
@@ -193,49 +195,51 @@ class Documents:
     # --- what processes printed ---------------------------------------------------------------------------------------
 
     def _read_streams(self, process: Process) -> None:
-        lines = sorted((said for stream in process.streams for said in stream.tail), key=lambda said: said.number)
-        process.text = "\n".join(said.text for said in lines)
-        by_torch = [said for stream in process.streams for said in stream.by_torch]
+        lines = sorted(
+            (record for stream in process.streams for record in stream.tail), key=lambda record: record.number
+        )
+        process.text = "\n".join(record.text for record in lines)
+        by_torch = [record for stream in process.streams for record in stream.by_torch]
         if process.raised is None:
-            self._take_words(process, uncaught(by_torch, process.text))
-        excerpts = [found for stream in process.streams for found in _raised_in(stream)]
+            self._take_own_report(process, find_uncaught_exception(by_torch, process.text))
+        excerpts = [found for stream in process.streams for found in _find_tracebacks(stream)]
         # Ray's driver reports an actor that has failed
-        is_rays = bool(excerpts) and excerpts[-1].stream.owner.pid is not None and self._went_on(excerpts)
+        is_rays = bool(excerpts) and excerpts[-1].stream.label.pid is not None and self._has_later_output(excerpts)
         if not process.has_ended and process.raised is None and not is_rays:
             last = excerpts[-1] if excerpts else None
             if last is not None:
                 steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
-                went_on = any(step is not None and step.number > last.lines[1] for step in steps)
-                is_over = went_on or last.is_handled or last.is_before_success
-                if last.after <= _LATER and not (is_over or last.is_mixed):
-                    self._give(process, last)
+                has_later_output = any(step is not None and step.number > last.lines[1] for step in steps)
+                is_over = has_later_output or last.is_handled or last.is_before_success
+                if last.after <= _MAX_LINES_AFTER_END and not (is_over or last.is_mixed):
+                    self._set_exception(process, last)
             if process.raised is None and not process.stopped:
-                self._take_words(process, last_words(lines))
-        telling = [said for said in lines if said.time_ns is not None]
+                self._take_own_report(process, find_last_error(lines))
+        telling = [record for record in lines if record.time_ns is not None]
         if process.time_ns is None and telling:
             process.time_ns = telling[-1].time_ns
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
 
-    def _read_shared(self, stream: Stream) -> list[_Raised]:
+    def _read_shared(self, stream: Stream) -> list[_Traceback]:
         """Return the tracebacks in a stream of several processes, whose lines may alternate."""
-        raised, mixed = list(_raised_in(stream)), [found for found in stream.excerpts if found.is_mixed]
+        raised, mixed = list(_find_tracebacks(stream)), [found for found in stream.excerpts if found.is_mixed]
         if not mixed:
             return raised
         lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
         last_lines = {
-            last["type"]: last for found in mixed for said in found.lines if (last := EXCEPTION.match(said.text))
+            last["type"]: last for found in mixed for record in found.lines if (last := EXCEPTION.match(record.text))
         }
-        names = last_lines.keys() - _SUMMARIES
+        names = last_lines.keys() - _LAUNCHER_EXCEPTIONS
         same = last_lines[min(names)] if len({last_lines[name][0] for name in names}) == 1 else None
-        if same is None or same["type"].rpartition(".")[2] in _SUMMARIES:
+        if same is None or same["type"].rpartition(".")[2] in _LAUNCHER_EXCEPTIONS:
             where = f"lines {lines[0]} to {lines[1]}"
             self.notes.append(f"tracebacks of several processes are mixed in {where}: no prefix tells them apart")
             return raised
         exception = model.ExceptionInfo(same["type"], redact(same["message"] or ""))
         return [
             *(one for one in raised if not one.is_mixed),
-            _Raised(exception, format_exception(exception), stream, lines),
+            _Traceback(exception, format_exception(exception), stream, lines),
         ]
 
     def _merge_unplaced(self) -> None:
@@ -258,20 +262,20 @@ class Documents:
         self.processes.all = [item for item in everything if all(item is not one for one in ended)]
 
     @staticmethod
-    def _take_words(process: Process, words: Words) -> None:
+    def _take_own_report(process: Process, words: OwnReport) -> None:
         """Take a process's own report of its end."""
         if not words.text:
             return
         process.raised, process.signal = words.raised, process.signal or words.signal
         process.raised_text = words.text if words.raised is not None else ""
-        process.told = "" if words.raised is not None or words.signal else words.text
+        process.own_error = "" if words.raised is not None or words.signal else words.text
         process.tells, process.uncaught = bool(words.signal), words.uncaught
         process.lines.add((process.streams[0].file, *words.lines))
 
-    def _is_of_launcher(self, found: _Raised) -> bool:
+    def _is_of_launcher(self, found: _Traceback) -> bool:
         """Whether a traceback is a launcher's; if it's about a process, take it."""
         exception = found.exception
-        spawned = _PROCESS_OF_SPAWN.search(found.text)
+        spawned = _SPAWN_PROCESS_ERROR.search(found.text)
         if spawned is not None:
             process = self.processes.find(rank=int(spawned["rank"]))
             process.raised, process.raised_text = exception, found.text
@@ -279,30 +283,32 @@ class Documents:
             return True
         if _COMMAND_FAILED.match(exception.message):
             return True
-        own = [frame for frame in exception.frames if _LAUNCHER.search(frame.file)]
-        if get_short_name(exception) in _SUMMARIES or (own and get_short_name(exception) == "SignalException"):
+        own = [frame for frame in exception.frames if _LAUNCHER_FILE.search(frame.file)]
+        if get_short_name(exception) in _LAUNCHER_EXCEPTIONS or (
+            own and get_short_name(exception) == "SignalException"
+        ):
             return True
         if not own or not all(
-            _LAUNCHER.search(frame.file) or is_library_file(frame.file) for frame in exception.frames[1:]
+            _LAUNCHER_FILE.search(frame.file) or is_library_file(frame.file) for frame in exception.frames[1:]
         ):
             return False
         where, code = found.stream, f"SYSTEM:{get_short_name(exception)}"
         category = "rendezvous" if "Rendezvous" in code or "/rendezvous/" in exception.frames[-1].file else "platform"
-        agent = self._agent(where.owner.node, (where.file, *found.lines), category, code, found.text)
+        agent = self._agent(where.label.node, (where.file, *found.lines), category, code, found.text)
         self._agents.append(replace(agent, exception=exception))
         return True
 
-    def _take_ray(self, stream: Stream) -> None:
+    def _take_ray_errors(self, stream: Stream) -> None:
         """Take what Ray's driver raised for a process of another one."""
         for excerpt in list(stream.excerpts):
-            text = redact("\n".join(said.text for said in excerpt.lines))
-            if (task := _OF_RAY.search(text)) is not None:
+            text = redact("\n".join(record.text for record in excerpt.lines))
+            if (task := _RAY_TASK_ERROR.search(text)) is not None:
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
-            elif (died := _RAYS_DEAD.search(text)) is not None:
+            elif (died := _RAY_ACTOR_DIED.search(text)) is not None:
                 process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
-                process.said = text[died.start() :].strip()
+                process.launcher_text = text[died.start() :].strip()
             else:
                 continue
             process.lines.add((stream.file, excerpt.lines[0].number, excerpt.lines[-1].number))
@@ -310,7 +316,9 @@ class Documents:
 
     def _end_killed(self) -> None:
         """Count processes that were killed after another one had ended otherwise as stopped: mpirun kills the rest."""
-        first = next((told for _, _, told in self.attempt.told if told.about is About.ENDED and told.ranks), None)
+        first = next(
+            (report for _, _, report in self.attempt.reports if report.kind is ReportKind.ENDED and report.ranks), None
+        )
         killed = [item for item in self.processes.all if item.signal == "SIGKILL" and not item.is_oom]
         if first is None or first.signal in {"", "SIGKILL", "SIGTERM"} or len(killed) < 2 or self.attempt.is_torchrun:  # noqa: PLR2004 - the rest
             return
@@ -320,7 +328,7 @@ class Documents:
     def _end_terminated(self) -> None:
         """Count processes that SIGTERM ended as stopped, if another one failed: launchers send it, too."""
         others = [item for item in self.processes.all if item.signal != "SIGTERM" and self._has_failed(item)]
-        signaled = {told.pid for _, _, told in self.attempt.told if told.about is About.STOPPED} - {None}
+        signaled = {report.pid for _, _, report in self.attempt.reports if report.kind is ReportKind.STOPPED} - {None}
         # on these nodes, torch's agent printed a line for each process that it stopped
         listed = {item.node for item in self.processes.all if item.pid in signaled}
         for process in self.processes.all if others else ():
@@ -328,22 +336,22 @@ class Documents:
             if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
                 process.signal, process.stopped = "", LAUNCHER_STOPPED
 
-    def _assign(self, raised: Sequence[_Raised]) -> None:
+    def _assign_tracebacks(self, raised: Sequence[_Traceback]) -> None:
         """Give tracebacks without a prefix to the processes that failed, if it is clear to which."""
         processes = self.processes
-        nodes = {found.stream.owner.node for found in raised}
+        nodes = {found.stream.label.node for found in raised}
         for node in nodes:
-            here = [found for found in raised if found.stream.owner.node == node and not found.is_mixed]
+            here = [found for found in raised if found.stream.label.node == node and not found.is_mixed]
             own = [found for found in here if not found.is_handled] or here
             if any(item.uncaught for item in processes.all):
                 # torch puts the rank before the traceback of each exception that ends a process of a group
                 counts = Counter(found.kind for found in own)
                 failing = sum(item.exit_code is not None and item.raised is None for item in processes.all)
                 own = [found for found in own if counts[found.kind] <= failing]
-            if not self._went_on(own):
+            if not self._has_later_output(own):
                 self._assign_of_node(own, [item for item in processes.all if not node or item.node in {node, ""}])
 
-    def _assign_of_node(self, own: Sequence[_Raised], processes: Sequence[Process]) -> None:
+    def _assign_of_node(self, own: Sequence[_Traceback], processes: Sequence[Process]) -> None:
         if not own:
             return
         failing = [item for item in processes if item.exit_code and item.raised is None and TRACEBACK not in item.text]
@@ -351,25 +359,25 @@ class Documents:
         is_alike = len(kinds) == 1 and len({item.exit_code for item in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
             for process in failing:
-                self._give(process, own[-1])
+                self._set_exception(process, own[-1])
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             own = own[-1:]  # one process: the last one ended it
-            if own[0].after > _LATER or own[0].is_before_success:
+            if own[0].after > _MAX_LINES_AFTER_END or own[0].is_before_success:
                 return
             kinds = {own[0].kind: own[0]}
         for found in kinds.values():
-            process = Process(node=found.stream.owner.node)
+            process = Process(node=found.stream.label.node)
             self.processes.all.append(process)
-            self._give(process, found)
+            self._set_exception(process, found)
 
-    def _give(self, process: Process, found: _Raised) -> None:
+    def _set_exception(self, process: Process, found: _Traceback) -> None:
         process.raised, process.raised_text = found.exception, found.text
         process.lines.add((found.stream.file, *found.lines))
 
-    def _went_on(self, raised: Sequence[_Raised]) -> bool:
+    def _has_later_output(self, raised: Sequence[_Traceback]) -> bool:
         """Whether the job continued after these tracebacks, and no line reports a process that ended."""
-        if self.attempt.entries or any(told.about is About.ENDED for _, _, told in self.attempt.told):
+        if self.attempt.entries or any(report.kind is ReportKind.ENDED for _, _, report in self.attempt.reports):
             return False
         if self.attempt.is_torchrun and all(found.after for found in raised):
             return True  # its agent would have reported the end
@@ -377,15 +385,17 @@ class Documents:
         streams = self.attempt.streams.values()
         return any(stream.progress is not None and stream.progress.number > last for stream in streams)
 
-    def _give_logs(self) -> None:
+    def _assign_unlabeled_lines(self) -> None:
         """Give lines without a prefix to the only process of their node that failed."""
         for stream in self.processes.shared:
-            node = stream.owner.node
+            node = stream.label.node
             ended = [item for item in self.processes.all if item.has_ended and (not node or item.node in {node, ""})]
-            first = min((told.number for file, _, told in self.attempt.told if file == stream.file), default=1 << 62)
-            before = [said for said in stream.tail if said.number < first]
-            before = list(itertools.takewhile(lambda said: not _LAUNCHER.search(said.text), before))
-            text = "\n".join(said.text for said in before)
+            first = min(
+                (report.number for file, _, report in self.attempt.reports if file == stream.file), default=1 << 62
+            )
+            before = [record for record in stream.tail if record.number < first]
+            before = list(itertools.takewhile(lambda record: not _LAUNCHER_FILE.search(record.text), before))
+            text = "\n".join(record.text for record in before)
             silent = [item for item in ended if item.raised is None and not item.text.strip()]
             # tracebacks without a prefix that fit none of these processes would be given to each of them
             is_ambiguous = any(item.raised is not None and not item.is_known for item in self.processes.all)
@@ -394,13 +404,13 @@ class Documents:
                     process.text = text
                     process.lines |= {(stream.file, before[-1].number, before[-1].number)} if before else set()
             # torch's agent would have reported the exit, unless its report is cut off
-            elif not self.processes.all and not self._has_agents_report() and (words := last_words(before)).text:
+            elif not self.processes.all and not self._has_agents_report() and (words := find_last_error(before)).text:
                 process = Process(node=node, text=text, streams=[stream])
-                self._take_words(process, words)
+                self._take_own_report(process, words)
                 self.processes.all.append(process)
 
     def _has_agents_report(self) -> bool:
-        return self.attempt.is_torchrun and bool(self.attempt.told or self.attempt.entries)
+        return self.attempt.is_torchrun and bool(self.attempt.reports or self.attempt.entries)
 
     # --- how processes ended ------------------------------------------------------------------------------------------
 
@@ -409,51 +419,51 @@ class Documents:
             return True
         if process.stopped:
             return False
-        return bool(process.signal or process.exit_code or self._message_of(process))
+        return bool(process.signal or process.exit_code or self._get_message(process))
 
-    def _message_of(self, process: Process) -> str:
+    def _get_message(self, process: Process) -> str:
         """Return what a process printed last about a failure, if no line reports how it ended."""
         if process.has_ended or process.raised is not None or process.stopped:
             return ""
-        return process.said or process.told  # its launcher's words have no code, and no signal
+        return process.launcher_text or process.own_error  # its launcher's words have no code, and no signal
 
     def _stop_the_rest(self, failed: Sequence[Process]) -> None:
-        processes, told, known = self.processes, self.attempt.told, set(map(id, failed))
-        ends = any(item.about in {About.STOPPED, About.REST_STOPPED} for _, _, item in told)
+        processes, report, known = self.processes, self.attempt.reports, set(map(id, failed))
+        ends = any(item.kind in {ReportKind.STOPPED, ReportKind.REST_STOPPED} for _, _, item in report)
         is_known = ends or bool(self.attempt.entries)
         ranks = {process.rank for process in processes.all if process.rank is not None}
         world = max([self.attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
         # If neither a second rank nor the number of ranks is in the log, it may be the log of one rank.
         is_of_all = self.attempt.world_size > 0 or len(ranks) > 1
-        if is_of_all and len(ranks) * 2 >= world and world <= _MOST_SILENT:
+        if is_of_all and len(ranks) * 2 >= world and world <= _MAX_WORLD_SIZE:
             silent = [Process(rank=rank) for rank in range(world) if rank not in ranks]
             processes.all += silent
             # silence explains what nothing else does
             is_explained = any(item.has_ended and item.raised is None for item in failed)
-            is_suspect = not is_known and not is_explained and len(silent) <= _FEW
+            is_suspect = not is_known and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
             known |= set(map(id, silent)) if is_suspect else set()
         for process in processes.all:
             if id(process) not in known and not process.stopped and process.exit_code != 0:
-                process.stopped = LAUNCHER_STOPPED if is_known else _SILENT
+                process.stopped = LAUNCHER_STOPPED if is_known else _NO_EXIT_STATUS
 
-    def _out_of_memory(self) -> None:
+    def _match_oom_kills(self) -> None:
         killed = [process for process in self.processes.all if process.signal == "SIGKILL" and not process.stopped]
-        for file, _, item in self.attempt.told:
-            for process in killed if item.about is About.OOM and item.pid is None else ():
+        for file, _, item in self.attempt.reports:
+            for process in killed if item.kind is ReportKind.OOM and item.pid is None else ():
                 if not item.node or not process.node or item.node == process.node:
                     process.is_oom = True
                     process.lines.add((file, item.number, item.number))
 
     def _match_hardware_errors(self) -> None:
         """Give a hardware error of a GPU to the process that it names, else to the only one that failed on its node."""
-        for file, node, item in self.attempt.told:
-            if item.about is not About.GPU or item.xid not in HARDWARE_XIDS:
+        for file, node, item in self.attempt.reports:
+            if item.kind is not ReportKind.GPU or item.xid not in HARDWARE_XIDS:
                 continue
             here = [one for one in self.processes.all if self._has_failed(one) and one.may_be_on(item.node or node)]
             named = [one for one in here if item.pid is not None and one.pid == item.pid]
             # a kernel's log has the name of the machine, and the program's log may have the pod's
             everywhere = here or [one for one in self.processes.all if self._has_failed(one)]
-            failed_on_gpu = [one for one in everywhere if _GPU_ERROR.search(one.raised_text or one.told or one.text)]
+            failed_on_gpu = [one for one in everywhere if _GPU_ERROR.search(one.raised_text or one.own_error or one.text)]
             named = named or failed_on_gpu or here
             for process in named if len(named) == 1 else ():
                 process.hardware_error = f"Xid {item.xid}, {HARDWARE_XIDS[item.xid]}"
@@ -461,17 +471,19 @@ class Documents:
 
     # --- launchers and nodes ------------------------------------------------------------------------------------------
 
-    def _of_launchers(self) -> Iterator[model.WorkerError]:
+    def _report_launchers(self) -> Iterator[model.WorkerError]:
         """Yield a document for each node that is gone, or whose launcher was terminated."""
         done: set[str] = set()
         # a time limit is the reason of the signals that it sends
-        for file, node, item in sorted(self.attempt.told, key=lambda found: "limit" not in found[2].reason):
-            name = item.node or item.ip or self.processes.node_of(node)
-            if item.about is About.LOST:
+        for file, node, item in sorted(self.attempt.reports, key=lambda found: "limit" not in found[2].reason):
+            name = item.node or item.ip or self.processes.resolve_node(node)
+            if item.kind is ReportKind.LOST:
                 category, code = "node_lost", "SYSTEM:NodeLost"
-            elif item.about is About.OOM and item.pid is None and not any(map(self._has_failed, self.processes.all)):
+            elif (
+                item.kind is ReportKind.OOM and item.pid is None and not any(map(self._has_failed, self.processes.all))
+            ):
                 category, code = "host_oom", "SYSTEM:OutOfMemory"
-            elif item.about is About.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
+            elif item.kind is ReportKind.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
                 is_limit = "limit" in item.reason
                 done.add("" if is_limit else name)
                 is_interrupted = "SIGINT" in f"{item.signal} {item.text} {item.reason}".upper()
@@ -502,15 +514,18 @@ class Documents:
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def _document(self, process: Process) -> model.WorkerError:
-        raised, message = process.raised, self._message_of(process)
+        raised, message = process.raised, self._get_message(process)
         if raised is not None and process.hardware_error:
             raised = replace(raised, message=f"{process.hardware_error} ({raised.message.partition(chr(10))[0]})")
         what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
         what = get_short_name(raised) if raised is not None else what
         is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
-        stopped, sent = process.stopped and raised is None, "SIGTERM" if process.stopped != _SILENT else "unknown"
+        stopped, sent = (
+            process.stopped and raised is None,
+            "SIGTERM" if process.stopped != _NO_EXIT_STATUS else "unknown",
+        )
         return model.WorkerError(
-            DIED if message and message == process.said else f"USER:{what}",
+            DIED if message and message == process.launcher_text else f"USER:{what}",
             clean(process.raised_text or message, MAX_TEXT),
             model.Kind.RECOVERABLE if is_recoverable else model.Kind.NON_RECOVERABLE,
             model.Origin.USER if raised is not None else model.Origin.UNKNOWN,
@@ -544,23 +559,23 @@ def _references(lines: Iterable[tuple[str, int, int]]) -> Iterator[model.Documen
         yield model.DocumentRef(f"{file}:{first}" + (f"-{last}" if last > first else ""), file)
 
 
-def _raised_in(stream: Stream) -> Iterator[_Raised]:
+def _find_tracebacks(stream: Stream) -> Iterator[_Traceback]:
     for excerpt in stream.excerpts:
         above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
-        printed = find_printed_exception(redact("\n".join(said.text for said in lines)))
+        printed = find_printed_exception(redact("\n".join(record.text for record in lines)))
         if printed is None:
             continue
-        # lines without a level or a date cannot be told from the exception's message
+        # lines without a level or a date cannot be report from the exception's message
         more = printed.exception.message.splitlines()[1:]
         more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
         later = [line for line in (*more, *printed.after) if line.strip()]
         own = lines[: len(lines) - len(printed.after)]
-        below = [said.text for said in stream.tail if said.number > lines[-1].number]
+        below = [record.text for record in stream.tail if record.number > lines[-1].number]
         after = len(later) + len(below)
-        around = (*(said.text for said in above), *later[:1])
-        yield _Raised(
+        around = (*(record.text for record in above), *later[:1])
+        yield _Traceback(
             printed.exception,
-            "\n".join(said.text for said in own),
+            "\n".join(record.text for record in own),
             stream,
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             after,

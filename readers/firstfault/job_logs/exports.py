@@ -115,15 +115,15 @@ class FrameIndenter:
     def __init__(self) -> None:
         self._owners_in_frame: set[object] = set()
 
-    def indent(self, owner: object, text: str) -> str:
+    def indent(self, label: object, text: str) -> str:
         """Return a line of a traceback as Python printed it."""
         if 'File "' in text[:12] and _FRAME.match(text.lstrip()):
             text = text.replace("\\", "/")  # of Windows
             if text.startswith('File "'):
-                self._owners_in_frame.add(owner)
+                self._owners_in_frame.add(label)
                 return f"  {text}"
-        if owner in self._owners_in_frame:
-            self._owners_in_frame.discard(owner)
+        if label in self._owners_in_frame:
+            self._owners_in_frame.discard(label)
             if text[:1].strip() and not _EXCEPTION_LINE.match(text):
                 return f"    {text}"
         return text

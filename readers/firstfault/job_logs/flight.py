@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?P<digits>\d{1,12})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 _TORCHS_NAME = re.compile(r"^_?dump_\d+$|(?:nccl|comm_lib|fr|flight)\w*trace\w*?_?\d+$")
-"""What torch names its dumps unless it is told otherwise."""
+"""What torch names its dumps unless it is report otherwise."""
 _KEYS = re.compile(rb"pg_config|pg_status|nccl_comm_state|(?=.*\bversion)(?=.*\bentries)", re.DOTALL)
 _PICKLE, _JSON = b"\x80", b"{"
 _HEAD = 4096
@@ -145,5 +145,5 @@ def _waits_in(progress: Sequence[CollectiveProgress]) -> str:
         if item.is_outstanding and entry.state != "completed" and entry.sequence > (item.completed or 0)
     ]
     is_waiting = any(item.is_outstanding for item in progress)
-    told = min(waits, key=lambda wait: wait[:2])[2] if waits else "a collective"
-    return f"waited in {told}" if is_waiting else "had no collective outstanding"
+    report = min(waits, key=lambda wait: wait[:2])[2] if waits else "a collective"
+    return f"waited in {report}" if is_waiting else "had no collective outstanding"

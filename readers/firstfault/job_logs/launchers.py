@@ -16,33 +16,33 @@ from firstfault.model.failure import get_shell_signal
 from firstfault.utils.toml import parse_toml
 
 
-class About(enum.Enum):
+class ReportKind(enum.Enum):
     """What a statement is about."""
 
     ENDED = "a process that ended by itself, or was killed by another one than its launcher"
     STOPPED = "a process that its launcher ended because of another one's failure"
     REST_STOPPED = "all other processes, which their launcher ended"
-    TERMINATED = "a launcher, a task or a job that was told to end from outside"
+    TERMINATED = "a launcher, a task or a job that was report to end from outside"
     LOST = "a node that is gone"
     OOM = "a kernel that killed a process for its memory"
     GPU = "a GPU, about which its driver reported an error in the kernel's log"
     RESTARTED = "a launcher that starts its processes again"
 
 
-class Statement(NamedTuple):
-    """One form of what launchers print; names of groups: see `Told`."""
+class ReportPattern(NamedTuple):
+    """One form of what launchers print; names of groups: see `LauncherReport`."""
 
-    about: About
+    kind: ReportKind
     pattern: str
     reason: str = ""
     """For a termination: "time limit" and the like, or the name of a group in the pattern."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LauncherReport:
     """One line's statement about processes."""
 
-    about: About
+    kind: ReportKind
     number: int
     """Of the line."""
     text: str
@@ -71,11 +71,11 @@ _SIGNALS = {
     "Trace/breakpoint trap": "SIGTRAP",
 }
 """Signals as `strsignal` calls them."""
-STATEMENTS = tuple(
-    Statement(About[row["about"]], row["pattern"], row.get("reason", ""))
-    for row in parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))["statement"]
+REPORT_PATTERNS = tuple(
+    ReportPattern(ReportKind[row["kind"]], row["pattern"], row.get("reason", ""))
+    for row in parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))["report"]
 )
-_ANY = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", statement.pattern) for statement in STATEMENTS))
+_ANY = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", pattern_row.pattern) for pattern_row in REPORT_PATTERNS))
 """Found in each line that a statement fits; fast in the others, too."""
 _compile = cache(re.compile)  # most logs need few of the patterns
 _MOST_TASKS = 16_384
@@ -86,63 +86,69 @@ _CODE_BELOW = re.compile(
 )
 
 
-def told_by(number: int, text: str) -> Told | None:
+def parse_report(number: int, text: str) -> LauncherReport | None:
     """Return a line's statement about its launcher's processes; None: it has none."""
     text = text[:_LONGEST]
-    matches = ((one, _compile(one.pattern).search(text)) for one in STATEMENTS) if _ANY.search(text) is not None else ()
-    statement, found = next((pair for pair in matches if pair[1] is not None), (STATEMENTS[0], None))
+    matches = (
+        ((one, _compile(one.pattern).search(text)) for one in REPORT_PATTERNS) if _ANY.search(text) is not None else ()
+    )
+    pattern_row, found = next((pair for pair in matches if pair[1] is not None), (REPORT_PATTERNS[0], None))
     if found is None:
         return None
     named = {name: value for name, value in found.groupdict().items() if value}
-    said = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
-    signal = name_of(int(said)) if said.isdecimal() else {**_SIGNALS, "Terminated": "SIGTERM"}.get(said, said)
+    record = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
+    signal = (
+        get_signal_name(int(record))
+        if record.isdecimal()
+        else {**_SIGNALS, "Terminated": "SIGTERM"}.get(record, record)
+    )
     code = int(named["code"]) if "code" in named else None
-    return with_code(
-        Told(
-            statement.about,
+    return add_code(
+        LauncherReport(
+            pattern_row.kind,
             number,
             text.strip(),
             ranks=(int(named["rank"]),) if "rank" in named else (),
-            tasks=tuple(numbers_of(named.get("tasks", ""))),
+            tasks=tuple(parse_ranges(named.get("tasks", ""))),
             local_rank=int(named["local"]) if "local" in named else None,
             node=named.get("node", named.get("nodes", "")).removeprefix("error:").strip(),
             ip=named.get("ip", ""),
             pid=int(named["pid"]) if "pid" in named else None,
             signal=signal,
             xid=int(named.get("xid", 0)),
-            is_oom="oom" in named or statement.about is About.OOM,
-            reason=named.get(statement.reason, statement.reason).lower() if statement.reason != "signal" else "",
+            is_oom="oom" in named or pattern_row.kind is ReportKind.OOM,
+            reason=named.get(pattern_row.reason, pattern_row.reason).lower() if pattern_row.reason != "signal" else "",
         ),
         code,
     )
 
 
-def code_below(told: Told, text: str) -> Told:
+def code_below(report: LauncherReport, text: str) -> LauncherReport:
     """Return a statement with the exit code in the line below it, if it has none itself."""
     found = _CODE_BELOW.match(text)
-    has_none = told.about is About.ENDED and told.exit_code is None and not told.signal
+    has_none = report.kind is ReportKind.ENDED and report.exit_code is None and not report.signal
     if found is None or not has_none:
-        return told
-    return with_code(told, int(found["code"]) if found["code"] else -int(found["signal"]))
+        return report
+    return add_code(report, int(found["code"]) if found["code"] else -int(found["signal"]))
 
 
-def with_code(told: Told, code: int | None) -> Told:
+def add_code(report: LauncherReport, code: int | None) -> LauncherReport:
     """Return a statement with an exit code as launchers print it."""
     if code is None:
-        return told
-    exit_code, signal = end_of_code(code)
-    return replace(told, exit_code=exit_code, signal=signal)
+        return report
+    exit_code, signal = interpret_code(code)
+    return replace(report, exit_code=exit_code, signal=signal)
 
 
-def end_of_code(code: int) -> tuple[int | None, str]:
+def interpret_code(code: int) -> tuple[int | None, str]:
     """Return the exit code and the signal for a code as launchers print it: negative, or a shell's, for a signal."""
     if code < 0:
-        return None, name_of(-code)
+        return None, get_signal_name(-code)
     by_shell = get_shell_signal(code)
     return (None, by_shell) if by_shell else (code, "")
 
 
-def name_of(number: int) -> str:
+def get_signal_name(number: int) -> str:
     """Return the name of a signal."""
     try:
         return signals.Signals(number).name
@@ -150,7 +156,7 @@ def name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def numbers_of(text: str) -> Iterator[int]:
+def parse_ranges(text: str) -> Iterator[int]:
     """Yield the numbers in a list of ranges, "0,2-5"; of each range at most 16,384."""
     for part in filter(None, text.strip("[]").split(",")):
         first, _, last = part.partition("-")

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
-from firstfault.job_logs.launchers import About
+from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.lines import TRACEBACK
 from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.book import Attempt, Stream
-    from firstfault.job_logs.owners import Said
+    from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.labels import LogRecord
 
 TAIL_LINES_READ = 40
 """Lines at the end of a stream in which it may report its success."""
@@ -60,22 +60,25 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
         attempt: the last one of the job.
         last_failures: by file, the number of the last line about a failure.
     """
-    deaths = any(told.about in {About.ENDED, About.LOST, About.TERMINATED} for _, _, told in attempt.told)
+    deaths = any(
+        report.kind in {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED} for _, _, report in attempt.reports
+    )
     has_ended = deaths or bool(attempt.entries)
     for file, last_failure in last_failures.items():
         streams = [stream for stream in attempt.streams.values() if stream.file == file and stream.tail]
         later = sorted(
-            (said for one in streams for said in one.tail if said.number > last_failure), key=lambda said: said.number
+            (record for one in streams for record in one.tail if record.number > last_failure),
+            key=lambda record: record.number,
         )
-        proofs = [at for at, said in enumerate(later) if is_success_report(said.text)]
-        if not proofs or any(FAILURE_REPORT.search(said.text) for said in later[proofs[-1] + 1 :]):
+        proofs = [at for at, record in enumerate(later) if is_success_report(record.text)]
+        if not proofs or any(FAILURE_REPORT.search(record.text) for record in later[proofs[-1] + 1 :]):
             return False
-        last, proven = later[proofs[-1]], {later[at].owner.number for at in proofs}
-        if last.owner.is_process:
+        last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}
+        if last.label.is_process:
             # each of them went on
-            is_proven = proven >= {stream.owner.number for stream in streams if stream.owner.is_process}
+            is_proven = proven >= {stream.label.number for stream in streams if stream.label.is_process}
         else:
-            is_uncaught = any(TRACEBACK in said.text for stream in streams for said in stream.by_torch)
+            is_uncaught = any(TRACEBACK in record.text for stream in streams for record in stream.by_torch)
             is_proven = JOB_SUCCEEDED.search(last.text) is not None or not (has_ended or is_uncaught)
         if not is_proven:
             return False
@@ -86,22 +89,22 @@ def explain_missing_proof(attempt: Attempt) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if not streams:
-        is_started = bool(attempt.told) or attempt.is_torchrun
+        is_started = bool(attempt.reports) or attempt.is_torchrun
         return "the job was restarted, and nothing shows how that ended" if is_started else "it has no text"
-    last = max((stream.tail[-1] for stream in streams), key=lambda said: said.number)
+    last = max((stream.tail[-1] for stream in streams), key=lambda record: record.number)
     quoted = f"the log ends with {one_line(redact(last.text.strip()), 100)!r}"
     files, of_training = {stream.file for stream in streams}, {one.file for one in streams if one.progress is not None}
     if len(files) > 1 and len(of_training) * 2 < len(files):
         return f"no line reports a failure, but only {len(of_training)} of {len(files)} files are logs of a training"
-    proofs = [said for stream in streams for said in _tail(stream) if is_success_report(said.text)]
+    proofs = [record for stream in streams for record in _tail(stream) if is_success_report(record.text)]
     if not proofs:
         return f"can't tell whether the job succeeded: {quoted}"
-    proven_at = max(said.number for said in proofs)
-    later = [said for stream in streams for said in _tail(stream) if said.number > proven_at]
-    if doubts := [said for said in later if FAILURE_REPORT.search(said.text)]:
+    proven_at = max(record.number for record in proofs)
+    later = [record for stream in streams for record in _tail(stream) if record.number > proven_at]
+    if doubts := [record for record in later if FAILURE_REPORT.search(record.text)]:
         return f"can't tell whether the job succeeded: it reports {one_line(redact(doubts[-1].text.strip()), 100)!r}"
     return ""
 
 
-def _tail(stream: Stream) -> list[Said]:
+def _tail(stream: Stream) -> list[LogRecord]:
     return list(stream.tail)[-TAIL_LINES_READ:]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
-from firstfault.job_logs.launchers import About, Told
-from firstfault.job_logs.owners import stamp_ns
+from firstfault.job_logs.labels import parse_time_ns
+from firstfault.job_logs.launchers import LauncherReport, ReportKind
 from firstfault.utils.text import clean
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.book import Attempt, Stream
     from firstfault.job_logs.boxes import Entry
+    from firstfault.job_logs.collector import Attempt, Stream
     from firstfault.model import ExceptionInfo
 
 MAX_TEXT = 64 * 1024
@@ -44,9 +44,9 @@ class Process:
     raised_text: str = ""
     text: str = ""
     """The end of what it printed."""
-    said: str = ""
+    launcher_text: str = ""
     """What its launcher printed about its end."""
-    told: str = ""
+    own_error: str = ""
     """What it printed last about a failure."""
     tells: bool = False
     """Whether it printed itself how it ended."""
@@ -82,28 +82,28 @@ class Processes:
         self._by_rank: dict[int, Process] = {}
         self.shared: list[Stream] = []
         """Streams of several processes, or of one that nothing names."""
-        self.tasks_are_ranks = not attempt.labels_are_nodes and not attempt.is_torchrun
-        owners = {(one.owner.label, one.owner.node) for one in attempt.streams.values() if one.owner.label is not None}
+        self.tasks_are_ranks = not attempt.tasks_are_nodes and not attempt.is_torchrun
+        labels = {(one.label.task, one.label.node) for one in attempt.streams.values() if one.label.task is not None}
         # "10.0.0.1 [0]" and "10.0.0.2 [0]" are two processes
-        self.labels_are_local = len({label for label, _ in owners}) < len(owners)
+        self.tasks_are_local = len({label for label, _ in labels}) < len(labels)
         self.rank_by_node = self._find_rank_by_node()
-        self.task_nodes = {task: told.node for _, _, told in attempt.told for task in told.tasks if told.node}
+        self.task_nodes = {task: report.node for _, _, report in attempt.reports for task in report.tasks if report.node}
         for file, node, entry in attempt.entries:
             self._take_entry(entry, file, node)
         kept = (stream for stream in attempt.streams.values() if stream.tail)
-        for stream in sorted(kept, key=lambda one: (one.owner.rank is None, one.file, one.tail[0].number)):
+        for stream in sorted(kept, key=lambda one: (one.label.rank is None, one.file, one.tail[0].number)):
             self._take_stream(stream)
-        for file, node, told in attempt.told:
-            self._take_told(file, node, told)
+        for file, node, report in attempt.reports:
+            self._take_report(file, node, report)
 
     def _find_rank_by_node(self) -> dict[str, int]:
         """Return the rank of each node's only process, if each node printed one rank, or a number, of its own."""
         ranks: dict[str, set[int]] = defaultdict(set)
         for stream in self.attempt.streams.values():
-            owner = stream.owner
-            if owner.node and not owner.is_process:
-                own_index = {owner.node_index} if owner.node_index is not None else set()
-                ranks[owner.node] |= stream.declared_ranks or own_index
+            label = stream.label
+            if label.node and not label.is_process:
+                own_index = {label.node_index} if label.node_index is not None else set()
+                ranks[label.node] |= stream.declared_ranks or own_index
         found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
         # without a world size, nodes numbered from 0 have one process each if no process has another number
         size = self.attempt.world_size or (0 if self.attempt.is_torchrun or self._has_processes() else len(ranks))
@@ -111,7 +111,7 @@ class Processes:
         return found if is_one_each else {}
 
     def _has_processes(self) -> bool:
-        return any(stream.owner.is_process for stream in self.attempt.streams.values())
+        return any(stream.label.is_process for stream in self.attempt.streams.values())
 
     def find(
         self, *, rank: int | None = None, pid: int | None = None, local_rank: int | None = None, node: str = ""
@@ -142,73 +142,73 @@ class Processes:
         matching = [item for item in self.all if fits(item)]
         return matching[0] if len(matching) == 1 else None
 
-    def node_of(self, node: str) -> str:
+    def resolve_node(self, node: str) -> str:
         """Return the name of a node, also for one that is known by the number of its task."""
         if node.startswith("task "):
             return self.task_nodes.get(int(node[5:]), node)
         return node
 
     def _take_entry(self, entry: Entry, file: str, node: str) -> None:
-        where = self.node_of(node) or entry.host
+        where = self.resolve_node(node) or entry.host
         found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
         found.host = found.host or entry.host
         found.exit_code, found.signal = entry.exit_code, entry.signal
-        found.time_ns = found.time_ns or stamp_ns(entry.time.replace("_", "T"))
+        found.time_ns = found.time_ns or parse_time_ns(entry.time.replace("_", "T"))
         found.lines.add((file, entry.number, entry.last))
         text = "\n".join(entry.traceback)
         if text and (raised := exception_in(text, whole=True)):
             found.raised, found.raised_text = raised, text
 
     def _take_stream(self, stream: Stream) -> None:
-        owner, node = stream.owner, self.node_of(stream.owner.node)
-        if self.labels_are_local and owner.label is not None:
-            local = owner.label if owner.local_rank is None else owner.local_rank
-            owner = owner._replace(local_rank=local, label=None)
-        rank = owner.rank if owner.rank is not None else owner.label if self.tasks_are_ranks else None
-        rank = rank if owner.is_process else self.rank_by_node.get(node)
-        if owner.label is not None and not self.tasks_are_ranks:
-            node = node or self.node_of(f"task {owner.label}")
-        if rank is None and owner.local_rank is None and owner.pid is None:
-            self.shared.append(replace(stream, owner=owner._replace(node=node)))
+        label, node = stream.label, self.resolve_node(stream.label.node)
+        if self.tasks_are_local and label.task is not None:
+            local = label.task if label.local_rank is None else label.local_rank
+            label = label._replace(local_rank=local, task=None)
+        rank = label.rank if label.rank is not None else label.task if self.tasks_are_ranks else None
+        rank = rank if label.is_process else self.rank_by_node.get(node)
+        if label.task is not None and not self.tasks_are_ranks:
+            node = node or self.resolve_node(f"task {label.task}")
+        if rank is None and label.local_rank is None and label.pid is None:
+            self.shared.append(replace(stream, label=label._replace(node=node)))
             return
         if rank is not None and not node:
             node = self.task_nodes.get(rank, "") if self.tasks_are_ranks else ""
-        found = self.find(rank=rank, pid=owner.pid, local_rank=owner.local_rank, node=node)
-        found.ip = found.ip or owner.ip
+        found = self.find(rank=rank, pid=label.pid, local_rank=label.local_rank, node=node)
+        found.ip = found.ip or label.ip
         found.streams.append(stream)
 
-    def _take_told(self, file: str, node: str, told: Told) -> None:
-        if told.about not in {About.ENDED, About.STOPPED, About.OOM}:
+    def _take_report(self, file: str, node: str, report: LauncherReport) -> None:
+        if report.kind not in {ReportKind.ENDED, ReportKind.STOPPED, ReportKind.OOM}:
             return
-        node = self.node_of(told.node or told.ip or node)
-        of_tasks = told.tasks if self.tasks_are_ranks else ()
-        ranks = of_tasks if told.tasks else told.ranks
-        if not ranks and told.local_rank is None and node in self.rank_by_node:
+        node = self.resolve_node(report.node or report.ip or node)
+        of_tasks = report.tasks if self.tasks_are_ranks else ()
+        ranks = of_tasks if report.tasks else report.ranks
+        if not ranks and report.local_rank is None and node in self.rank_by_node:
             ranks = (self.rank_by_node[node],)
-        found = [self.find(rank=rank, pid=told.pid, node=node) for rank in ranks]
-        if not ranks and not told.tasks and (told.pid is not None or told.local_rank is not None):
-            found = [self.find(pid=told.pid, local_rank=told.local_rank, node=node)]
-        elif not ranks and not told.tasks and told.about is About.ENDED:
+        found = [self.find(rank=rank, pid=report.pid, node=node) for rank in ranks]
+        if not ranks and not report.tasks and (report.pid is not None or report.local_rank is not None):
+            found = [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
+        elif not ranks and not report.tasks and report.kind is ReportKind.ENDED:
             found = [Process(node=node)]
             self.all += found
         for process in found:
-            process.lines.add((file, told.number, told.number))
-            process.node, process.ip = process.node or node, process.ip or told.ip
-            process.is_oom |= told.is_oom
-            if told.about is About.STOPPED and process.signal and process.signal == told.signal:
+            process.lines.add((file, report.number, report.number))
+            process.node, process.ip = process.node or node, process.ip or report.ip
+            process.is_oom |= report.is_oom
+            if report.kind is ReportKind.STOPPED and process.signal and process.signal == report.signal:
                 process.exit_code, process.signal, process.stopped = None, "", LAUNCHER_STOPPED  # its launcher's signal
-            elif told.about is About.STOPPED and not process.has_ended:
+            elif report.kind is ReportKind.STOPPED and not process.has_ended:
                 process.stopped = LAUNCHER_STOPPED
-            elif told.about is not About.STOPPED and not process.has_ended:
-                is_after = bool(told.tasks) and told.signal == "SIGKILL" and self._rest_stopped_before(told)
+            elif report.kind is not ReportKind.STOPPED and not process.has_ended:
+                is_after = bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
                 process.stopped = LAUNCHER_STOPPED if is_after else ""
-                process.exit_code = None if is_after else told.exit_code
-                process.signal = "" if is_after else told.signal or ("SIGKILL" if told.is_oom else "")
-                process.said = told.text
+                process.exit_code = None if is_after else report.exit_code
+                process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
+                process.launcher_text = report.text
 
-    def _rest_stopped_before(self, told: Told) -> bool:
-        earlier = (other.about for _, _, other in self.attempt.told if other.number < told.number)
-        return About.REST_STOPPED in earlier
+    def _rest_stopped_before(self, report: LauncherReport) -> bool:
+        earlier = (other.kind for _, _, other in self.attempt.reports if other.number < report.number)
+        return ReportKind.REST_STOPPED in earlier
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:

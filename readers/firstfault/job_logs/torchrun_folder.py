@@ -133,15 +133,15 @@ def _ranked(document: WorkerError, first: set[int]) -> WorkerError:
     return replace(document, place=replace(document.place, rank=rank))
 
 
-def _printed(worker: Worker, told: WorkerError | None) -> WorkerError:
+def _printed(worker: Worker, report: WorkerError | None) -> WorkerError:
     """Return the failure in a worker's logs; a worker that torchrun stopped has none."""
     place = Place(node=worker.node, local_rank=worker.local_rank, restart_count=worker.attempt, engine="torchrun")
     refs = (DocumentRef(f"{worker.name}/{_ERROR}", str(worker.folder / _ERROR)),)
     code, kind, origin, by_agent = "SYSTEM:NoErrorFile", Kind.NON_RECOVERABLE, Origin.UNKNOWN, Writer.AGENT
-    if told is None:
+    if report is None:
         return WorkerError(code, "", kind, origin, worker=worker.node, place=place, writer=by_agent, documents=refs)
-    told = replace(told, place=replace(place, rank=told.rank), documents=told.documents or refs)
-    return replace(told, code=code, writer=by_agent, sent_signals=()) if told.sent_signals else told
+    report = replace(report, place=replace(place, rank=report.rank), documents=report.documents or refs)
+    return replace(report, code=code, writer=by_agent, sent_signals=()) if report.sent_signals else report
 
 
 def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
@@ -155,9 +155,9 @@ def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
         return printed
     if path.stat().st_size > _MAX_ERROR_BYTES:
         raise ValueError(f"{path.stat().st_size} bytes, more than the limit of {_MAX_ERROR_BYTES}")
-    told = json.loads(path.read_text(encoding="utf-8", errors="replace"))["message"]
-    told = told if isinstance(told, dict) else {"message": told}
-    text, extra = str(told["message"]), told.get("extraInfo") or {}
+    report = json.loads(path.read_text(encoding="utf-8", errors="replace"))["message"]
+    report = report if isinstance(report, dict) else {"message": report}
+    text, extra = str(report["message"]), report.get("extraInfo") or {}
     if not isinstance(extra, dict):
         raise TypeError("extraInfo is not an object")
     stack, seconds = str(extra.get("py_callstack") or ""), str(extra.get("timestamp") or "")
@@ -175,6 +175,6 @@ def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
         sent_signals=(),
         writer=Writer.WORKER,
         timestamp_ns=int(seconds) * 1_000_000_000 if seconds.isdecimal() else None,
-        exit_code=code if isinstance(code := told.get("errorCode"), int) and code > 0 else None,
+        exit_code=code if isinstance(code := report.get("errorCode"), int) and code > 0 else None,
         documents=(DocumentRef(f"{worker.name}/{_ERROR}", str(path)),),
     )

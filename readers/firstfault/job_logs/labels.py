@@ -27,7 +27,7 @@ _OTHER_STAMPS = re.compile(
     r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?"
     r"(?:[ \t](?:[-|][ \t])?|(?=\[\d{1,6}\]<std))"
 )
-_OF_KUBELET = re.compile(r"(?:stdout|stderr) [FP] ")
+_CRI_PREFIX = re.compile(r"(?:stdout|stderr) [FP] ")
 _GLOG = re.compile(r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
 _KNOWN = re.compile(
     r"""
@@ -47,16 +47,16 @@ _KNOWN = re.compile(
     re.VERBOSE,
 )
 """What torch, mpirun, SageMaker, torchrun, kubectl, Ray and compose put before each line."""
-_OF_TORCH = re.compile(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]: ?")
+_TORCH_PREFIX = re.compile(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]: ?")
 _NEAR = 100
 _RANK_OF_ACTOR = re.compile(r"\brank[ =:]{1,2}(?P<rank>\d{1,6})")
-_LABELS = (
-    re.compile(r"\s{0,5}(?P<label>\d{1,5}): ?"),
-    re.compile(r"\[(?P<label>\d{1,5})\] "),
-    re.compile(r"[<\[](?P<label>[^\s\]>\[]{1,120})[>\]]:? ?"),
-    re.compile(r"(?P<label>[A-Za-z0-9][\w./#@-]{0,120}): ?"),
-    re.compile(r"(?P<label>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?"),
-    re.compile(r"(?P<label>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)"),
+_LABEL_FORMS = (
+    re.compile(r"\s{0,5}(?P<name>\d{1,5}): ?"),
+    re.compile(r"\[(?P<name>\d{1,5})\] "),
+    re.compile(r"[<\[](?P<name>[^\s\]>\[]{1,120})[>\]]:? ?"),
+    re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}): ?"),
+    re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?"),
+    re.compile(r"(?P<name>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)"),
 )
 """The forms of labels that are learned if most lines have one."""
 _NO_LABEL = re.compile(
@@ -83,13 +83,13 @@ _LEVEL = re.compile(r"(?i)error|fatal|critical")
 _OF_TRACEBACK = re.compile(r"\s|\[|Traceback|\w+: ")
 
 
-class Owner(NamedTuple):
+class Label(NamedTuple):
     """The process that printed a line, according to the line."""
 
     node: str = ""
     """A pod, a host, a file, or a label that is none of a rank."""
     rank: int | None = None
-    label: int | None = None
+    task: int | None = None
     """A number before the line: of a task, which is a rank if each task is one process."""
     local_rank: int | None = None
     pid: int | None = None
@@ -100,30 +100,30 @@ class Owner(NamedTuple):
     @property
     def number(self) -> int | None:
         """The number that distinguishes the process best."""
-        numbers = (self.rank, self.label, self.local_rank, self.pid)
+        numbers = (self.rank, self.task, self.local_rank, self.pid)
         return next((number for number in numbers if number is not None), None)
 
     @property
     def is_process(self) -> bool:
         """Whether it distinguishes one process from the rest of its node."""
-        return not (self.rank is None and self.label is None and self.local_rank is None and self.pid is None)
+        return not (self.rank is None and self.task is None and self.local_rank is None and self.pid is None)
 
 
-def owner_of_file(path: str) -> Owner:
-    """Return the owner of a log according to its name: a rank, or a node and perhaps its number."""
+def get_file_label(path: str) -> Label:
+    """Return the label of a log according to its name: a rank, or a node and perhaps its number."""
     name = re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", path.rpartition("/")[2])
     if ranked := RANK_WORD.search(name):
-        return Owner(rank=int(ranked[1]))
+        return Label(rank=int(ranked[1]))
     numbers = re.findall(r"\d+", name)
-    return Owner(node=name, node_index=int(numbers[0]) if len(numbers) == 1 else None)
+    return Label(node=name, node_index=int(numbers[0]) if len(numbers) == 1 else None)
 
 
-class Said(NamedTuple):
+class LogRecord(NamedTuple):
     """A line without its prefixes."""
 
     number: int
     text: str
-    owner: Owner
+    label: Label
     time_ns: int | None
     by_torch: bool = False
     """Whether torch put the rank before it: of a traceback, that it was uncaught."""
@@ -135,7 +135,8 @@ class Prefixes:
 
     stamped: bool = False
     """Whether each line begins with a time, those of tracebacks too: a collector put it there."""
-    label: re.Pattern[str] | None = None
+    learned_form: re.Pattern[str] | None = None
+    """The form of labels that most lines of the log have."""
     is_number: bool = False
     """Whether labels are numbers of tasks."""
     year: int = 0
@@ -143,7 +144,7 @@ class Prefixes:
     is_learned: bool = False
     """Whether these are all prefixes of the log."""
 
-    def said(self, number: int, line: str, inherited: Owner) -> Iterable[Said]:
+    def parse(self, number: int, line: str, inherited: Label) -> Iterable[LogRecord]:
         """Yield a line without its prefixes; a line of JSON may have several lines.
 
         Args:
@@ -151,62 +152,62 @@ class Prefixes:
             line: its text.
             inherited: who wrote the file, according to its name.
         """
-        owner, text, time_ns, by_torch = inherited, line, None, False
-        is_labelled = self.label is None
+        label, text, time_ns, by_torch = inherited, line, None, False
+        is_labeled = self.learned_form is None
         for _ in range(8):
             match = _STAMP.match(text)
             if match is not None:
-                time_ns = time_ns or _time_of(match["date"], match["time"], match["part"], match["zone"])
+                time_ns = time_ns or _to_ns(match["date"], match["time"], match["part"], match["zone"])
                 if self.stamped or not text[match.end() :].strip():
                     text = text[match.end() :]
                     continue
                 break
-            if self.stamped and (other := _OTHER_STAMPS.match(text) or _OF_KUBELET.match(text)):
+            if self.stamped and (other := _OTHER_STAMPS.match(text) or _CRI_PREFIX.match(text)):
                 text = text[other.end() :]
                 continue
             if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40] or text[6:7] == " ":
                 known = _KNOWN.match(text)
                 if known is not None:
-                    owner, by_torch = _with(owner, known[0]), by_torch or known["rank"] is not None
+                    label, by_torch = _read_prefix(label, known[0]), by_torch or known["rank"] is not None
                     text = text[known.end() :]
                     continue
-            if not is_labelled and self.label is not None and (found := self.label.match(text)):
-                owner, is_labelled = self._labelled(owner, found["label"]), True
+            if not is_labeled and self.learned_form is not None and (found := self.learned_form.match(text)):
+                label, is_labeled = self._apply_label(label, found["name"]), True
                 text = text[found.end() :]
                 continue
             break
         if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
-            owner, text, by_torch = _behind_others(owner, text)
+            label, text, by_torch = _find_torch_prefix(label, text)
         time_ns = time_ns or self._glogs(text)
-        if text.startswith("{") and text.rstrip().endswith("}") and (fields := _json(text)):
-            yield from _of_json(number, fields, owner, time_ns)
+        if text.startswith("{") and text.rstrip().endswith("}") and (fields := _parse_json(text)):
+            yield from _split_json(number, fields, label, time_ns)
         else:
-            yield Said(number, text, owner, time_ns, by_torch)
+            yield LogRecord(number, text, label, time_ns, by_torch)
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
         found = _GLOG.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
         if found is None:
             return None
-        return _time_of(f"{self.year}-{int(found['month']):02}-{found['day']}", found["time"], found["part"], None)
+        return _to_ns(f"{self.year}-{int(found['month']):02}-{found['day']}", found["time"], found["part"], None)
 
-    def _labelled(self, owner: Owner, label: str) -> Owner:
+    def _apply_label(self, label: Label, name: str) -> Label:
         if self.is_number:
-            return owner._replace(label=int(label))
-        named = RANK_WORD.search(label)
+            return label._replace(task=int(name))
+        named = RANK_WORD.search(name)
         if named is not None:
-            return owner._replace(rank=int(named[1]))
-        if (numbered := _NUMBERED_NODE.fullmatch(label)) is not None:
-            return owner._replace(node=owner.node or numbered["node"], label=int(numbered["number"]))
-        if _NO_LABEL.search(label.strip("[]<>() :")):
-            return owner
-        return owner._replace(node=owner.node or label.partition(" ")[0])  # stern: "pod container"
+            return label._replace(rank=int(named[1]))
+        if (numbered := _NUMBERED_NODE.fullmatch(name)) is not None:
+            return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
+        if _NO_LABEL.search(name.strip("[]<>() :")):
+            return label
+        return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"
 
 
 _PLAIN = Prefixes()
 
 
-def learned(lines: Sequence[str]) -> Prefixes:
+def learn_prefixes(lines: Sequence[str]) -> Prefixes:
     """Return the prefixes of a log, learned from some of its lines."""
     years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
@@ -218,44 +219,44 @@ def learned(lines: Sequence[str]) -> Prefixes:
     if not of_frames and texts:
         stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL * len(texts)
     known = Prefixes(stamped=stamped, year=year)
-    bare = [said.text for line in texts for said in known.said(0, line, Owner())]
-    rests = [said.text for before in of_frames for said in known.said(0, before, Owner())]
+    bare = [record.text for line in texts for record in known.parse(0, line, Label())]
+    rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
     rests = [rest for rest in rests if rest.strip(" |+") and not _NO_PREFIX.match(rest)]
-    for label in _LABELS:
-        if _fits(label, bare, rests):
-            return replace(known, is_learned=True, label=label, is_number=label in _LABELS[:2])
-    return replace(known, is_learned=True, label=_skeleton([_outer(rest) for rest in rests]))
+    for form in _LABEL_FORMS:
+        if _fits(form, bare, rests):
+            return replace(known, is_learned=True, learned_form=form, is_number=form in _LABEL_FORMS[:2])
+    return replace(known, is_learned=True, learned_form=_skeleton([_outer(rest) for rest in rests]))
 
 
-def _behind_others(owner: Owner, text: str) -> tuple[Owner, str, bool]:
+def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
     """Find torch's own prefix behind one that is too rare to be learned."""
-    found = _OF_TORCH.search(text[: _NEAR + 20])
+    found = _TORCH_PREFIX.search(text[: _NEAR + 20])
     if found is None:
-        return owner, text, False
-    return owner._replace(rank=int(found["rank"])), text[found.end() :], True
+        return label, text, False
+    return label._replace(rank=int(found["rank"])), text[found.end() :], True
 
 
 def _is_stamped(text: str) -> bool:
     return (_STAMP.match(text) or _OTHER_STAMPS.match(text)) is not None
 
 
-def _fits(label: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
+def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
     """Whether a form of label begins most lines, or the lines of tracebacks."""
-    matches = [match for line in lines if line.strip() and (match := label.match(line))]
-    labels = Counter(match["label"] for match in matches if not _NO_LABEL.search(match["label"]))
-    is_of_each_rank = label in _LABELS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
+    matches = [match for line in lines if line.strip() and (match := form.match(line))]
+    names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
+    is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
-    count, enough = labels.total(), max(least, _MOST * sum(bool(line.strip()) for line in lines))
+    count, enough = names.total(), max(least, _MOST * sum(bool(line.strip()) for line in lines))
     if of_frames:
-        found = [(text, match) for text in of_frames if (match := label.match(f"{text} "))]
+        found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
-        return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["label"]) for match in before)
-    return count >= enough and (is_of_each_rank or len(labels) * 2 <= count)
+        return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["name"]) for match in before)
+    return count >= enough and (is_of_each_rank or len(names) * 2 <= count)
 
 
 def _is_prefix(text: str) -> bool:
     """Whether a text has nothing but prefixes that are known."""
-    return not any(said.text.strip() for said in Prefixes(stamped=True).said(0, text, Owner()))
+    return not any(record.text.strip() for record in Prefixes(stamped=True).parse(0, text, Label()))
 
 
 def _outer(prefix: str) -> str:
@@ -273,30 +274,30 @@ def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
     if count * 2 <= len(prefixes) or form.strip() == "w" or "w" not in form or len(form) > 40:  # noqa: PLR2004 - no prefix is so long
         return None
     pattern = re.escape(form.rstrip()).replace("w", r"[\w.@#-]+")
-    return re.compile(rf"(?P<label>{pattern})(?: |$)")
+    return re.compile(rf"(?P<name>{pattern})(?: |$)")
 
 
 @lru_cache(maxsize=10_000)
-def _with(owner: Owner, prefix: str) -> Owner:
-    """Return an owner with the facts in a known prefix."""
+def _read_prefix(label: Label, prefix: str) -> Label:
+    """Return an label with the facts in a known prefix."""
     found = _KNOWN.match(prefix)
     named = found.groupdict() if found is not None else {}
     if rank_text := named["rank"] or named["mpi"] or named["mpi2"] or named["horovod"]:
-        owner = owner._replace(rank=int(rank_text))
+        label = label._replace(rank=int(rank_text))
         host = named["host"] or named["host2"]
-        return owner._replace(node=host) if host else owner
+        return label._replace(node=host) if host else label
     if named["local"]:
-        return owner._replace(local_rank=int(named["local"]))
+        return label._replace(local_rank=int(named["local"]))
     if named["machine"]:
-        return owner._replace(node=named["machine"], pid=int(named["unit"]) if named["unit"] else None)
+        return label._replace(node=named["machine"], pid=int(named["unit"]) if named["unit"] else None)
     if node := named["pod"] or named["service"] or named["sky"]:
         # SkyPilot's rank is the node's: "(worker1, rank=1, pid=2972)"
-        return owner._replace(node=node, node_index=int(named["index"]) if named["index"] else None)
-    ip = named["ip"] or named["ip2"] or owner.ip
+        return label._replace(node=node, node_index=int(named["index"]) if named["index"] else None)
+    ip = named["ip"] or named["ip2"] or label.ip
     if named["pid"]:
         rank = _RANK_OF_ACTOR.search(named["actor"])
-        owner = owner._replace(rank=int(rank["rank"]) if rank else owner.rank, pid=int(named["pid"]))
-    return owner._replace(ip=ip, node=owner.node or ip)
+        label = label._replace(rank=int(rank["rank"]) if rank else label.rank, pid=int(named["pid"]))
+    return label._replace(ip=ip, node=label.node or ip)
 
 
 @lru_cache(maxsize=256)
@@ -308,7 +309,7 @@ def _seconds(date: str, time: str) -> int | None:
     return int(moment.timestamp())
 
 
-def _time_of(date: str, time: str, part: str | None, zone: str | None) -> int | None:
+def _to_ns(date: str, time: str, part: str | None, zone: str | None) -> int | None:
     """Return a time as nanoseconds since the Unix epoch; without a zone it counts as UTC."""
     seconds = _seconds(date, time)
     if seconds is None:
@@ -318,16 +319,16 @@ def _time_of(date: str, time: str, part: str | None, zone: str | None) -> int | 
     return seconds * 1_000_000_000 + int((part or "0").ljust(9, "0"))
 
 
-def stamp_ns(text: str) -> int | None:
+def parse_time_ns(text: str) -> int | None:
     """Return the time with which a text begins, nanoseconds since the Unix epoch; None: it begins with none."""
     found = _STAMP.match(text)
-    return _time_of(found["date"], found["time"], found["part"], found["zone"]) if found else None
+    return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
 
 
 # --- lines of JSON ----------------------------------------------------------------------------------------------------
 
 
-def _json(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -335,7 +336,7 @@ def _json(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | None) -> Iterable[Said]:
+def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int | None) -> Iterable[LogRecord]:
     """Yield the lines in an object: its message and its traceback."""
     inner = [value for value in fields.values() if isinstance(value, dict)]
     inner = [*(deep for value in inner for deep in value.values() if isinstance(deep, dict)), *inner]
@@ -343,11 +344,11 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
     rank = next((known[name] for name in _RANKS if str(known.get(name, "")).isdecimal()), None)
     node = next((str(known[name]) for name in _NODES if isinstance(known.get(name), str)), "")
-    owner = owner._replace(rank=owner.rank if rank is None else int(rank), node=owner.node or node)
+    label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
     if str(known.get("local_rank", "")).isdecimal():
-        owner = owner._replace(local_rank=int(known["local_rank"]))
+        label = label._replace(local_rank=int(known["local_rank"]))
     for name in ("time", "timestamp", "ts", "@timestamp", "asctime"):
-        time_ns = time_ns or stamp_ns(str(known.get(name, "")))
+        time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
     named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
     message = next(named, max(texts, key=len, default=""))
@@ -358,5 +359,5 @@ def _of_json(number: int, fields: dict[str, Any], owner: Owner, time_ns: int | N
     head = f"{level}: {message}" if is_program_level and not _OF_TRACEBACK.match(message) else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):
-            for said in _PLAIN.said(number, text, owner):
-                yield said._replace(time_ns=said.time_ns or time_ns)
+            for record in _PLAIN.parse(number, text, label):
+                yield record._replace(time_ns=record.time_ns or time_ns)

@@ -20,9 +20,11 @@ from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.owners import Said
+    from firstfault.job_logs.labels import LogRecord
 
-_ABORTS = re.compile(r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted")
+_ABORT_MESSAGE = re.compile(
+    r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted"
+)
 EXCEPTION = re.compile(
     r"^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))"
     r"(?:: (?P<message>\S.*))?$"
@@ -31,21 +33,21 @@ EXCEPTION = re.compile(
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
 HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
-_AT_EXIT = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
+_EXIT_FUNCTIONS = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
 """Functions in which Python cleans up after a program that has ended."""
-_WAITS = re.compile(
+_COLLECTIVE_TIMEOUT = re.compile(
     r"caught collective operation timeout|watchdog detected operation timeout|ran for \d+ milliseconds before"
     r"|\bEI000[26]\b|waiting for (?:the )?remainder of ranks|^Missing ranks:|^\d{1,6}(?:, \d{1,6})*: \[\w+[\w.]*[,\]]"
 )
 """What the watchdogs of collectives print."""
 _LAST = 3
 """Lines after an error that may still belong to the end."""
-_ADVICE = 6
+_LINES_AFTER_EXCEPTION = 6
 """The same, with what torch advises below an exception."""
-_NATIVE = 40
+_MAX_NATIVE_LINES = 40
 
 
-class Words(NamedTuple):
+class OwnReport(NamedTuple):
     """The lines that show that a process failed; empty: none."""
 
     raised: ExceptionInfo | None = None
@@ -57,79 +59,88 @@ class Words(NamedTuple):
     """Whether torch printed it because nothing had caught it."""
 
 
-def uncaught(by_torch: Sequence[Said], text: str) -> Words:
+def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnReport:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
-    own = redact("\n".join(said.text for said in by_torch))
-    lines = [said for said in by_torch if TRACEBACK in said.text or EXCEPTION.match(said.text)]
+    own = redact("\n".join(record.text for record in by_torch))
+    lines = [record for record in by_torch if TRACEBACK in record.text or EXCEPTION.match(record.text)]
     # torchrun's --tee and torchtitan put the rank before every line: a rank that prints more has handled the exception
-    if not lines or sum(map(is_substantial, (said for said in by_torch if said.number > lines[-1].number))) > _LAST:
-        return Words()
+    if (
+        not lines
+        or sum(map(is_substantial, (record for record in by_torch if record.number > lines[-1].number))) > _LAST
+    ):
+        return OwnReport()
     printed = find_printed_exception(own) or (find_printed_exception(redact(text)) if TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
     if raised is None and (named := EXCEPTION.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-    if raised is None or (raised.frames and raised.frames[0].function in _AT_EXIT):
-        return Words()
+    if raised is None or (raised.frames and raised.frames[0].function in _EXIT_FUNCTIONS):
+        return OwnReport()
     # Ascend's library prints below the exception why it gave up: a peer that didn't come
-    waits = [said.text for said in by_torch if said.number > lines[-1].number and _WAITS.search(said.text)]
+    waits = [
+        record.text
+        for record in by_torch
+        if record.number > lines[-1].number and _COLLECTIVE_TIMEOUT.search(record.text)
+    ]
     if waits and waits[0] not in raised.message:
         raised = replace(raised, message=redact("\n".join((raised.message, *waits[:_LAST]))))
-    first = next((said for said in reversed(lines) if TRACEBACK in said.text), lines[-1])
-    last = max(lines[-1], first, key=lambda said: said.number)
-    return Words(raised, format_exception(raised), lines=(first.number, last.number), uncaught=True)
+    first = next((record for record in reversed(lines) if TRACEBACK in record.text), lines[-1])
+    last = max(lines[-1], first, key=lambda record: record.number)
+    return OwnReport(raised, format_exception(raised), lines=(first.number, last.number), uncaught=True)
 
 
-def last_words(lines: Sequence[Said]) -> Words:
+def find_last_error(lines: Sequence[LogRecord]) -> OwnReport:
     """Return what a process printed last about a failure."""
-    text = "\n".join(said.text for said in lines)
+    text = "\n".join(record.text for record in lines)
     if not lines or not has_failure_word(text):
-        return Words()
+        return OwnReport()
     end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
-    if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORTS.search(text) else ""):
-        return Words(None, text, signal, at)
-    native = "\n".join(find_native_lines(text.splitlines())[-_NATIVE:])
-    if native and _is_telling(native):
-        return Words(None, native, lines=at)
-    if waits := [said for said in lines if _WAITS.search(said.text)]:
-        return Words(None, "\n".join(said.text for said in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number))
+    if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORT_MESSAGE.search(text) else ""):
+        return OwnReport(None, text, signal, at)
+    native = "\n".join(find_native_lines(text.splitlines())[-_MAX_NATIVE_LINES:])
+    if native and _reports_failure(native):
+        return OwnReport(None, native, lines=at)
+    if waits := [record for record in lines if _COLLECTIVE_TIMEOUT.search(record.text)]:
+        return OwnReport(
+            None, "\n".join(record.text for record in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number)
+        )
     if cut_off := _find_cut_traceback(lines):
         return cut_off
-    last_few = lines[-_ADVICE:]
-    for at_end, said in enumerate(last_few):
-        named, later = EXCEPTION.match(said.text), last_few[at_end:]
+    last_few = lines[-_LINES_AFTER_EXCEPTION:]
+    for at_end, record in enumerate(last_few):
+        named, later = EXCEPTION.match(record.text), last_few[at_end:]
         if named is not None and not any(map(_shows_handling, later)):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-            return Words(raised, said.text, lines=(said.number, said.number))
-    steps = [at for at, said in enumerate(end, 1) if progress_in(said) is not None]
+            return OwnReport(raised, record.text, lines=(record.number, record.number))
+    steps = [at for at, record in enumerate(end, 1) if progress_in(record) is not None]
     end = end[steps[-1] if steps else 0 :]  # a process that printed a step after an error had handled it
     if not end:
-        return Words()
-    last = "\n".join(said.text for said in end)
-    if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _is_telling(last, own=True)):
-        return Words(None, last, lines=(end[0].number, end[-1].number))
-    return Words()
+        return OwnReport()
+    last = "\n".join(record.text for record in end)
+    if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _reports_failure(last, own=True)):
+        return OwnReport(None, last, lines=(end[0].number, end[-1].number))
+    return OwnReport()
 
 
-def _find_cut_traceback(lines: Sequence[Said]) -> Words | None:
+def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     """Return the last frame of a traceback in which a process's output ends."""
     begin = next((at for at in range(len(lines) - 1, -1, -1) if TRACEBACK in lines[at].text), None)
     below = lines[begin + 1 :] if begin is not None else []
-    frames = [said for said in below if _FRAME.match(said.text)]
-    if not frames or not all(said.text[:1].isspace() for said in below):
+    frames = [record for record in below if _FRAME.match(record.text)]
+    if not frames or not all(record.text[:1].isspace() for record in below):
         return None
-    source = next((said.text.strip() for said in below if said.number > frames[-1].number), "")
+    source = next((record.text.strip() for record in below if record.number > frames[-1].number), "")
     frame = _FRAME.match(frames[-1].text)
     where = f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}" if frame else ""
     text = redact(f"the log ends inside a traceback, at {where}: {source}")
-    return Words(None, text, lines=(lines[begin or 0].number, lines[-1].number))
+    return OwnReport(None, text, lines=(lines[begin or 0].number, lines[-1].number))
 
 
-def _shows_handling(said: Said) -> bool:
+def _shows_handling(record: LogRecord) -> bool:
     """Whether a line after an error shows that its process handled it."""
-    return HANDLED.search(said.text) is not None or progress_in(said) is not None or is_success_report(said.text)
+    return HANDLED.search(record.text) is not None or progress_in(record) is not None or is_success_report(record.text)
 
 
-def _is_telling(text: str, *, own: bool = False) -> bool:
+def _reports_failure(text: str, *, own: bool = False) -> bool:
     """Whether a text reports a failure; `own`: one of the process that printed it."""
     found = classify(text)
     if own:

@@ -1,0 +1,301 @@
+"""The contents of a job's logs by process and by attempt: one log may have several."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from firstfault.job_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, Progress, progress_in
+from firstfault.job_logs.boxes import Boxes, Entry
+from firstfault.job_logs.exports import FrameIndenter, read_export
+from firstfault.job_logs.labels import Label, LogRecord, get_file_label, learn_prefixes
+from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
+from firstfault.job_logs.lines import TRACEBACK, read_ahead
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.attempts import Where
+    from firstfault.job_logs.lines import NumberedLine
+
+_LINES_READ_AHEAD = 1000
+"""Lines from which prefixes are learned."""
+_TAIL_CHARS = 32 * 1024
+"""Characters of the end of what each label printed."""
+_SMALL_TAIL_CHARS = 4 * 1024
+_LINE_OVERHEAD_CHARS = 16
+"""What a line costs besides its characters."""
+_MANY_STREAMS = 512
+"""With more labels than this, less of each is kept."""
+_MOST = 20_000
+"""Owners, and statements of launchers, of one attempt."""
+_MAX_EXCERPT_LINES = 200
+"""Lines from a traceback on."""
+_MAX_EXCERPTS = 64
+"""Tracebacks of one label, of which the first ones and the last ones are kept."""
+_CHAINED_TRACEBACK = re.compile(
+    r"The above exception was the direct cause|During handling of the above exception"
+    r"|terminated with the following error|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\""
+    r"|\(RANK \d+\)"
+)
+"""Found above a traceback that belongs to the one before it."""
+_TORCHRUN_OUTPUT = re.compile(
+    r"torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)|torch\.distributed\.(?:elastic|run|launcher)"
+    r"|\bChildFailedError\b|\btorchrun\b"
+)
+_WORLD_SIZE = re.compile(
+    r"(?:\b|_)(?i:world(?:[_ ]?size)?)\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
+    r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
+    r"|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(?P<of>\d{1,6})\b|process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b"
+)
+_FILE_HEADER = re.compile(r"==> (?P<path>\S+) <==\s*$")
+"""Printed by tail and head before the lines of each file."""
+_RANK_OF_PID = re.compile(
+    r"\b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b"
+    r"|\bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,? (?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b"
+)
+"""A line in which a program or its launcher prints both numbers of a process."""
+_HAS_CODE_BELOW = re.compile(r"(?:Exit code|EXIT CODE|KILLED BY SIGNAL):|with errorcode ")
+_HAS_WORLD_SIZE = re.compile(r"(?i:orld)|nranks|MEMBER|Starting with|ank.{1,8}(?:/| of )|process_count")
+_DECLARED_RANK = re.compile(
+    r"^\W{0,3}(?:INFO\W+)?(?:[\w.]+\.)?(?i:(?:global[_ ]?)?rank|process_index(?:\(\))?)\W{1,2}(?P<rank>\d{1,6})\b"
+)
+_INLINE_RANK = re.compile(
+    r"^(?:\[[EWIF][^\]\n]{1,120}\] )?\[(?:PG [^\]\n]{0,80}\(default_pg\) )?Rank (?P<rank>\d{1,6})\]"
+    r"|\bRankID:(?P<rank_id>\d{1,6})\b|\[rank=(?P<rank_is>\d{1,6}), world=\d|GLOBAL_RANK: (?P<global>\d{1,6}), MEMBER"
+)
+_INLINE_PID = re.compile(r"\(PID: ?(?P<pid>\d{1,10}),|^\S{0,12} ?\[PID: ?(?P<pid2>\d{1,10})\]")
+_NCCL_LINE_START = re.compile(r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S+ \S+ )?NCCL ")
+
+
+@dataclass(slots=True)
+class Excerpt:
+    """A traceback in a log, with the line above it and some below it."""
+
+    lines: list[LogRecord]
+    is_mixed: bool = False
+    """Whether another traceback begins before this one has named its exception."""
+
+    @property
+    def at(self) -> int:
+        """Where it begins in `lines`."""
+        return next((at for at, record in enumerate(self.lines[:2]) if TRACEBACK in record.text), 0)
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one label printed in one file."""
+
+    where: Where
+    label: Label
+    tail: deque[LogRecord] = field(default_factory=deque)
+    by_torch: deque[LogRecord] = field(default_factory=lambda: deque(maxlen=_MAX_EXCERPT_LINES * 2))
+    """Lines before which torch put the rank: tracebacks among them were uncaught."""
+    excerpts: list[Excerpt] = field(default_factory=list)
+    progress: Progress | None = None
+    """The last one that was printed."""
+    declared_ranks: set[int] = field(default_factory=set)
+    """Ranks that it printed as its own; several: it's shared by several processes."""
+    _size: int = 0
+    _since: int = 0
+    """Lines since the last traceback began."""
+    _named: bool = True
+    """Whether the last traceback has named its exception."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return self.where[0]
+
+    def take(self, record: LogRecord, most: int, progress: Progress | None) -> None:
+        """Keep a line as far as there is room."""
+        self.progress = progress or self.progress
+        self.tail.append(record)
+        self._size += len(record.text) + _LINE_OVERHEAD_CHARS
+        while self._size > most and len(self.tail) > 1:
+            self._size -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
+        if record.by_torch:
+            self.by_torch.append(record)
+        if ("ank" in record.text or "process_in" in record.text) and (found := _DECLARED_RANK.match(record.text)):
+            self.declared_ranks.add(int(found["rank"]))
+        self._excerpt(record)
+
+    def parts(self, index: AttemptIndex) -> dict[int, Stream]:
+        """Return what was printed in each attempt, by its number."""
+        found: dict[int, Stream] = {}
+
+        def part(number: int) -> Stream:
+            return found.setdefault(
+                index.find_attempt(self.where, number),
+                Stream(self.where, self.label, declared_ranks=self.declared_ranks),
+            )
+
+        for record in self.tail:
+            part(record.number).tail.append(record)
+        for record in self.by_torch:
+            part(record.number).by_torch.append(record)
+        for excerpt in self.excerpts:
+            begin = excerpt.lines[excerpt.at].number
+            of = index.find_attempt(self.where, begin)
+            lines = [record for record in excerpt.lines if index.find_attempt(self.where, record.number) == of]
+            part(begin).excerpts.append(replace(excerpt, lines=lines))
+        if self.progress is not None:
+            part(self.progress.number).progress = self.progress
+        return found
+
+    def _excerpt(self, record: LogRecord) -> None:
+        self._since += 1
+        is_begin = TRACEBACK in record.text
+        if is_begin and not self._is_linked(record.text):
+            mixed = not self._named and self._since < _MAX_EXCERPT_LINES
+            if mixed and self.excerpts:
+                self.excerpts[-1].is_mixed = True
+            above = list(self.tail)[-2:-1]
+            del self.excerpts[_MAX_EXCERPTS // 2 : -_MAX_EXCERPTS // 2]
+            self.excerpts.append(Excerpt([*above, record], is_mixed=mixed))
+            self._since, self._named = 0, False
+        elif self.excerpts and self._since <= _MAX_EXCERPT_LINES:
+            self.excerpts[-1].lines.append(record)
+            self._named = self._named or (bool(record.text.strip()) and not record.text[:1].isspace())
+
+    def end_excerpt(self) -> None:
+        """Leave out of the last traceback what follows: the last line is another process's."""
+        if self.excerpts and self._since <= _MAX_EXCERPT_LINES:
+            self._since, self._named = _MAX_EXCERPT_LINES + 1, True
+
+    def _is_linked(self, text: str) -> bool:
+        if not self.excerpts or self._since > _MAX_EXCERPT_LINES:
+            return False
+        return any(
+            _CHAINED_TRACEBACK.search(line)
+            for line in (text, *(record.text for record in self.excerpts[-1].lines[-4:]))
+        )
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt of a job, or all of them, as its logs show it."""
+
+    streams: dict[tuple[Where, Label], Stream] = field(default_factory=dict)
+    reports: list[tuple[str, str, LauncherReport]] = field(default_factory=list)
+    """File and node of a pattern_row, and the pattern_row."""
+    entries: list[tuple[str, str, Entry]] = field(default_factory=list)
+    """The same of entries in torch's boxes."""
+    world_size: int = 0
+    """As a process printed it; 0: not known."""
+    is_torchrun: bool = False
+    rank_by_pid: dict[int, int] = field(default_factory=dict)
+    tasks_are_nodes: bool = False
+    """Whether numbers before lines are those of launchers, not of ranks."""
+
+
+class LogCollector:
+    """Sorts the lines of a job's logs."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.notes: list[str] = []
+        self._indenter = FrameIndenter()
+        self._all = Attempt()
+        self._marks_by_node: dict[Where, AttemptMarks] = {}
+        self._boxes: dict[Where, Boxes] = {}
+
+    def read(self, lines: Iterable[NumberedLine], file: str, label: Label) -> None:
+        """Take all lines of one file.
+
+        Args:
+            lines: of the file.
+            file: its name, for references.
+            label: who wrote it, according to its name.
+        """
+        lines, is_reversed = read_export(lines)
+        if is_reversed:
+            self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
+        first, everything = read_ahead(lines, _LINES_READ_AHEAD)
+        prefixes = learn_prefixes([line for _, line in first])
+        for number, line in everything:
+            self.lines += 1
+            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
+                label = get_file_label(header["path"])
+                continue
+            for record in prefixes.parse(number, line, label):
+                self._take(file, record)
+
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts in the logs, in order."""
+        index, everything = AttemptIndex(self._marks_by_node), self._all
+        everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
+        if index.count == 1:
+            return [everything]
+        made = [replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)]
+        for key, stream in everything.streams.items():
+            for number, part in stream.parts(index).items():
+                made[number].streams[key] = part
+        for file, node, report in everything.reports:
+            made[index.find_attempt((file, node), report.number)].reports.append((file, node, report))
+        for file, node, entry in everything.entries:
+            made[index.find_attempt((file, node), entry.number)].entries.append((file, node, entry))
+        return made
+
+    def _take(self, file: str, record: LogRecord) -> None:
+        record = record._replace(text=self._indenter.indent(record.label, record.text))
+        text, label, everything = record.text, record.label, self._all
+        where = (file, label.node or ("" if label.task is None else f"task {label.task}"))
+        marks = self._marks_by_node.get((file, label.node)) or self._marks_by_node.setdefault(
+            (file, label.node), AttemptMarks()
+        )
+        boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
+        is_boxed = boxes.take(record.number, text)
+        if is_boxed or (("torch" in text or "ChildFailed" in text) and _TORCHRUN_OUTPUT.search(text)):
+            everything.is_torchrun = True
+            everything.tasks_are_nodes |= label.task is not None
+        if boxes.ended:
+            marks.take_box(record.number, boxes.first_rank)
+            boxes.ended = False
+        if is_boxed or not text.strip():
+            return
+        progress = progress_in(record)
+        is_told = self._take_report(record, where, marks)
+        if not is_told:
+            marks.take(record, progress)
+        label = _with_inline(label, text)
+        everything.tasks_are_nodes |= label.task is not None and label.rank not in {None, label.task}
+        if len(everything.streams) >= _MOST:
+            label = Label(node=label.node)
+        key = ((file, record.label.node), label)
+        stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
+        if is_told or AGENT_LOG_LINE.match(text):
+            stream.end_excerpt()
+        if not is_told:
+            stream.take(record, _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS, progress)
+
+    def _take_report(self, record: LogRecord, where: Where, marks: AttemptMarks) -> bool:
+        """Take a line's statements about processes and the job; return whether it had one about processes."""
+        text, everything, report = record.text, self._all, parse_report(record.number, record.text)
+        if everything.reports and _HAS_CODE_BELOW.search(text):
+            everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
+        if report is not None and len(everything.reports) < _MOST:
+            marks.take_told(record, report)
+            if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
+                ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
+                report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
+            everything.reports.append((*where, report))
+        if _HAS_WORLD_SIZE.search(text):
+            for size in _WORLD_SIZE.finditer(text):
+                everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
+        if "ank" in text and "pid" in text and (found := _RANK_OF_PID.search(text)):
+            everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
+        return report is not None
+
+
+def _with_inline(label: Label, text: str) -> Label:
+    """Return an label with the rank and the process that a line of native code names as its own."""
+    names_a_rank = label.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
+    if names_a_rank and (found := _INLINE_RANK.search(text)):
+        label = label._replace(rank=int(next(filter(None, found.groups()))))
+    if label.pid is None and "PID" in text and (found := _INLINE_PID.search(text)):
+        label = label._replace(pid=int(found["pid"] or found["pid2"]))
+    if " NCCL " in text and (found := _NCCL_LINE_START.match(text)):
+        label = label._replace(pid=label.pid or int(found["pid"]), node=label.node or found["host"])
+    return label
