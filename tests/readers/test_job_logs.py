@@ -16,8 +16,8 @@ import pytest
 
 from firstfault.cli import EXIT
 from firstfault.job_logs import snapshot_of
-from firstfault.job_logs.labels import Label, learn_prefixes
-from firstfault.job_logs.lines import lines_of
+from firstfault.job_logs.framing.labels import Label, learn_prefixes
+from firstfault.job_logs.framing.lines import lines_of
 from tests.readers.commands import Ran
 
 Show: TypeAlias = Callable[..., tuple[int, dict[str, Any]]]
@@ -362,4 +362,4 @@ def test_what_stands_before_lines_is_not_guessed() -> None:
     """Levels, times and words of the program are no labels; without a label a line has no owner."""
     for prefix in ("INFO: ", "[WARNING] ", "2031-05-06 07:08:09,123 ", "Epoch: "):
         prefixes = learn_prefixes(of(prefix, STEPS))
-        assert [said.label for said in prefixes.said(1, f"{prefix}step 7", Label())] == [Label()]
+        assert [said.label for said in prefixes.parse(1, f"{prefix}step 7", Label())] == [Label()]

@@ -16,11 +16,11 @@ from typing import IO, TypeAlias, cast
 
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.collector import LogCollector
-from firstfault.job_logs.documents import Documents
+from firstfault.job_logs.documents import build_documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.job_logs.lines import files_below, is_text, lines_of, open_log
+from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
-from firstfault.job_logs.labels import RANK_WORD, Label
+from firstfault.job_logs.framing.labels import RANK_WORD, Label
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
@@ -125,9 +125,9 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
     if not collector.lines:
         return Snapshot(notes=tuple(notes)) if notes else None
     attempts = collector.attempts()
-    made = [Documents(attempt, number) for number, attempt in enumerate(attempts)]
-    found = [each.all() for each in made]
-    notes = (*notes, *collector.notes, *made[-1].notes)
+    built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]
+    found = [documents for documents, _ in built]
+    notes = (*notes, *collector.notes, *built[-1][1])
     why = "" if found[-1] else explain_missing_proof(attempts[-1])
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
+from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
-from firstfault.job_logs.lines import TRACEBACK
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from firstfault.job_logs.labels import Label, LogRecord
+    from firstfault.job_logs.framing.labels import Label, LogRecord
 
     Key: TypeAlias = "tuple[int, int]"  # number of the job, and of its round
     Where: TypeAlias = "tuple[str, str]"  # file and node

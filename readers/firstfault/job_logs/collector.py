@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
-from firstfault.job_logs.exports import FrameIndenter, read_export
-from firstfault.job_logs.labels import Label, LogRecord, get_file_label, learn_prefixes
+from firstfault.job_logs.framing.exports import FrameIndenter, read_export
+from firstfault.job_logs.framing.labels import Label, LogRecord, get_file_label, learn_prefixes
+from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
-from firstfault.job_logs.lines import TRACEBACK, read_ahead
 
 if TYPE_CHECKING:
     from firstfault.job_logs.attempts import Where
-    from firstfault.job_logs.lines import NumberedLine
+    from firstfault.job_logs.framing.lines import NumberedLine
 
 _LINES_READ_AHEAD = 1000
 """Lines from which prefixes are learned."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from firstfault.job_logs.lines import files_below
+from firstfault.job_logs.framing.lines import files_below
 from firstfault.model import CollectiveProgress, DocumentRef, Kind, Origin, Place, WorkerError, Writer
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable

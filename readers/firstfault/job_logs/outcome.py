@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
-from firstfault.job_logs.lines import TRACEBACK
 from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream
-    from firstfault.job_logs.labels import LogRecord
+    from firstfault.job_logs.framing.labels import LogRecord
 
 TAIL_LINES_READ = 40
 """Lines at the end of a stream in which it may report its success."""

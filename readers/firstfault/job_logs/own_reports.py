@@ -14,13 +14,13 @@ from firstfault.exceptions.fatal_text import find_native_lines
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
-from firstfault.job_logs.lines import TRACEBACK, has_failure_word
+from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.labels import LogRecord
+    from firstfault.job_logs.framing.labels import LogRecord
 
 _ABORT_MESSAGE = re.compile(
     r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted"

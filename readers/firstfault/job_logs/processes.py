@@ -8,18 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
-from firstfault.job_logs.labels import parse_time_ns
+from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
 from firstfault.utils.text import clean
 
 if TYPE_CHECKING:
     from firstfault.job_logs.boxes import Entry
     from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.own_reports import OwnReport
+    from firstfault.job_logs.tracebacks import Traceback
     from firstfault.model import ExceptionInfo
 
 MAX_TEXT = 64 * 1024
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SCHEDULER_STOPPED = "its scheduler ended the job"
+NO_EXIT_STATUS = "no exit status in the log, probably stopped by its launcher"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
 
@@ -48,7 +51,7 @@ class Process:
     """What its launcher printed about its end."""
     own_error: str = ""
     """What it printed last about a failure."""
-    tells: bool = False
+    reports_own_end: bool = False
     """Whether it printed itself how it ended."""
     time_ns: int | None = None
     hardware_error: str = ""
@@ -67,6 +70,35 @@ class Process:
     def is_known(self) -> bool:
         """Whether a rank, a local rank or a process id distinguishes it."""
         return not (self.rank is None and self.local_rank is None and self.pid is None)
+
+    @property
+    def message(self) -> str:
+        """What it printed last about a failure, or its launcher about it, if no line reports how it ended."""
+        if self.has_ended or self.raised is not None or self.stopped:
+            return ""
+        return self.launcher_text or self.own_error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended by itself, or was killed by something other than its launcher."""
+        if self.raised is not None or self.is_oom:
+            return True
+        return not self.stopped and bool(self.signal or self.exit_code or self.message)
+
+    def set_exception(self, found: Traceback) -> None:
+        """Record the exception that ended it."""
+        self.raised, self.raised_text = found.exception, found.text
+        self.lines.add((found.stream.file, *found.lines))
+
+    def set_own_report(self, found: OwnReport) -> None:
+        """Record what it printed itself about its end, if anything."""
+        if not found.text:
+            return
+        self.raised, self.signal = found.raised, self.signal or found.signal
+        self.raised_text = found.text if found.raised is not None else ""
+        self.own_error = "" if found.raised is not None or found.signal else found.text
+        self.reports_own_end, self.uncaught = bool(found.signal), found.uncaught
+        self.lines.add((self.streams[0].file, *found.lines))
 
     def may_be_on(self, node: str) -> bool:
         """Whether it may have run on a node of this name; an empty name is any node's."""
@@ -87,7 +119,9 @@ class Processes:
         # "10.0.0.1 [0]" and "10.0.0.2 [0]" are two processes
         self.tasks_are_local = len({label for label, _ in labels}) < len(labels)
         self.rank_by_node = self._find_rank_by_node()
-        self.task_nodes = {task: report.node for _, _, report in attempt.reports for task in report.tasks if report.node}
+        self.task_nodes = {
+            task: report.node for _, _, report in attempt.reports for task in report.tasks if report.node
+        }
         for file, node, entry in attempt.entries:
             self._take_entry(entry, file, node)
         kept = (stream for stream in attempt.streams.values() if stream.tail)

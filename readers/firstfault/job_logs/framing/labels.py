@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from firstfault.job_logs.exports import MESSAGE_KEYS
-from firstfault.job_logs.lines import TRACEBACK, without_bars, without_colors
+from firstfault.job_logs.framing.exports import MESSAGE_KEYS
+from firstfault.job_logs.framing.lines import TRACEBACK, without_bars, without_colors
 
 _STAMP = re.compile(
     r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.lines import TRACEBACK, read_ahead
+from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.lines import NumberedLine
+    from firstfault.job_logs.framing.lines import NumberedLine
 
 MESSAGE_KEYS = ("message", "msg", "log", "text", "line", "textPayload", "@message", "body", "_raw", "event")
 """Names that collectors give to the text of a record, in columns and objects."""

@@ -1,0 +1,254 @@
+"""Decide which process each traceback, error message and unlabeled line is about."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.job_logs.framing.lines import TRACEBACK
+from firstfault.job_logs.launchers import ReportKind
+from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
+from firstfault.job_logs.processes import Process, Processes, exception_in
+from firstfault.job_logs.tracebacks import LAUNCHER_FILE, Traceback, find_shared_tracebacks, find_tracebacks
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.collector import Attempt, Stream
+
+_MAX_LINES_AFTER_END = 10
+"""A process that printed more lines after its traceback was still alive."""
+_RAY_TASK_ERROR = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
+_RAY_ACTOR_DIED = re.compile(
+    r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
+    r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
+)
+_SPAWN_PROCESS_ERROR = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
+
+
+class Assignment:
+    """Assigns what an attempt's logs contain to its processes, surest evidence first.
+
+    Each step only completes processes about which the steps before left a question open:
+
+    1. each process's own labeled lines
+    2. Ray's driver, which names the process whose exception it raises
+    3. reports of the same failure by two names (a rank and a local rank, a nameless launcher) are merged
+    4. unlabeled tracebacks, then other unlabeled lines, if only one process can have printed them
+    """
+
+    def __init__(self, attempt: Attempt, processes: Processes) -> None:
+        self.attempt, self.processes = attempt, processes
+        self.notes: list[str] = []
+        """What could not be read."""
+        self.launcher_failures: list[Traceback] = []
+        """Exceptions of launchers that failed themselves."""
+
+    def run(self) -> None:
+        """Run all steps; they change the processes."""
+        for process in self.processes.all:
+            self._read_own_lines(process)
+        for stream in self.processes.shared:
+            self._read_ray_driver(stream)
+        self._merge_local_ranks()
+        self._drop_repeated_deaths()
+        tracebacks = []
+        for stream in self.processes.shared:
+            found, note = find_shared_tracebacks(stream)
+            self.notes += [note] if note else []
+            tracebacks += [one for one in found if not self._take_launcher_exception(one)]
+        self._assign_tracebacks(tracebacks)
+        for stream in self.processes.shared:
+            self._assign_unlabeled_lines(stream)
+
+    # --- what a process printed itself --------------------------------------------------------------------------------
+
+    def _read_own_lines(self, process: Process) -> None:
+        lines = sorted((record for one in process.streams for record in one.tail), key=lambda record: record.number)
+        process.text = "\n".join(record.text for record in lines)
+        if process.raised is None:
+            by_torch = [record for stream in process.streams for record in stream.by_torch]
+            process.set_own_report(find_uncaught_exception(by_torch, process.text))
+        tracebacks = [found for stream in process.streams for found in find_tracebacks(stream)]
+        last = tracebacks[-1] if tracebacks else None
+        # Ray's driver prints the exception again, for the process whose task failed
+        is_rays = last is not None and last.stream.label.pid is not None and self._has_continued(tracebacks)
+        if not process.has_ended and process.raised is None and not is_rays:
+            if last is not None and not self._is_survived(process, last):
+                process.set_exception(last)
+            if process.raised is None and not process.stopped:
+                process.set_own_report(find_last_error(lines))
+        times = [record.time_ns for record in lines if record.time_ns is not None]
+        if process.time_ns is None and times:
+            process.time_ns = times[-1]
+        if not process.lines and lines:
+            process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
+
+    @staticmethod
+    def _is_survived(process: Process, last: Traceback) -> bool:
+        """Whether a process continued after its last traceback, or lines of others make that unclear."""
+        steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
+        has_progress = any(step is not None and step.number > last.lines[1] for step in steps)
+        is_over = last.is_handled or last.is_before_success or last.later_lines > _MAX_LINES_AFTER_END
+        return has_progress or is_over or last.is_mixed
+
+    def _read_ray_driver(self, stream: Stream) -> None:
+        """Take what Ray's driver raised for a process of another one."""
+        for excerpt in list(stream.excerpts):
+            text = redact("\n".join(record.text for record in excerpt.lines))
+            if (task := _RAY_TASK_ERROR.search(text)) is not None:
+                process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
+                process.raised = process.raised or exception_in(text[task.start() :], whole=True)
+                process.raised_text = process.raised_text or text[task.start() :]
+            elif (died := _RAY_ACTOR_DIED.search(text)) is not None:
+                process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
+                process.launcher_text = text[died.start() :].strip()
+            else:
+                continue
+            process.lines.add((stream.file, excerpt.lines[0].number, excerpt.lines[-1].number))
+            stream.excerpts.remove(excerpt)
+
+    # --- one failure, reported twice ----------------------------------------------------------------------------------
+
+    def _merge_local_ranks(self) -> None:
+        """Merge ends that torch's agent reported by local rank with exceptions that were printed by rank.
+
+        `failed (exitcode: 1) local_rank: 3 (pid: 88123)` is about one of the ranks that raised, not a further failure.
+        """
+        everything = self.processes.all
+        ended = [one for one in everything if one.rank is None and one.has_ended and not one.streams]
+        ended = [one for one in ended if one.raised is None and one.local_rank is not None]
+        raised = [one for one in everything if one.raised is not None and not one.has_ended and one.rank is not None]
+        if len(ended) > len(raised):
+            return
+        if len(ended) == len(raised) == 1:
+            raised[0].exit_code, raised[0].signal = ended[0].exit_code, ended[0].signal
+            raised[0].pid, raised[0].local_rank = ended[0].pid, ended[0].local_rank
+            raised[0].lines |= ended[0].lines
+        self.processes.all = [one for one in everything if all(one is not other for other in ended)]
+
+    def _drop_repeated_deaths(self) -> None:
+        """Drop deaths of unknown processes that another failure explains.
+
+        A launcher may exit with the code of one of its workers, and it kills the rest. No exception explains a kill.
+        """
+        everything = self.processes.all
+        ends = {one.signal for one in everything if one.is_known and one.has_ended}
+        is_explained = bool(ends) or any(one.raised is not None for one in everything)
+        explained = {"", "SIGABRT", "SIGTERM", *ends} if is_explained else set()
+        self.processes.all = [
+            one
+            for one in everything
+            if not one.has_ended
+            or one.is_known
+            or one.is_oom
+            or not (one.signal in explained or self._is_of_cleanup(one))
+        ]
+
+    def _is_of_cleanup(self, process: Process) -> bool:
+        """Whether a kill follows the report of another failure, or a node is lost anyway."""
+        if process.signal != "SIGKILL":
+            return False
+        begins = {file: first for file, first, _ in process.lines}
+        failed = [(file, report) for file, _, report in self.attempt.reports if report.kind is ReportKind.ENDED]
+        is_later = any(
+            report.number < begins.get(file, 0) and report.exit_code and report.text != process.launcher_text
+            for file, report in failed
+        )
+        return is_later or any(report.kind is ReportKind.LOST for _, _, report in self.attempt.reports)
+
+    # --- unlabeled tracebacks -----------------------------------------------------------------------------------------
+
+    def _take_launcher_exception(self, found: Traceback) -> bool:
+        """Take a traceback that a launcher printed; return whether it is one."""
+        spawned = _SPAWN_PROCESS_ERROR.search(found.text)
+        if spawned is not None:
+            self.processes.find(rank=int(spawned["rank"])).set_exception(found)
+            return True
+        if found.is_of_launcher and not found.is_summary:
+            self.launcher_failures.append(found)
+        return found.is_of_launcher or found.is_summary
+
+    def _assign_tracebacks(self, tracebacks: Sequence[Traceback]) -> None:
+        everything = self.processes.all
+        for node in {found.stream.label.node for found in tracebacks}:
+            here = [found for found in tracebacks if found.stream.label.node == node and not found.is_mixed]
+            own = [found for found in here if not found.is_handled] or here
+            if any(process.uncaught for process in everything):
+                # torch puts the rank before the traceback of each exception that ends a process of a group
+                counts = Counter(found.fault for found in own)
+                failing = sum(one.exit_code is not None and one.raised is None for one in everything)
+                own = [found for found in own if counts[found.fault] <= failing]
+            processes = [one for one in everything if not node or one.node in {node, ""}]
+            own = [found for found in own if not self._is_outlived(found, processes)]
+            if own and not self._has_continued(own):
+                self._assign_on_node(own, processes)
+
+    @staticmethod
+    def _is_outlived(found: Traceback, processes: Sequence[Process]) -> bool:
+        """Whether each process of the node printed a later step, so none of them had raised."""
+        steps = [
+            max((one.progress.number for one in process.streams if one.progress is not None), default=0)
+            for process in processes
+            if process.rank is not None
+        ]
+        return bool(steps) and min(steps) > found.lines[1]
+
+    def _assign_on_node(self, tracebacks: Sequence[Traceback], processes: Sequence[Process]) -> None:
+        failing = [one for one in processes if one.exit_code and one.raised is None and TRACEBACK not in one.text]
+        by_fault = {found.fault: found for found in tracebacks}
+        is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
+        if failing and (len(failing) == 1 or is_alike):
+            for process in failing:
+                process.set_exception(tracebacks[-1])
+            return
+        if not self.processes.all and not self.attempt.is_torchrun:
+            last = tracebacks[-1]  # one process: its last exception ended it
+            if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success:
+                return
+            by_fault = {last.fault: last}
+        for found in by_fault.values():
+            process = Process(node=found.stream.label.node)
+            process.set_exception(found)
+            self.processes.all.append(process)
+
+    def _has_continued(self, tracebacks: Sequence[Traceback]) -> bool:
+        """Whether the job continued after these tracebacks, and no line reports a process that ended."""
+        if self.attempt.entries or any(report.kind is ReportKind.ENDED for _, _, report in self.attempt.reports):
+            return False
+        if self.attempt.is_torchrun and all(found.later_lines for found in tracebacks):
+            return True  # its agent would have reported the end
+        last = max((found.lines[1] for found in tracebacks), default=0)
+        streams = self.attempt.streams.values()
+        return any(stream.progress is not None and stream.progress.number > last for stream in streams)
+
+    # --- other unlabeled lines ----------------------------------------------------------------------------------------
+
+    def _assign_unlabeled_lines(self, stream: Stream) -> None:
+        """Give the lines above the first launcher report to the only process of the node that failed."""
+        node, everything = stream.label.node, self.processes.all
+        ended = [one for one in everything if one.has_ended and (not node or one.node in {node, ""})]
+        reports = (report.number for file, _, report in self.attempt.reports if file == stream.file)
+        first_report = min(reports, default=1 << 62)
+        above = [record for record in stream.tail if record.number < first_report]
+        above = list(itertools.takewhile(lambda record: not LAUNCHER_FILE.search(record.text), above))
+        text = "\n".join(record.text for record in above)
+        silent = [one for one in ended if one.raised is None and not one.text.strip()]
+        # an unlabeled traceback that fits none of these processes would be given to each of them
+        is_ambiguous = any(one.raised is not None and not one.is_known for one in everything)
+        if not is_ambiguous and silent == ended and len({(one.exit_code, one.signal) for one in ended}) == 1:
+            for process in ended:
+                process.text = text
+                process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
+        elif not everything and not self._has_agent_report():
+            own_report = find_last_error(above)
+            if own_report != OwnReport():
+                process = Process(node=node, text=text, streams=[stream])
+                process.set_own_report(own_report)
+                everything.append(process)
+
+    def _has_agent_report(self) -> bool:
+        """Whether torch's agent had the chance to report an exit, so its report isn't just cut off."""
+        return self.attempt.is_torchrun and bool(self.attempt.reports or self.attempt.entries)

@@ -1,0 +1,129 @@
+"""Tell processes that failed from those that their launcher or scheduler stopped, and find what killed them.
+
+The functions run in the order of `mark_stops`; each looks only at processes that still count as failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.job_logs.launchers import ReportKind
+from firstfault.job_logs.processes import LAUNCHER_STOPPED, NO_EXIT_STATUS, SCHEDULER_STOPPED, Process, Processes
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.collector import Attempt
+
+_MAX_WORLD_SIZE = 4096
+"""In a larger job, ranks without a line aren't listed."""
+_MAX_SILENT_SUSPECTS = 3
+"""More silent ranks than this are not suspects."""
+_GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: runtime)? error|CUDNN|CUBLAS")
+HARDWARE_XIDS = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "ECC page retirement or row remapping",
+    64: "ECC page retirement or row remapper failure",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+"""Errors of NVIDIA's driver that hardware causes, not the application, from NVIDIA's catalog of Xid errors."""
+
+
+def mark_stops(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes that were stopped, killed for memory, or failed because of a faulty GPU."""
+    _mark_stopped_by_scheduler(attempt, processes)
+    _mark_killed_with_the_rest(attempt, processes)
+    _mark_terminated(attempt, processes)
+    _match_oom_kills(attempt, processes)
+    _match_hardware_errors(attempt, processes)
+
+
+def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes of which all lines are below the scheduler's announcement that it ends the job."""
+    announced: dict[str, int] = {}
+    for file, _, report in attempt.reports:
+        if report.kind is ReportKind.TERMINATED and report.reason:
+            announced[file] = min(announced.get(file, report.number), report.number)
+    for process in processes.all:
+        files = {file for file, _, _ in process.lines}
+        is_later = all(first > announced.get(file, first) for file, first, _ in process.lines)
+        if files and files <= announced.keys() and is_later and process.has_failed and not process.is_oom:
+            process.raised, process.exit_code, process.signal = None, None, ""
+            process.own_error, process.stopped = "", SCHEDULER_STOPPED
+
+
+def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes that were killed after another one had crashed: mpirun kills all others with SIGKILL."""
+    ended = (report for _, _, report in attempt.reports if report.kind is ReportKind.ENDED and report.ranks)
+    first = next(ended, None)
+    killed = [process for process in processes.all if process.signal == "SIGKILL" and not process.is_oom]
+    has_crashed = first is not None and first.signal not in {"", "SIGKILL", "SIGTERM"}
+    for process in killed if has_crashed and len(killed) > 1 and not attempt.is_torchrun else ():
+        process.signal, process.stopped = "", LAUNCHER_STOPPED
+
+
+def _mark_terminated(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes that SIGTERM ended, if another one failed: launchers send it, too."""
+    if not any(process.signal != "SIGTERM" and process.has_failed for process in processes.all):
+        return
+    signaled = {report.pid for _, _, report in attempt.reports if report.kind is ReportKind.STOPPED} - {None}
+    # on these nodes, torch's agent printed a line for each process that it stopped
+    listed_nodes = {process.node for process in processes.all if process.pid in signaled}
+    for process in processes.all:
+        is_unlisted = process.pid is not None and process.pid not in signaled and process.node in listed_nodes
+        if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
+            process.signal, process.stopped = "", LAUNCHER_STOPPED
+
+
+def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
+    """Find the killed processes on the nodes on which the kernel killed one for its memory."""
+    killed = [process for process in processes.all if process.signal == "SIGKILL" and not process.stopped]
+    for file, _, report in attempt.reports:
+        for process in killed if report.kind is ReportKind.OOM and report.pid is None else ():
+            if not report.node or not process.node or report.node == process.node:
+                process.is_oom = True
+                process.lines.add((file, report.number, report.number))
+
+
+def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
+    """Give a hardware error of a GPU to the process that it names, else to the only one that failed on its node."""
+    for file, node, report in attempt.reports:
+        if report.kind is not ReportKind.GPU or report.xid not in HARDWARE_XIDS:
+            continue
+        failed = [process for process in processes.all if process.has_failed]
+        here = [process for process in failed if process.may_be_on(report.node or node)]
+        named = [process for process in here if report.pid is not None and process.pid == report.pid]
+        # a kernel's log has the name of the machine, and the program's log may have the pod's
+        on_gpu = [one for one in here or failed if _GPU_ERROR.search(one.raised_text or one.own_error or one.text)]
+        candidates = named or on_gpu or here
+        for process in candidates if len(candidates) == 1 else ():
+            process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
+            process.lines.add((file, report.number, report.number))
+
+
+def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Process]) -> None:
+    """Mark the processes that didn't fail as stopped, and add the ranks that printed nothing; a few are suspects."""
+    known = set(map(id, failed))
+    stops = {ReportKind.STOPPED, ReportKind.REST_STOPPED}
+    is_known = bool(attempt.entries) or any(report.kind in stops for _, _, report in attempt.reports)
+    ranks = {process.rank for process in processes.all if process.rank is not None}
+    world = max([attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
+    # if neither a second rank nor the number of ranks is in the log, it may be the log of one rank
+    is_of_all = attempt.world_size > 0 or len(ranks) > 1
+    if is_of_all and len(ranks) * 2 >= world and world <= _MAX_WORLD_SIZE:
+        silent = [Process(rank=rank) for rank in range(world) if rank not in ranks]
+        processes.all += silent
+        # silence explains what nothing else does
+        is_explained = any(process.has_ended and process.raised is None for process in failed)
+        is_suspect = not is_known and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
+        known |= set(map(id, silent)) if is_suspect else set()
+    for process in processes.all:
+        if id(process) not in known and not process.stopped and process.exit_code != 0:
+            process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS

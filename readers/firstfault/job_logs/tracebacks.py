@@ -1,0 +1,121 @@
+"""Find the tracebacks in a stream, and tell a program's exceptions from those that launchers raise about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.fingerprint import normalize_message
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.source_files import is_library_file
+from firstfault.exceptions.traceback_format import format_exception
+from firstfault.job_logs.outcome import is_success_report
+from firstfault.job_logs.own_reports import EXCEPTION, HANDLED
+from firstfault.model import ExceptionInfo
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.collector import Stream
+
+LAUNCHER_FILE = re.compile(
+    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
+    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
+    r"|ray/train/.*(?:controller|trainer)"
+)
+"""Files of launchers, in the outermost frames of what they raise themselves."""
+LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
+"""Exceptions in which a launcher reports that a process failed."""
+_COMMAND_FAILED = re.compile(
+    r"(?:Command|Process|Subprocess|Job|Task)\b[^\n]{0,400}\b(?:failed with|returned|exited with) (?:a )?"
+    r"(?:non-?zero|return code|exit (?:code|status)|status|code)"
+)
+"""The same in the message of an exception of any type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """A traceback in a stream."""
+
+    exception: ExceptionInfo
+    text: str
+    stream: Stream
+    lines: tuple[int, int]
+    """Numbers of the first and the last one."""
+    later_lines: int = 0
+    """Number of lines that the same stream has below."""
+    is_handled: bool = False
+    """Whether the lines around it show that the program continued."""
+    is_before_success: bool = False
+    """Whether a later line of the same stream reports success."""
+    is_mixed: bool = False
+    """Whether lines of another traceback are among its lines."""
+
+    @property
+    def fault(self) -> tuple[str, str, str]:
+        """Equal for the same fault of several processes."""
+        frame = self.exception.frames[-1] if self.exception.frames else None
+        at = f"{frame.file}:{frame.line}" if frame else ""
+        return self.exception.type, normalize_message(self.exception.message), at
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether a launcher raised it only to report that a process of its own failed."""
+        name = get_short_name(self.exception)
+        is_signal = name == "SignalException" and any(LAUNCHER_FILE.search(item.file) for item in self.exception.frames)
+        return is_signal or name in LAUNCHER_EXCEPTIONS or _COMMAND_FAILED.match(self.exception.message) is not None
+
+    @property
+    def is_of_launcher(self) -> bool:
+        """Whether a launcher failed itself: all frames but the outermost are its own or libraries'."""
+        files = [frame.file for frame in self.exception.frames]
+        inner = [file for file in files[1:] if not LAUNCHER_FILE.search(file)]
+        return any(map(LAUNCHER_FILE.search, files)) and all(map(is_library_file, inner))
+
+
+def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
+    """Yield the tracebacks in a stream, in order."""
+    for excerpt in stream.excerpts:
+        above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
+        printed = find_printed_exception(redact("\n".join(record.text for record in lines)))
+        if printed is None:
+            continue
+        # a line without a level or a date may belong to the exception's message, or be the program's next output
+        more = printed.exception.message.splitlines()[1:]
+        more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
+        later = [line for line in (*more, *printed.after) if line.strip()]
+        own = lines[: len(lines) - len(printed.after)]
+        below = [record.text for record in stream.tail if record.number > lines[-1].number]
+        later_lines = len(later) + len(below)
+        around = (*(record.text for record in above), *later[:1])
+        yield Traceback(
+            printed.exception,
+            "\n".join(record.text for record in own),
+            stream,
+            (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
+            later_lines,
+            is_handled=any(map(HANDLED.search, around)) and later_lines > 0,
+            is_before_success=any(map(is_success_report, (*later, *below))),
+            is_mixed=excerpt.is_mixed,
+        )
+
+
+def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
+    """Return the tracebacks in a stream of several processes whose lines may alternate, and what can't be read.
+
+    If alternating tracebacks all end with the same exception, it's returned once, without frames.
+    """
+    found, mixed = list(find_tracebacks(stream)), [excerpt for excerpt in stream.excerpts if excerpt.is_mixed]
+    if not mixed:
+        return found, ""
+    lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
+    last_lines = [last for excerpt in mixed for record in excerpt.lines if (last := EXCEPTION.match(record.text))]
+    last_lines = [last for last in last_lines if last["type"].rpartition(".")[2] not in LAUNCHER_EXCEPTIONS]
+    if len({last[0] for last in last_lines}) != 1:
+        where = f"lines {lines[0]} to {lines[1]}"
+        return found, f"tracebacks of several processes are mixed in {where}: no prefix tells them apart"
+    exception = ExceptionInfo(last_lines[0]["type"], redact(last_lines[0]["message"] or ""))
+    same = Traceback(exception, format_exception(exception), stream, lines)
+    return [*(one for one in found if not one.is_mixed), same], ""
