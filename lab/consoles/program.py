@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
 def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: str = "") -> None:
     """Train: `culprit` meets `kind`, and rank `decoys` handles errors.
 
-    kind: a fault, "endless" for a training that something else ends, or "success"; `then`: the fault of the next rank
+    kind: a fault, "endless" for a training that something else ends, or a success; `then`: the fault of the next rank
     after torchrun's restart. nccl: the version of torch whose words the lab's NCCL prints; empty for gloo.
     """
     if then and ((marks() / "again").exists() or list(marks().glob("truth-*.json"))):
@@ -129,13 +130,26 @@ def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: s
     speak(style, decoys == rank(), kind == "endless")
     if kind == "endless":
         training.STEPS = 500
-    kind = "" if kind in {"endless", "success"} else kind
+    is_noisy, kind = kind == "success-noisy", "" if kind in {"endless", "success", "success-noisy"} else kind
     if nccl:
         nccl_training.train(kind, culprit, nccl)
     else:
         training.train(kind, culprit, early=kind in AT_START)
+    if is_noisy:
+        make_noise_at_exit()
     if rank() == 0:
         print("training is done, saved /checkpoints/final")
+
+
+def make_noise_at_exit() -> None:
+    """Print what a healthy training may print at its end: retries, ignored exceptions, warnings of libraries."""
+    for attempt in (1, 2):
+        LOG.error("upload of metrics failed: HTTP 503 Service Unavailable, retrying (%s/5)", attempt)
+    warnings.warn("process group was not destroyed before exit, which can leak resources", stacklevel=1)
+    if rank() == 1:
+        held = type("Loader", (), {"__del__": lambda _: {}["workers"]})()
+        del held  # Python prints "Exception ignored in" and the traceback
+        LOG.error("could not close the cache: [Errno 9] Bad file descriptor")
 
 
 def as_rank(number: int, inputs: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ def runs() -> Iterator[Run]:
                 attempts, culprit = faults[launcher][number].split(">"), (3, 1, 2, 0)[(number + place) % 4]
                 name = f"{launcher}-{'-then-'.join(attempts)}-rank{culprit}"
                 shapes, count, chance = _listed(plan["shapes"]), plan["logs"], zlib.crc32(name.encode())
-                decoys = (culprit + 1) % 4 if attempts[-1] == "success" or chance % 4 == 0 else -1
+                decoys = (culprit + 1) % 4 if attempts[-1].startswith("success") or chance % 4 == 0 else -1
                 nccl = VERSIONS[number % len(VERSIONS)] if launcher.endswith("nccl") else ""
                 inputs = {"culprit": culprit, "style": STYLES[chance % len(STYLES)], "decoys": decoys, "nccl": nccl}
                 chosen = [shapes[(number * count + step) % len(shapes)] for step in range(count)]
@@ -80,7 +80,12 @@ def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
     category, also, word = PLANS["faults"][fault]
     ranks = [] if fault in GROUPS["no_rank"] else sorted(item["rank"] for item in told)
     node = told[0]["node"] if told and fault not in {"deadlock", *GROUPS["several"]} else None
-    truth = {"launcher": run.launcher, "fault": fault, "ranks": ranks if fault != "success" else None, "node": node}
+    truth = {
+        "launcher": run.launcher,
+        "fault": fault,
+        "ranks": None if fault.startswith("success") else ranks,
+        "node": node,
+    }
     truth |= {"category": category, "also": also.split(), "word": word}
     # Slurm doesn't requeue what a user cancelled; a SIGTERM that reaches torchrun may be a drain
     is_retried = fault in GROUPS["retried"] and not (fault == "cancel" and run.launcher.startswith("srun"))
@@ -122,7 +127,8 @@ def record(run: Run) -> tuple[list[Stream], list[dict[str, Any]]]:
             printed, codes = run_job(run.launcher, fault, inputs, Path(folder))
             told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("truth-*.json"))]
         streams = [before + after for before, after in zip(streams, printed, strict=True)]
-    if any(codes) == (last == "success") or not (told or last in {"success", *GROUPS["external"]}):
+    is_success = last.startswith("success")
+    if any(codes) == is_success or not (told or is_success or last in GROUPS["external"]):
         text = shaped("node", streams)[-2000:].decode(errors="replace")
         raise ValueError(f"exit codes {codes}, truth {told}: {text}")
     return streams, told

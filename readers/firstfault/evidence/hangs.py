@@ -59,8 +59,11 @@ LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
 EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 """Exceptions raised in response to the agent's signal."""
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
-MISSING_RANKS_REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
+MISSING_RANKS_REPORTS = {"barrier-timed-out-tasks", "desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
+_MISSING_RANKS = re.compile(
+    r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass|^/job:\S*/task:(?P<task>\d+)$", re.MULTILINE
+)
 COLLECTIVES_FILE = re.compile(r"torch/distributed/distributed_c10d\.py$")
 SUBGROUP_CALL = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
 """Calls that may differ between ranks: operations in a subgroup, sends and receives."""
@@ -501,7 +504,11 @@ def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tupl
     reports = [
         (item, item.pointer.rank) for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer
     ]
-    missing = {rank for _, rank in reports if rank is not None} - {item.failure.rank for item, _ in reports}
+    missing = {rank for _, rank in reports if rank is not None}
+    for item, _ in reports:
+        for found in _MISSING_RANKS.finditer(item.failure.message):
+            missing |= {int(rank) for rank in (found["ranks"] or found["task"]).split(",")}
+    missing -= {item.failure.rank for item, _ in reports}
     return [(rank, "a report of missing ranks names it") for rank in sorted(missing)]
 
 

@@ -12,7 +12,7 @@ from firstfault.credentials import redact
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
-from firstfault.job_logs.processes import Process, Processes, exception_in
+from firstfault.job_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
 from firstfault.job_logs.tracebacks import LAUNCHER_FILE, Traceback, find_shared_tracebacks, find_tracebacks
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _RAY_ACTOR_DIED = re.compile(
     r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
     r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
 )
+_ERROR_ON_RANK = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b[^\n]*?\b[Rr]ank[ =:]{1,2}(?P<rank>\d{1,6})\b")
+"""A logged error that names one rank."""
 _SPAWN_PROCESS_ERROR = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 
 
@@ -54,6 +56,7 @@ class Assignment:
             self._read_ray_driver(stream)
         self._merge_local_ranks()
         self._drop_repeated_deaths()
+        self._mark_ray_actors()
         tracebacks = []
         for stream in self.processes.shared:
             found, note = find_shared_tracebacks(stream)
@@ -147,6 +150,17 @@ class Assignment:
             or not (one.signal in explained or self._is_of_cleanup(one))
         ]
 
+    def _mark_ray_actors(self) -> None:
+        """Mark actors that died, for no reason that Ray knows, below the report of a process that ended."""
+        for process in self.processes.all:
+            is_unexplained = process.launcher_text and not process.has_ended and process.raised is None
+            begins = {file: first for file, first, _ in process.lines}
+            ends = ((file, report) for file, _, report in self.attempt.reports if report.kind is ReportKind.ENDED)
+            if is_unexplained and any(
+                report.exit_code and report.number < begins.get(file, 0) for file, report in ends
+            ):
+                process.stopped = LAUNCHER_STOPPED
+
     def _is_of_cleanup(self, process: Process) -> bool:
         """Whether a kill follows the report of another failure, or a node is lost anyway."""
         if process.signal != "SIGKILL":
@@ -162,11 +176,14 @@ class Assignment:
     # --- unlabeled tracebacks -----------------------------------------------------------------------------------------
 
     def _take_launcher_exception(self, found: Traceback) -> bool:
-        """Take a traceback that a launcher printed; return whether it is one."""
+        """Take a traceback that a launcher printed, or that names its rank; return whether it is one."""
         spawned = _SPAWN_PROCESS_ERROR.search(found.text)
-        if spawned is not None:
-            self.processes.find(rank=int(spawned["rank"])).set_exception(found)
-            return True
+        logged = {int(named["rank"]) for line in found.lines_around if (named := _ERROR_ON_RANK.search(line))}
+        if spawned is not None or (len(logged) == 1 and not found.is_handled and not found.is_before_success):
+            process = self.processes.find(rank=int(spawned["rank"]) if spawned is not None else min(logged))
+            if spawned is not None or not self._is_survived(process, found):
+                process.set_exception(found)
+                return True
         if found.is_of_launcher and not found.is_summary:
             self.launcher_failures.append(found)
         return found.is_of_launcher or found.is_summary
@@ -239,7 +256,8 @@ class Assignment:
         # an unlabeled traceback that fits none of these processes would be given to each of them
         is_ambiguous = any(one.raised is not None and not one.is_known for one in everything)
         if not is_ambiguous and silent == ended and len({(one.exit_code, one.signal) for one in ended}) == 1:
-            for process in ended:
+            blamed = {int(found["rank"]) for record in above if (found := _ERROR_ON_RANK.search(record.text))}
+            for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
                 process.text = text
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
         elif not everything and not self._has_agent_report():

@@ -51,6 +51,9 @@ _WORLD_SIZE = re.compile(
 )
 _FILE_HEADER = re.compile(r"==> (?P<path>\S+) <==\s*$")
 """Printed by tail and head before the lines of each file."""
+_WORKERS_PER_NODE = re.compile(r"--nproc[_-]per[_-]node[= ](?P<count>\d{1,3})\b")
+_NODE_RANK = re.compile(r"--node[_-]rank[= ](?P<rank>\d{1,5})\b")
+_NODE_COUNT = re.compile(r"--nnodes[= ](?P<count>\d{1,5})\b")
 _RANK_OF_PID = re.compile(
     r"\b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b"
     r"|\bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,? (?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b"
@@ -186,6 +189,8 @@ class Attempt:
     """As a process printed it; 0: not known."""
     is_torchrun: bool = False
     rank_by_pid: dict[int, int] = field(default_factory=dict)
+    first_ranks: dict[Where, int] = field(default_factory=dict)
+    """Rank of the first worker of each node, from torchrun's command line."""
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
 
@@ -284,6 +289,10 @@ class LogCollector:
         if _HAS_WORLD_SIZE.search(text):
             for size in _WORLD_SIZE.finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
+        if "nproc" in text and (found := _WORKERS_PER_NODE.search(text)):
+            node_rank, nodes = _NODE_RANK.search(text), _NODE_COUNT.search(text)
+            if node_rank is not None or nodes is None or nodes["count"] == "1":
+                everything.first_ranks[where] = int(found["count"]) * int(node_rank["rank"] if node_rank else 0)
         if "ank" in text and "pid" in text and (found := _RANK_OF_PID.search(text)):
             everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
         return report is not None

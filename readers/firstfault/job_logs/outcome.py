@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
@@ -26,15 +26,23 @@ SUCCESS_REPORT = re.compile(
     r"|\b(?:exit(?:ed)?(?: with)?(?: exit)?|return(?:ed)?)[ _-]?(?:code|status)?\W{0,4}0\b"
     r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
     r"|^\W*(?:\[[\d:.]+\] )?(?:total )?training time\b|\ball done\b"
+    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
     r"|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
     re.IGNORECASE,
 )
 """What programs, frameworks and launchers print at the end of a success."""
 JOB_SUCCEEDED = re.compile(
-    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b",
+    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
+    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$",
     re.IGNORECASE,
 )
-"""What schedulers print about a job that succeeded, even if one of its processes died."""
+"""What schedulers and shells print about a job that succeeded, even if one of its processes died."""
+HANDLED = re.compile(
+    r"\b(?:re-?try|again\b|attempt \d+ ?(?:of|/) ?\d|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE
+)
+"""In a line about an error that the program handled."""
+_SHUTDOWN_NOISE = re.compile(r"\b(?:clos(?:e|ing)|clean|shut ?down|destroy|leak|tear|at exit)|\bWarn", re.IGNORECASE)
+"""In a line about an error that matters no more at the end of a program."""
 NEGATION = re.compile(r"\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b", re.IGNORECASE)
 FAILURE_REPORT = re.compile(
     r"rror\b|xception\b|fatal|critical|killed|abort(?:ed|ing)|\bfail(?:ed|ure)\b|\bXid\b|timed out|\breset\b"
@@ -51,6 +59,25 @@ def is_success_report(text: str) -> bool:
     if found is None or len(text) > 400:  # noqa: PLR2004 - a report is short
         return False
     return NEGATION.search(text[: found.end()]) is None and FAILURE_REPORT.search(text) is None
+
+
+def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without those of "Exception ignored in": exceptions of finalizers, which end no process."""
+    kept, ignoring = [], set()
+    for record in records:
+        if "Exception ignored " in record.text:
+            ignoring.add(record.label)
+        elif record.label not in ignoring:
+            kept.append(record)
+        elif not record.text[:1].isspace() and TRACEBACK not in record.text:
+            ignoring.discard(record.label)  # the traceback's last line
+    return kept
+
+
+def _find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return the records, below a report of success, that report a failure."""
+    reports = (record for record in drop_ignored_exceptions(records) if FAILURE_REPORT.search(record.text))
+    return [one for one in reports if not HANDLED.search(one.text) and not _SHUTDOWN_NOISE.search(one.text)]
 
 
 def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
@@ -71,7 +98,7 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
             key=lambda record: record.number,
         )
         proofs = [at for at, record in enumerate(later) if is_success_report(record.text)]
-        if not proofs or any(FAILURE_REPORT.search(record.text) for record in later[proofs[-1] + 1 :]):
+        if not proofs or _find_doubts(later[proofs[-1] + 1 :]):
             return False
         last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}
         if last.label.is_process:
@@ -101,7 +128,7 @@ def explain_missing_proof(attempt: Attempt) -> str:
         return f"can't tell whether the job succeeded: {quoted}"
     proven_at = max(record.number for record in proofs)
     later = [record for stream in streams for record in _tail(stream) if record.number > proven_at]
-    if doubts := [record for record in later if FAILURE_REPORT.search(record.text)]:
+    if doubts := _find_doubts(later):
         return f"can't tell whether the job succeeded: it reports {one_line(redact(doubts[-1].text.strip()), 100)!r}"
     return ""
 

@@ -15,7 +15,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
 from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
-from firstfault.job_logs.outcome import is_success_report
+from firstfault.job_logs.outcome import HANDLED, drop_ignored_exceptions, is_success_report
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
@@ -32,7 +32,6 @@ EXCEPTION = re.compile(
 """The last line of a traceback, the rest of which may be missing."""
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
-HANDLED = re.compile(r"\b(?:re-?try|trying again|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE)
 _EXIT_FUNCTIONS = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
 """Functions in which Python cleans up after a program that has ended."""
 _COLLECTIVE_TIMEOUT = re.compile(
@@ -90,6 +89,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
 
 def find_last_error(lines: Sequence[LogRecord]) -> OwnReport:
     """Return what a process printed last about a failure."""
+    lines = drop_ignored_exceptions(lines)
     text = "\n".join(record.text for record in lines)
     if not lines or not has_failure_word(text):
         return OwnReport()

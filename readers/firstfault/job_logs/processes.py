@@ -219,6 +219,8 @@ class Processes:
         ranks = of_tasks if report.tasks else report.ranks
         if not ranks and report.local_rank is None and node in self.rank_by_node:
             ranks = (self.rank_by_node[node],)
+        elif not ranks and report.local_rank is not None and (file, node) in self.attempt.first_ranks:
+            ranks = (self.attempt.first_ranks[file, node] + report.local_rank,)
         found = [self.find(rank=rank, pid=report.pid, node=node) for rank in ranks]
         if not ranks and not report.tasks and (report.pid is not None or report.local_rank is not None):
             found = [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]

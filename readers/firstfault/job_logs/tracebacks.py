@@ -13,8 +13,8 @@ from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.job_logs.outcome import is_success_report
-from firstfault.job_logs.own_reports import EXCEPTION, HANDLED
+from firstfault.job_logs.outcome import HANDLED, is_success_report
+from firstfault.job_logs.own_reports import EXCEPTION
 from firstfault.model import ExceptionInfo
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class Traceback:
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
     """Whether a later line of the same stream reports success."""
+    lines_around: tuple[str, ...] = ()
+    """The line above and the first one below."""
     is_mixed: bool = False
     """Whether lines of another traceback are among its lines."""
 
@@ -80,7 +82,8 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
     for excerpt in stream.excerpts:
         above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
         printed = find_printed_exception(redact("\n".join(record.text for record in lines)))
-        if printed is None:
+        # Python prints "Exception ignored in" for exceptions of finalizers, which end no process
+        if printed is None or any("Exception ignored " in record.text for record in above):
             continue
         # a line without a level or a date may belong to the exception's message, or be the program's next output
         more = printed.exception.message.splitlines()[1:]
@@ -89,7 +92,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
         own = lines[: len(lines) - len(printed.after)]
         below = [record.text for record in stream.tail if record.number > lines[-1].number]
         later_lines = len(later) + len(below)
-        around = (*(record.text for record in above), *later[:1])
+        around = (*(record.text for record in above), *(*later, *below)[:1])
         yield Traceback(
             printed.exception,
             "\n".join(record.text for record in own),
@@ -98,6 +101,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
             later_lines,
             is_handled=any(map(HANDLED.search, around)) and later_lines > 0,
             is_before_success=any(map(is_success_report, (*later, *below))),
+            lines_around=around,
             is_mixed=excerpt.is_mixed,
         )
 

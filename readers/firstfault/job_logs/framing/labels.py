@@ -56,6 +56,7 @@ _LABEL_FORMS = (
     re.compile(r"[<\[](?P<name>[^\s\]>\[]{1,120})[>\]]:? ?"),
     re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}): ?"),
     re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?"),
+    re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}) \[std(?:err|out)\](?: |$)"),
     re.compile(r"(?P<name>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)"),
 )
 """The forms of labels that are learned if most lines have one."""
