@@ -89,12 +89,8 @@ def _has_short_runs(text: str, longest: int) -> bool:
 
 def is_random(text: str) -> bool:
     """Whether a text is neither a word nor words: it is long, or has letters and digits."""
-    if (
-        not text.isascii()
-        or " " in text
-        or PATTERNS["snake_case"].fullmatch(text)
-        or PATTERNS["camel_case"].fullmatch(text)
-    ):
+    is_name = PATTERNS["snake_case"].fullmatch(text) or PATTERNS["camel_case"].fullmatch(text)
+    if is_name or not text.isascii() or " " in text:
         return False
     parts = re.split(r"[_.\-/]", text)
     return max(map(len, parts)) >= MIN_RANDOM_LENGTH or (len(text) >= MIN_MIXED_LENGTH and any(map(is_mixed, parts)))
@@ -134,10 +130,9 @@ def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bo
     if strength is Strength.KEY:
         return is_key(text)
     if strength is Strength.SHORT:
-        tight = named_value.syntax in {ValueSyntax.TIGHT, ValueSyntax.PLAIN} or (
-            named_value.syntax is ValueSyntax.COLON and named_value.name.lower() == "pw"
-        )
-        return _is_short_password(text) and (quoted or is_random(text) or tight)
+        is_pw = named_value.syntax is ValueSyntax.COLON and named_value.name.lower() == "pw"
+        is_tight = named_value.syntax in {ValueSyntax.TIGHT, ValueSyntax.PLAIN}
+        return _is_short_password(text) and (quoted or is_random(text) or is_tight or is_pw)
     if strength is Strength.WORD and (PATTERNS["special_word"].search(text) or not is_random(text)):
         return False
     # a quoted text is never the name of a variable; <pad> and [CLS] are a tokenizer's tokens
@@ -147,13 +142,8 @@ def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bo
 
 
 def _is_short_password(text: str) -> bool:
-    if (
-        PATTERNS["snake_case"].fullmatch(text)
-        or PATTERNS["call"].match(text)
-        or text[0] in "([{<"
-        or " " in text
-        or "/" in text
-    ):
+    is_code = PATTERNS["snake_case"].fullmatch(text) or PATTERNS["call"].match(text) or text[0] in "([{<"
+    if is_code or " " in text or "/" in text:
         return False
     return len(text) >= MIN_SHORT_PASSWORD_LENGTH and is_mixed(text)
 
@@ -167,14 +157,13 @@ def _is_code_or_word(text: str, named_value: NamedValue) -> bool:
         return bool(PATTERNS["of_object"].match(text))
     if PATTERNS["name"].fullmatch(text):
         return _is_code_name(text, named_value)
-    if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.SPACED} and PATTERNS[
-        "operation"
-    ].fullmatch(text):
+    syntax = named_value.syntax
+    is_in_code = syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.SPACED}
+    if is_in_code and PATTERNS["operation"].fullmatch(text):
         # "a + b" is an expression, but base64 has + and /, too
         return len(text) < MIN_RANDOM_LENGTH or not is_random(text)
-    if named_value.syntax in {ValueSyntax.PROSE, ValueSyntax.CODE} or (
-        named_value.syntax is ValueSyntax.COLON and named_value.strength is Strength.LIKELY
-    ):
+    is_after_colon = syntax is ValueSyntax.COLON and named_value.strength is Strength.LIKELY
+    if is_after_colon or syntax in {ValueSyntax.PROSE, ValueSyntax.CODE}:
         return bool(PATTERNS["words"].fullmatch(text)) and (len(text) < MIN_RANDOM_LENGTH or "-" in text)
     return False
 
@@ -186,13 +175,9 @@ def _is_code_name(text: str, named_value: NamedValue) -> bool:
     if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.PROSE}:
         return not is_random(text)
     if named_value.syntax is ValueSyntax.SPACED:
-        short = (
-            named_value.strength is Strength.SURE
-            and len(text) >= MIN_SHORT_PASSWORD_LENGTH
-            and is_mixed(text)
-            and "." not in text
-        )
-        return not is_random(text) and not (short and not PATTERNS["snake_case"].fullmatch(text))
+        is_short = len(text) >= MIN_SHORT_PASSWORD_LENGTH and is_mixed(text) and "." not in text
+        is_password = is_short and not PATTERNS["snake_case"].fullmatch(text)
+        return not is_random(text) and not (is_password and named_value.strength is Strength.SURE)
     if "." in text:
         is_attribute = named_value.syntax is ValueSyntax.TIGHT or parts[-1][:1].isupper()
         return is_attribute and not any(is_mixed(part) or len(part) >= MIN_RANDOM_LENGTH for part in parts)

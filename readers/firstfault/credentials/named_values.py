@@ -109,23 +109,20 @@ def _find_quoted_values(credential: NameInText, opening: re.Match[str]) -> Itera
 def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
     # part of a statement: lambda token: "x"
     in_code = not credential.is_quoted and credential.sign == ":" and PYTHON_KEYWORD_BEFORE.search(credential.before)
-    if in_code or not is_secret_literal(
-        content, NamedValue(credential.name, credential.strength, credential.get_syntax(end)), quoted=True
-    ):
+    named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
+    if in_code or not is_secret_literal(content, named_value, quoted=True):
         return False
     if credential.word in AUTH_WORDS and content.lower() in AUTH_METHODS:
         return False
     if credential.sign != ",":
         return True
     if credential.is_flag:
-        return (
-            not content.startswith("-") and not is_secret_word(content) and not PATTERNS["metavar"].fullmatch(content)
-        )
+        is_option = content.startswith("-") or PATTERNS["metavar"].fullmatch(content)
+        return not is_option and not is_secret_word(content)
     if GETTER_OR_SETTER_CALL.search(credential.before):
         return not is_secret_word(content)
-    return is_random(content) or (
-        bool(TUPLE_START.search(credential.before)) and "-" in credential.name and not content.islower()
-    )
+    is_in_tuple = bool(TUPLE_START.search(credential.before))
+    return is_random(content) or (is_in_tuple and "-" in credential.name and not content.islower())
 
 
 def _find_list_items(credential: NameInText, position: int) -> Iterator[tuple[int, int]]:
@@ -160,9 +157,8 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
         value = value.rstrip(".:!?")
     if not value or (credential.sign == "," and not is_random(value)):
         return
-    if credential.sign == " " and (
-        value.startswith("-") or value.lower().rstrip(".:") in PROSE_AFTER_FLAG or PATTERNS["metavar"].fullmatch(value)
-    ):
+    is_option = value.startswith("-") or PATTERNS["metavar"].fullmatch(value)
+    if credential.sign == " " and (is_option or value.lower().rstrip(".:") in PROSE_AFTER_FLAG):
         return  # an option, not its value
     if credential.word in AUTH_WORDS and value.lower() in AUTH_METHODS:
         return

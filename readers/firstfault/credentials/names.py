@@ -109,9 +109,8 @@ class NameInText:
             return Strength.LIKELY if self.is_query_parameter and self.word not in {"key", "code"} else Strength.WORD
         prefix = self.name[: -len(self.word)]
         if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
-            around = self.text[
-                max(self.value_start - CHARACTERS_READ_AROUND, 0) : self.value_start + CHARACTERS_READ_AROUND
-            ]
+            at = self.value_start
+            around = self.text[max(at - CHARACTERS_READ_AROUND, 0) : at + CHARACTERS_READ_AROUND]
             sure = OWNER_PREFIX.search(prefix) or USER_ASSIGNMENT.search(around) or (self.name.isupper() and prefix)
             return Strength.LIKELY if sure else Strength.SHORT
         if self.word == "tokens" or TEXT_PROCESSING_PREFIX.search(prefix) or self.suffix.islower():
@@ -170,12 +169,8 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
             word_kind = "sure" if owner else "weak"
         after = found.end()
         word = lowered[start:after].strip("_")
-        if (
-            word_kind == "weak"
-            and word.startswith("key")
-            and word != "key"
-            and not lowered.startswith("client", start - 7)
-        ):
+        is_of_client = lowered.startswith("client", start - 7)
+        if word_kind == "weak" and word.startswith("key") and word != "key" and not is_of_client:
             continue
         credential = _parse_name(text, start, after, word_kind if "data" not in word else "sure", word)
         if credential is not None:
@@ -230,11 +225,8 @@ def _is_whole_name(credential: NameInText, prefix: str, word: str) -> bool:
     if credential.word_kind == "weak":
         if credential.word in {"key", "code"}:
             return credential.is_query_parameter or (credential.word == "key" and _is_environment_variable(credential))
-        return (
-            (credential.word != "pat" or _is_environment_variable(credential))
-            and credential.sign in {"=", "%3D", "%3d"}
-            and not credential.has_blank_before_sign
-        )
+        is_assigned = credential.sign in {"=", "%3D", "%3d"} and not credential.has_blank_before_sign
+        return is_assigned and (credential.word != "pat" or _is_environment_variable(credential))
     return True
 
 
@@ -248,11 +240,10 @@ def _can_have_suffix(suffix: str, credential: NameInText) -> bool:
         return False
     if suffix.lower() == "_id":
         return credential.word == "secret"
+    is_upper = (credential.name + suffix).isupper()
     if _is_known_suffix(suffix):
-        return credential.word_kind == "sure" or (credential.name + suffix).isupper() or credential.word == "token"
-    return (
-        (credential.name + suffix).isupper() and credential.word_kind != "weak" and not HARMLESS_SUFFIX.search(suffix)
-    )
+        return credential.word_kind == "sure" or is_upper or credential.word == "token"
+    return is_upper and credential.word_kind != "weak" and not HARMLESS_SUFFIX.search(suffix)
 
 
 def _is_environment_variable(credential: NameInText) -> bool:
