@@ -154,9 +154,8 @@ class RestartContext:
 
     def to_retry_context(self, context: RetryContext) -> RetryContext:
         """Return the context for a retry policy that is asked about this restart."""
-        return replace(
-            context, restarts_left=self.restarts_left, previous_fingerprint=self.previous_fingerprint, pods_alive=True
-        )
+        left, previous = self.restarts_left, self.previous_fingerprint
+        return replace(context, restarts_left=left, previous_fingerprint=previous, pods_alive=True)
 
 
 def decide_restart(verdict: model.Verdict, decision: model.Decision, context: RestartContext) -> tuple[bool, str]:

@@ -131,12 +131,9 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
 async def _failed_attempts(uri: str, since_ns: int | None, with_machines: bool) -> tuple[list[FailedAttempt], int]:
     async with open_store(uri) as store:
         found = await attempts_below(store)
-        wanted = [
-            attempt
-            for attempt in found
-            if attempt.may_have_failed
-            and not (since_ns is not None and attempt.changed_ns is not None and attempt.changed_ns < since_ns)
-        ]
+        wanted = [attempt for attempt in found if attempt.may_have_failed]
+        if since_ns is not None:
+            wanted = [attempt for attempt in wanted if attempt.changed_ns is None or attempt.changed_ns >= since_ns]
         read = await each(_Reader(store, with_machines=with_machines).read, wanted, _AT_ONCE)
     failed = [attempt for attempt in read if attempt is not None]
     return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(found)
@@ -202,17 +199,10 @@ def _summarize(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decisi
     hours = None
     if ranks and verdict.timestamp_ns is not None and found.started_ns is not None:
         hours = max(verdict.timestamp_ns - found.started_ns, 0) * ranks / _HOUR_NS
-    return FailedAttempt(
-        uri,
-        verdict.timestamp_ns if verdict.timestamp_ns is not None else found.changed_ns,
-        line,
-        verdict.fingerprint,
-        verdict.category,
-        shorten_pod_name(verdict.node or ""),
-        ranks=ranks,
-        rank_hours=hours,
-        retry=decision.retry,
-    )
+    time_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else found.changed_ns
+    pod = shorten_pod_name(verdict.node or "")
+    summary = FailedAttempt(uri, time_ns, line, verdict.fingerprint, verdict.category, pod)
+    return replace(summary, ranks=ranks, rank_hours=hours, retry=decision.retry)
 
 
 def _find_document(verdict: Verdict, names: Iterable[str]) -> str:

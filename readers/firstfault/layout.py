@@ -215,15 +215,10 @@ class ErrorKey:
         if match is None:
             return None
         round_, time, rank, group, fingerprint, incarnation, uuid_ = match.groups()
-        return cls(
-            _parse_round(round_),
-            None if time == _NO_TIME else int(time),
-            _parse_rank(rank),
-            _parse_rank(group),
-            "" if fingerprint == _NO_FINGERPRINT else fingerprint,
-            int(incarnation),
-            uuid_,
-        )
+        time_ns = None if time == _NO_TIME else int(time)
+        fingerprint = "" if fingerprint == _NO_FINGERPRINT else fingerprint
+        rank, group = _parse_rank(rank), _parse_rank(group)
+        return cls(_parse_round(round_), time_ns, rank, group, fingerprint, int(incarnation), uuid_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +250,9 @@ class RosterKey:
 def is_of_entry(key: ErrorKey, place: Place) -> bool:
     """Whether a document's name has the round, group rank and incarnation of a roster entry."""
     # names clamp numbers to their fixed width, so clamp the place's numbers in the same way before the comparison
-    said = (key.round, key.group_rank, key.incarnation)
-    return said == (
-        _parse_round(_format_round(place.round)),
-        _parse_rank(_format_rank(place.group_rank)),
-        int(_format_incarnation(place.incarnation)),
-    )
+    round_, group_rank = _parse_round(_format_round(place.round)), _parse_rank(_format_rank(place.group_rank))
+    incarnation = int(_format_incarnation(place.incarnation))
+    return (key.round, key.group_rank, key.incarnation) == (round_, group_rank, incarnation)
 
 
 def error_key_for(error: WorkerError, unique: str = "") -> str:

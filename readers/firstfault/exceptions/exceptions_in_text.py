@@ -122,12 +122,11 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
     if not chain:
         return text, ()
     head, nested = _split_at_traceback(chain[0].message, depth - 1) if depth else ("", ())
+    is_whole = whole or match["indent"] is None or _TORCH_WRAPPER.search(text[: match.start()])
     # "worker failed:" above a nested traceback reports it; any other text may be unrelated
     if nested and (head.endswith(":") or _TORCH_WRAPPER.search(head)):
         chain = [replace(chain[0], message=head), *nested, *chain[1:]]
-    elif "\n" in chain[0].message and not (
-        whole or match["indent"] is None or _TORCH_WRAPPER.search(text[: match.start()])
-    ):
+    elif "\n" in chain[0].message and not is_whole:
         return text, ()
     return text[: starts[0].start()].strip(), tuple(chain)
 

@@ -188,12 +188,8 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     name, own = get_short_name(context), [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a library
     is_expected = expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
-    is_lookup = (
-        name in _LOOKUP_TYPES
-        and is_expected
-        and len(own) <= 1
-        and not any(frame.code.startswith("raise") for frame in own)
-    )
+    is_raised = any(frame.code.startswith("raise") for frame in own)
+    is_lookup = name in _LOOKUP_TYPES and is_expected and len(own) <= 1 and not is_raised
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
         return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)

@@ -185,11 +185,8 @@ def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[st
 def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Sequence[str]]:
     end = next((at for at, line in enumerate(lines[1:], 1) if not line.startswith((" ", "|", "+"))), len(lines))
     inner = [GROUP_GUTTER.sub("", line[indent:], count=1) if line.strip() else "" for line in lines[1:end]]
-    borders = [
-        at
-        for at, line in enumerate(lines[1:end])
-        if _GROUP_MEMBER_START.match(line) and _measure_indent(line) <= indent + _INDENT
-    ]
+    starts = [(at, line) for at, line in enumerate(lines[1:end]) if _GROUP_MEMBER_START.match(line)]
+    borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT]
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
         return None, lines[end:]

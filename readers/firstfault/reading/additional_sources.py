@@ -27,9 +27,8 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     found = {rank: item for rank, item in _find_last_by_rank(beside.documents).items() if rank not in finished}
     documents = [_with_collectives(item, found) if judged.has(item) else item for item in snapshot.documents]
     existing = {item.rank for item in ours}.union(*(group.ranks for group in snapshot.unopened))
-    documents += [
-        _place_document(item, places.get(rank), anyones) for rank, item in found.items() if rank not in existing
-    ]
+    new = [(rank, item) for rank, item in found.items() if rank not in existing]
+    documents += [_place_document(item, places.get(rank), anyones) for rank, item in new]
     return replace(
         snapshot,
         documents=tuple(documents),

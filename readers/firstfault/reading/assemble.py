@@ -91,29 +91,14 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
     current = [document for document in snapshot.documents if judged.has(document)]
     history = [document for document in snapshot.documents if not judged.has(document)]
-    roster = tuple(
-        sorted(
-            of_newest_incarnations(
-                [entry for entry in snapshot.roster if entry.place.round == judged.number], judged.newest
-            ),
-            key=lambda entry: (
-                _or_last(entry.place.group_rank),
-                entry.phase.value,
-                entry.place.incarnation,
-                entry.place.node,
-                entry.timestamp_ns or 0,
-                tuple(receipt.name for receipt in entry.receipts),
-            ),
-        )
-    )
+    of_round = [entry for entry in snapshot.roster if entry.place.round == judged.number]
+    roster = tuple(sorted(of_newest_incarnations(of_round, judged.newest), key=_roster_order))
     without_receipts = [
         replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
         for entry in roster
     ]
-    unreadable = sorted(
-        (item for item in snapshot.unreadable if item.round is None or item.round >= judged.number),
-        key=lambda item: (item.name, item.reason),
-    )
+    unreadable = [item for item in snapshot.unreadable if item.round is None or item.round >= judged.number]
+    unreadable.sort(key=lambda item: (item.name, item.reason))
     logs = _list_log_tails(snapshot.roster)
     failures = _in_order(_with_logs(_merge_documents(current), logs))
     return JobErrors(
@@ -403,6 +388,13 @@ def _time_order(failure: WorkerError) -> tuple[object, ...]:
     )
 
 
+def _roster_order(entry: NodePresence) -> tuple[object, ...]:
+    """Return the sort key: group rank (missing last), phase, incarnation, node, time, and the receipts' names."""
+    place, names = entry.place, tuple(receipt.name for receipt in entry.receipts)
+    by_node = (_or_last(place.group_rank), entry.phase.value, place.incarnation, place.node)
+    return (*by_node, entry.timestamp_ns or 0, names)
+
+
 def _or_last(rank: int | None) -> int:
     return rank if rank is not None else 1 << 62
 
@@ -445,17 +437,12 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
         for failure in failures
         if (said := judged.find_unconfirmed_claim(failure))
     ]
+    has_gaps = bool(unreadable or lost or unconfirmed or joined - finished or snapshot.notes)
     return Coverage(
         expected=expected,
         reported=len(reported),
         unreadable=len(unreadable),
-        complete=expected is not None
-        and len(finished) >= expected
-        and not unreadable
-        and not lost
-        and not unconfirmed
-        and not joined - finished
-        and not snapshot.notes,
+        complete=expected is not None and len(finished) >= expected and not has_gaps,
         notes=tuple(_list_notes(snapshot, failures, unreadable, lost, unconfirmed, silent)),
     )
 

@@ -272,9 +272,8 @@ class _Look:
         """Read and return the job; adds the roster entries to the given dictionary."""
         documents = self._listing.documents
         is_small = len(documents) <= listings.SMALL
-        await gathered(
-            self._read_roster(), self._read_rest(), self._read_restarts(), self._open(documents if is_small else ())
-        )
+        opening = self._open(documents if is_small else ())
+        await gathered(self._read_roster(), self._read_rest(), self._read_restarts(), opening)
         named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
         self._listed = {name: item for item in documents if (name := str(item.key)) in named} if named else {}
         needs = self._request.find_needs([found for found in self._rest if isinstance(found, Seal)])
@@ -326,9 +325,7 @@ class _Look:
         await self._open(self._history[: listings.OF_HISTORY])
         # each step opens documents, then asks the strategy, which may request ranks that its suspects depend on
         for _ in range(listings.STEPS):
-            wanted = [
-                item for item in {*wanted, *listings.of_processes(wanted, self._current)} if item not in self._opened
-            ]
+            wanted = list({*wanted, *listings.of_processes(wanted, self._current)}.difference(self._opened))
             if not wanted:
                 return True
             await self._open(listings.by_time(wanted))
@@ -371,13 +368,10 @@ class _Look:
         return self._judged[1]
 
     def _build_snapshot(self) -> Snapshot:
-        found = fetch.sorted_out(
-            [*self._opened.values(), *self._rest],
-            notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
-            unopened=listings.unopened_by_fault(self._current, self._opened),
-        )
+        notes = tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster)
+        unopened = listings.unopened_by_fault(self._current, self._opened)
         return replace(
-            found,
+            fetch.sorted_out([*self._opened.values(), *self._rest], notes, unopened),
             roster=tuple(self._roster.values()),
             foreign=tuple(self._listing.foreign),
             unopened_history=sum(document not in self._opened for document in self._history),

@@ -269,12 +269,11 @@ def of_round(documents: Iterable[Named], number: int, newest: Mapping[int | None
 
 def unconfirmed(documents: Iterable[Named], number: int, newest: Mapping[int | None, int]) -> list[Named]:
     """Return the documents with a later round than `number`, or a newer incarnation than the roster's."""
-    return [
-        document
-        for document in documents
-        if document.key.round > number
-        or document.key.incarnation > newest.get(document.key.group_rank, document.key.incarnation)
-    ]
+
+    def is_newer(key: ErrorKey) -> bool:
+        return key.round > number or key.incarnation > newest.get(key.group_rank, key.incarnation)
+
+    return [document for document in documents if is_newer(document.key)]
 
 
 def by_fault(documents: Iterable[Named]) -> dict[str, list[Named]]:
@@ -352,11 +351,8 @@ def unopened_by_fault(documents: Iterable[Named], opened: Mapping[Named, object]
         said = {read.fingerprint for read in map(opened.get, members) if isinstance(read, WorkerError)}
         ranks = {key.rank for key in left if key.rank is not None}
         nodes = {key.group_rank for key in left if key.group_rank is not None}
-        names_hash = sum(int(key.uuid, 16) for key in left)
-        group = Unopened(
-            min(said, default=f"?:{fingerprint}"), len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash
-        )
-        found.append(group)
+        names_hash, name = sum(int(key.uuid, 16) for key in left), min(said, default=f"?:{fingerprint}")
+        found.append(Unopened(name, len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash))
     return tuple(sorted(found, key=lambda group: (-group.count, group.fingerprint)))
 
 
