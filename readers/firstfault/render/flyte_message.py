@@ -68,9 +68,8 @@ def _message_code(code: Section) -> Iterator[str]:
 
 def _message_end(parts: Sections) -> Iterator[str]:
     """Yield the end of the message, which Flyte keeps: the evidence, and commands to copy."""
-    yield from map(
-        _ascii_row, shorten_list([f"Why: {line}" for line in parts.evidence.lines], _SENTENCES, "Why: and {} more")
-    )
+    reasons = [f"Why: {line}" for line in parts.evidence.lines]
+    yield from map(_ascii_row, shorten_list(reasons, _SENTENCES, "Why: and {} more"))
     if parts.commands.lines:
         yield from ("", f"{parts.commands.title}:")
         yield from (one_line(plain_lines.encodable(command, "ascii"), _COMMAND) for command in parts.commands.lines)

@@ -115,9 +115,8 @@ def _build_environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=harmless,
     )
-    environment.filters.update(
-        ranks=format_ranks, who=name_process, line=summarize_failure, sentence=sentence, is_retried=is_retried
-    )
+    environment.filters.update(ranks=format_ranks, who=name_process, line=summarize_failure)
+    environment.filters.update(sentence=sentence, is_retried=is_retried)
     environment.filters.update(runs=group_frames_by_library, source_lines=source_lines, traceback=format_exception)
     environment.filters["quoted"] = partial(elide, limit=_QUOTE)
     environment.filters["shown_time"] = lambda time_ns: format_time(time_ns) if time_ns is not None else ""
@@ -201,7 +200,7 @@ def _list_first_rows(cascade: Cascade, first: int) -> list[tuple[NodeState | Non
 def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
     """Return what the script pages through and filters: ranks, groups, states and nodes that refer by index."""
     index = {state: number for number, state in enumerate(State)}
-    nodes = {node.name: node.state for node in cascade.nodes}
+    nodes = {node.name: [index[node.state]] if node.state is not None else [] for node in cascade.nodes}
     names = list(dict.fromkeys([*nodes, *(item.node for item in cascade.ranks)]))
     place = {name: number for number, name in enumerate(names)}
     lines = {group.number: group.line for group in cascade.groups}
@@ -213,10 +212,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
         "foremost": _find_first_rank(cascade),
         "rows": _ROWS,
         "states": [[state.slug, state.value] for state in State],
-        "nodes": [
-            [printable(name), printable(short.get(name, name)), *([index[state]] if (state := nodes.get(name)) else [])]
-            for name in names
-        ],
+        "nodes": [[printable(name), printable(short.get(name, name)), *nodes.get(name, [])] for name in names],
         "groups": [
             [
                 group.number,
@@ -333,12 +329,9 @@ def _list_dumps(root: WorkerError | None) -> list[_Quoted]:
 def _list_logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
-    found = (
-        _Quoted(name_process(failure), "\n".join(log_lines(failure)[-_LOG_LINES:]), is_root=failure is root)
-        for failure in _in_order(report)
-        if failure.log_tail.strip()
-    )
-    return list(itertools.islice((quoted for quoted in found if quoted.text), _OTHERS))
+    logs = ((failure, "\n".join(log_lines(failure)[-_LOG_LINES:])) for failure in _in_order(report))
+    found = (_Quoted(name_process(failure), log, is_root=failure is root) for failure, log in logs if log)
+    return list(itertools.islice(found, _OTHERS))
 
 
 def _list_documents(report: Report) -> tuple[_Document, ...]:

@@ -94,6 +94,7 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
     # outside of Kubernetes a node isn't a pod but a machine, perhaps known only by its host name
     if report.engine is PLAIN:
         place |= {"pod": None, "machine": place["machine"] or place["host"]}
+    dead_threads = ((thread.thread, thread.exception) for thread in root.thread_failures)
     return {
         "type": exception.type if exception is not None else None,
         "message": _shorten(exception.message, longest) if exception is not None else None,
@@ -116,12 +117,8 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
         "deadline": _build_fields(EXPIRED, root.expired) if root.expired is not None else None,
         "last_collective": _build_fields(PROGRESS, root.collectives[0]) if root.collectives else None,
         "threads": [
-            {
-                "name": thread.thread,
-                "type": thread.exception.type,
-                "message": _shorten(thread.exception.message, longest),
-            }
-            for thread in root.thread_failures
+            {"name": name, "type": exception.type, "message": _shorten(exception.message, longest)}
+            for name, exception in dead_threads
         ],
     }
 

@@ -166,9 +166,8 @@ def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) 
 def _print_groups(printer: _Printer, report: Report, groups: Sequence[Group], *, whole: bool = False) -> None:
     """Print a table of the groups: state, ranks, and what happened; the cause itself is printed at the top."""
     names = [group.who(0 if whole else _RANKS) for group in groups]
-    state_width, name_width = (
-        max(map(len, column), default=0) for column in ([group.state.value for group in groups], names)
-    )
+    state_width = max((len(group.state.value) for group in groups), default=0)
+    name_width = max(map(len, names), default=0)
     lines = []
     for group, name in zip(groups, names, strict=True):
         # paths of build machines, as in gloo's messages, help least
@@ -203,10 +202,8 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     _print_quoted(printer, report, parts)
     printer.section("Facts", itertools.chain.from_iterable(map(_format_fact, (*parts.facts, *parts.details))))
     _print_nodes(printer, report)
-    numbers = {
-        name: number
-        for number, name in enumerate(dict.fromkeys(name for _, names in report.verdict.reasons for name in names), 1)
-    }
+    cited = dict.fromkeys(name for _, names in report.verdict.reasons for name in names)
+    numbers = {name: number for number, name in enumerate(cited, 1)}
     reasons = [" ".join([why, *(f"[{numbers[name]}]" for name in names)]) for why, names in report.verdict.reasons]
     printer.section(parts.evidence.title, reasons)
     for part in (parts.suspects, parts.attempts, parts.recovered, parts.documents):

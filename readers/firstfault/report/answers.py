@@ -67,15 +67,16 @@ def build_answers(case: Case) -> Answers:
     job, verdict = case.job, case.verdict
     code, source = _find_code_line(job, verdict)
     meaning = CATEGORIES.get(verdict.category)
+    by = f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""
+    where = f"unknown: {case.engine.source} names no rank and no node"
+    if not case.is_alone:
+        where = _describe_place(job, verdict, case.engine)
     return Answers(
         what=_describe_fault(verdict),
         fault_owner=_fault_owner(case),
         category=f"{verdict.category}: {meaning}" if meaning else verdict.category,
-        confidence=verdict.confidence
-        + (f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""),
-        where=f"unknown: {case.engine.source} names no rank and no node"
-        if case.is_alone
-        else _describe_place(job, verdict, case.engine),
+        confidence=f"{verdict.confidence}{by}",
+        where=where,
         code=code,
         source=source,
         retry=case.engine.describe_retry(case.decision),
@@ -88,9 +89,8 @@ def build_answers(case: Case) -> Answers:
 def _fault_owner(case: Case) -> FaultOwner:
     verdict = case.verdict
     # a person may have aborted a job if all its nodes were terminated
-    if verdict.scope is Scope.UNDETERMINED or (
-        verdict.category == "preemption" and count_terminated_nodes(case.job).are_all
-    ):
+    may_be_aborted = verdict.category == "preemption" and count_terminated_nodes(case.job).are_all
+    if verdict.scope is Scope.UNDETERMINED or may_be_aborted:
         return FaultOwner.UNKNOWN
     root = verdict.root
     if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
@@ -116,9 +116,8 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
         if suspects:
-            return f"{' or '.join(shorten_list(suspects, MAX_LISTED_ITEMS))} (suspected)".replace(
-                "or and ", "or one of "
-            )
+            names = " or ".join(shorten_list(suspects, MAX_LISTED_ITEMS))
+            return f"{names.replace('or and ', 'or one of ')} (suspected)"
         return f"{verdict.node}, rank unknown" if verdict.node else "rank unknown"
     on = f" on {verdict.node}" if verdict.node else ""
     if (machine := find_machine(job, verdict)) and len(verdict.ranks) <= 1:

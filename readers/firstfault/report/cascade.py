@@ -69,9 +69,8 @@ class Event:
         """How much later, in words; empty if unknown, and for the origin."""
         if self.at_ns is None or self.is_origin:
             return ""
-        text = (
-            f"{_format_shift(self.at_ns)} by the clock of its node" if self.bounds is None else later_text(self.bounds)
-        )
+        guess = f"{_format_shift(self.at_ns)} by the clock of its node"
+        text = later_text(self.bounds) if self.bounds is not None else guess
         return text if self.from_root else f"{text}, counted from the first failure"
 
     @property
@@ -110,9 +109,8 @@ class Group:
         """Return its ranks, else its node, else how many processes it has; `limit`: as `format_ranks`."""
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
-        return (
-            self.nodes[0] if len(self.nodes) == 1 else ("1 process" if self.count == 1 else f"{self.count} processes")
-        )
+        processes = "1 process" if self.count == 1 else f"{self.count} processes"
+        return self.nodes[0] if len(self.nodes) == 1 else processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +184,8 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
     events = []
     for failure, judged in zip(job.failures, diagnosis.classified, strict=True):
         at_ns, bounds = _get_event_time(failure, origin, diagnosis.clocks)
-        events.append(
-            Event(failure, _find_state(failure, judged, verdict), at_ns, bounds, failure is origin, from_root)
-        )
+        state = _find_state(failure, judged, verdict)
+        events.append(Event(failure, state, at_ns, bounds, failure is origin, from_root))
     events.sort(key=_build_sort_key)
     groups = _group_events(job, verdict, events)
     ranks = _list_ranks(job, verdict, events, groups)
@@ -198,9 +195,8 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
     for item in ranks:
         if item.rank not in grouped:
             missing[item.state].append(item.rank)
-    groups += _groups_without_documents(
-        missing, job, verdict, is_root_shown=any(group.state is State.ROOT for group in groups)
-    )
+    is_root_shown = any(group.state is State.ROOT for group in groups)
+    groups += _groups_without_documents(missing, job, verdict, is_root_shown=is_root_shown)
     groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
     # number after sorting: drawings and `RankState.group` refer to the numbers that are printed
     groups = [replace(group, number=number) for number, group in enumerate(groups, 1)]
@@ -416,19 +412,16 @@ def _list_ranks(
         where, local = places.get(rank, (node or (known[rank].node if rank in known else ""), None))
         known[rank] = RankState(rank, state, where, local, line=line)
     for event in reversed(events):  # if two nodes claim one rank, the first event is kept
-        failure = event.failure
-        if failure.rank is not None:
+        failure, claimed = event.failure, event.failure.rank
+        if claimed is not None:
             local = failure.place.local_rank
-            local = local if local is not None else places.get(failure.rank, ("", None))[1]
+            local = local if local is not None else places.get(claimed, ("", None))[1]
             line = summarize_failure(failure)
-            known[failure.rank] = RankState(
-                failure.rank, event.state, failure.node, local, later=event.later, line=line
-            )
+            known[claimed] = RankState(claimed, event.state, failure.node, local, later=event.later, line=line)
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
+    missing = (State.UNREPORTED, find_engine_words(job, verdict).missing)
     for rank in {*places, *range(world_size(job))} - set(known):
-        state, line = (
-            (State.FINISHED, "") if rank in finished else (State.UNREPORTED, find_engine_words(job, verdict).missing)
-        )
+        state, line = (State.FINISHED, "") if rank in finished else missing
         where, local = places.get(rank, ("", None))
         known[rank] = RankState(rank, state, where, local, line=line)
     return tuple(known[rank] for rank in sorted(known))

@@ -295,19 +295,16 @@ def build_sections(report: Report) -> Sections:
     documents = [Layout.of(report.uri).errors_uri()] if report.uri else []
     suspects = (f"{suspect.name}: {suspect.why}" for suspect in verdict.suspects)
     reasons = (report.engine.cited(why, names) for why, names in verdict.reasons if not repeats_cause(why, what))
+    message_title = "Traceback" if "Traceback (most recent call last)" in message else "Message"
+    code = (f"{format_place(at)}: {at.code}" if at.code else format_place(at) for at in frames)
     return Sections(
         answers=tuple(_list_answers(report)),
         facts=tuple(fact for fact in report.facts if fact.name not in _PLACE_FACTS),
         commands=Section("Commands", tuple(step.command for step in report.answers.steps if step.command)),
         changes=Section("Attempts", report.changes),
-        code=Section(
-            "In your code", tuple(f"{format_place(at)}: {at.code}" if at.code else format_place(at) for at in frames)
-        ),
+        code=Section("In your code", tuple(code)),
         stack=Section(STACK_TITLE, tuple(stack_lines(root)) if root is not None else ()),
-        message=Section(
-            "Traceback" if "Traceback (most recent call last)" in message else "Message",
-            tuple(message.split("\n")) if message else (),
-        ),
+        message=Section(message_title, tuple(message.split("\n")) if message else ()),
         log=Section(LOG_TITLE, tuple(log_lines(root)) if root is not None else ()),
         details=tuple(_list_details(report)),
         evidence=Section("Why", tuple(reasons)),
@@ -364,9 +361,8 @@ def _list_victims(report: Report) -> Iterator[Fact]:
     """Yield the victims, and the ranks that failed too and may be the root cause."""
     victims = report.verdict.victims
     if report.verdict.scope is Scope.UNDETERMINED:
-        yield from (
-            [_build_list_fact("Failed", str(victims.count), victims.by_rank, victims.count)] if victims.count else ()
-        )
+        if victims.count:
+            yield _build_list_fact("Failed", str(victims.count), victims.by_rank, victims.count)
         return
     states = {item.rank: item.state for item in report.cascade.ranks}
     # The verdict's victims may include ranks that the cascade shows as suspects or unclear: these are listed as "Failed
@@ -466,9 +462,8 @@ def restart_line(record: RestartRecord) -> str:
     took = f", {record.lost_seconds:.0f} s lost" if record.lost_seconds is not None else ""
     sizes = (record.world_size_before, record.world_size_after)
     resized = f", {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
-    return one_line(
-        f"{_describe_restart(record)}: {record.headline} (restarted: {record.reason}{took}{resized})", _FACT
-    )
+    text = f"{_describe_restart(record)}: {record.headline} (restarted: {record.reason}{took}{resized})"
+    return one_line(text, _FACT)
 
 
 def list_stalls(job: JobErrors) -> list[RestartRecord]:

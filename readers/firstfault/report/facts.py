@@ -91,10 +91,8 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
     """Yield what was counted where the root cause was: dead threads, memory, disk, limits, collectives."""
     threads = []
     for failure in root.thread_failures:
-        text = one_line(failure.exception.message)
-        threads.append(
-            f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
-        )
+        kind, text = failure.exception.type.rsplit(".", 1)[-1], one_line(failure.exception.message)
+        threads.append(f"{failure.thread} ended by {kind}: {text}" if text else f"{failure.thread} ended by {kind}")
     yield from (Fact("Thread", text) for text in shorten_list(threads, MAX_LISTED_ITEMS))
     # if a file system is full, only full ones are worth a line
     disks = [disk.text for disk in root.system.full or root.system.file_systems]

@@ -39,18 +39,15 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     node = _to_one_line(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
     name, text = split_fault(verdict)
     # subject, fate and the end of the node's name always fit; the fault gets the rest, less three blanks
-    what = one_line(
-        _to_one_line(_describe_fault(verdict, name)),
-        _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3,
-    )
+    room = _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3
+    what = one_line(_to_one_line(_describe_fault(verdict, name)), room)
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
     room = _MAX_ANSWER_CHARACTERS - len(answer) - len(fate) - 2
     if len(node) > room:  # the end is kept, because pods' names differ there
         node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less wouldn't identify it
     answer = " ".join(part for part in (answer, node, fate) if part)
-    detail = one_line(
-        _to_one_line(_describe_detail(verdict, name, text)), max(_MAX_LINE_CHARACTERS - len(answer) - 2, 0)
-    )
+    room = max(_MAX_LINE_CHARACTERS - len(answer) - 2, 0)
+    detail = one_line(_to_one_line(_describe_detail(verdict, name, text)), room)
     return f"{answer}: {detail}" if detail else answer
 
 

@@ -38,9 +38,8 @@ def list_unknowns(case: Case) -> Iterator[str]:
         yield f"what happened to {ranks}: {engine.missing}"
     if verdict.scope is not Scope.UNDETERMINED:
         yield from _list_unknown_about_root(case)
-    if engine.cites and (
-        unknown := [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
-    ):
+    unknown = [item.rank for item in case.job.failures if item.is_silent or item.stopped_by_agent]
+    if engine.cites and unknown:
         ranks = format_ranks(sorted(rank for rank in unknown if rank is not None), _RANKS)
         which = f"rank {ranks} was" if len(unknown) == 1 else f"ranks {ranks} were"
         yield f"where {which} in the code: a log doesn't show it, firstfault in the job does"
@@ -90,10 +89,8 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
     """
     found = count_terminated_nodes(job)
     if found.are_all:
-        when = "at once, as by an abort or a time limit" if found.at_once else "but not at once"
-        return (
-            f"who ended the job: all {found.count} {engine.nodes} were terminated{' ' if found.at_once else ', '}{when}"
-        )
+        when = " at once, as by an abort or a time limit" if found.at_once else ", but not at once"
+        return f"who ended the job: all {found.count} {engine.nodes} were terminated{when}"
     if found.expected is None or found.expected == 1 or not found.count:
         return "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
     one = f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'} terminated"
