@@ -65,19 +65,13 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
 
 def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
     """Send SIGTERM to the orphans of ended workers, and SIGKILL to those still running after `seconds`."""
-    from firstfault.recorder.time_limits import (  # noqa: PLC0415 - as above
-        KILLED_PROCESS_TIMEOUT_SECONDS,
-        MAX_ORPHANS_POLL_SECONDS,
-        ORPHANS_POLL_SECONDS,
-    )
+    from firstfault.recorder import time_limits  # noqa: PLC0415 - as above
 
-    began = time.monotonic()
-    for number, until in (
-        (signal.SIGTERM, began + seconds),
-        (signal.SIGKILL, began + seconds + KILLED_PROCESS_TIMEOUT_SECONDS),
-    ):
+    deadline = time.monotonic() + seconds
+    last_deadline = deadline + time_limits.KILLED_PROCESS_TIMEOUT_SECONDS
+    for number, until in ((signal.SIGTERM, deadline), (signal.SIGKILL, last_deadline)):
         sent: set[int] = set()
-        pause: float = ORPHANS_POLL_SECONDS
+        pause: float = time_limits.ORPHANS_POLL_SECONDS
         # Search /proc again each time: an orphan may fork before it ends. Each process gets each signal once.
         while left := find_orphans(folder, sessions):
             for pid in left - sent:
@@ -87,7 +81,7 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
             if time.monotonic() >= until:
                 break
             time.sleep(min(pause, max(until - time.monotonic(), 0)))
-            pause = min(1.5 * pause, MAX_ORPHANS_POLL_SECONDS)
+            pause = min(1.5 * pause, time_limits.MAX_ORPHANS_POLL_SECONDS)
         for pid in sent:
             # As PID 1 of a container this process adopts orphans and must reap them; elsewhere it isn't their parent.
             with contextlib.suppress(ChildProcessError):

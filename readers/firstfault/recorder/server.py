@@ -133,9 +133,8 @@ class _Server:
             spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
             return asdict(await self._uploads.put(target, file, spool))
         if request["op"] == "end":
-            await self._uploads.drain(
-                min(time_limits.UPLOADS_DRAIN_TIMEOUT_SECONDS, _MAX_DRAIN_SHARE * request["seconds"])
-            )
+            limit = _MAX_DRAIN_SHARE * request["seconds"]
+            await self._uploads.drain(min(time_limits.UPLOADS_DRAIN_TIMEOUT_SECONDS, limit))
             return {}
         if request["op"] == "resources":
             return asdict(self._memory.report())

@@ -195,11 +195,8 @@ class FsspecStore(Store):
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
         """See `Store.request`; probe with a small request before the first listing, which has no timeout."""
-        if (
-            verb == "list"
-            and isinstance(self._fs, AsyncFileSystem)
-            and not (self._has_answered or self.has_ordered_pages)
-        ):
+        may_hang = isinstance(self._fs, AsyncFileSystem) and not self.has_ordered_pages
+        if verb == "list" and may_hang and not self._has_answered:
             # Two first listings at the same time both probe, which does no harm. Any response counts, also "not
             # found".
             ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))

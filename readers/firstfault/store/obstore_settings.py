@@ -113,9 +113,8 @@ def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
         return _build_static_provider(key, secret, environment.get("AWS_SESSION_TOKEN"))
-    if not environment.get("AWS_PROFILE") and any(
-        all(map(environment.get, names)) for names in NATIVE_CREDENTIALS_VARIABLES
-    ):
+    has_native = any(all(map(environment.get, names)) for names in NATIVE_CREDENTIALS_VARIABLES)
+    if has_native and not environment.get("AWS_PROFILE"):
         return None
     session = _open_botocore_session()
     return _build_botocore_provider(session) if session is not None else None

@@ -140,19 +140,15 @@ class ObstoreStore(Store):
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
         """See `Store.classify_error`; obstore's errors carry only text."""
         text = str(error)
-        if (
-            isinstance(error, NoCredentialsError)
-            or NoCredentialsError.__name__ in text
-            or _has_no_metadata_server(text)
-        ):
+        lacks_credentials = isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text
+        if lacks_credentials or _has_no_metadata_server(text):
             return StorageErrorKind.NO_CREDENTIALS, ""
         if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
             return None
         status, code = _find_group(HTTP_STATUS, text), _find_group(S3_ERROR_CODE, text)
         number = int(status) if status else 0
-        detail = " ".join((_find_group(S3_ERROR_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[
-            :300
-        ]
+        message = _find_group(S3_ERROR_MESSAGE, text) or text.partition("Debug source:")[0]
+        detail = " ".join(message.split())[:300]
         # Before the status: S3 answers 404 for a missing bucket as well as for a missing object.
         if code in BUCKET_NOT_FOUND_CODES:
             return StorageErrorKind.BUCKET_NOT_FOUND, detail
@@ -162,9 +158,8 @@ class ObstoreStore(Store):
             return StorageErrorKind.WRONG_REGION, ""
         if number in REFUSED_STATUSES or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
             return StorageErrorKind.REFUSED, detail
-        if isinstance(error, ValueError) or (
-            number and number < FIRST_SERVER_ERROR_STATUS and number != TOO_MANY_REQUESTS_STATUS
-        ):
+        is_lasting = 0 < number < FIRST_SERVER_ERROR_STATUS and number != TOO_MANY_REQUESTS_STATUS
+        if is_lasting or isinstance(error, ValueError):
             return StorageErrorKind.OTHER, detail
         return StorageErrorKind.NO_ANSWER, detail
 

@@ -67,13 +67,9 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     has_printed = any(item.why == faults.AFTER_A_PRINTED_ERROR for item in classified)
     stragglers = find_stragglers_before_exits(diagnosis, fault.same)
     is_only = not (fault.others or earlier or near or unwinding or raising or doubts or has_printed or stragglers)
-    verdict = build_root_verdict(
-        diagnosis.job,
-        first,
-        why,
-        _rate_confidence(fault, is_sure=is_only and diagnosis.job.coverage.complete),
-        get_failures((*fault.same, *raising)) if len(fault.same) + len(raising) + unread_count > 1 else (),
-    )
+    confidence = _rate_confidence(fault, is_sure=is_only and diagnosis.job.coverage.complete)
+    same = get_failures((*fault.same, *raising)) if len(fault.same) + len(raising) + unread_count > 1 else ()
+    verdict = build_root_verdict(diagnosis.job, first, why, confidence, same)
     suspects = [
         Suspect(_describe_later_fault(diagnosis, first, other), other.failure.rank, other.node)
         for other in [*fault.others, *earlier][:MAX_SUSPECTS]
@@ -152,9 +148,8 @@ def _explain_stopped_ranks(
         reasons.append(Reason(text, get_failures(raising)))
     if near:
         at = faults.find_raise_position(near[0].failure) or locate_main_thread(near[0].failure).frame
-        text = (
-            f"{name_process(near[0].failure)} was stopped at {at} and not waiting for a peer: it may have failed, too"
-        )
+        name = name_process(near[0].failure)
+        text = f"{name} was stopped at {at} and not waiting for a peer: it may have failed, too"
         text += f", like {len(near) - 1} more" if len(near) > 1 else ""
         reasons.append(Reason(text, get_failures(near)))
     return reasons
@@ -185,13 +180,10 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
     waiting.
     """
     first, accounted = fault.first, {*map(id, fault.same), *map(id, fault.others)}
-    earlier = [
-        item
-        for item in diagnosis.classified
-        if (faults.is_unclear_exit(item) or (item.waited and first.failure_class in NODE_END_CLASSES))
-        and id(item) not in accounted
-        and not diagnosis.clocks.before(first.failure, item.failure)
-    ]
+    is_node_end = first.failure_class in NODE_END_CLASSES
+    others = [item for item in diagnosis.classified if id(item) not in accounted]
+    unclear = [item for item in others if faults.is_unclear_exit(item) or (item.waited and is_node_end)]
+    earlier = [item for item in unclear if not diagnosis.clocks.before(first.failure, item.failure)]
     return sorted(earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure)))
 
 

@@ -209,9 +209,8 @@ def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
     # function. By their times, ranks 0 to 2 failed first.
     if not any(item.failure_class is FailureClass.OWN_FAULT for item in diagnosis.classified):
         return None
-    candidates = (
-        find(diagnosis) for find in (find_size_mismatch, find_stragglers, find_ranks_left_behind, find_early_returns)
-    )
+    finders = (find_size_mismatch, find_stragglers, find_ranks_left_behind, find_early_returns)
+    candidates = (find(diagnosis) for find in finders)
     return build_raised_in_hang_verdict(diagnosis, next(filter(None, candidates), []))
 
 
@@ -273,11 +272,8 @@ def _judge_original_failures(diagnosis: Diagnosis) -> Verdict | None:
     """
     job = diagnosis.job
     last_times = {failure.rank: failure.timestamp_ns or 0 for failure in job.failures}
-    recent = [
-        item
-        for item in job.handled
-        if last_times.get(item.rank, 0) - (item.timestamp_ns or 0) < _MAX_STEP_RETRIES_SPAN_NS
-    ]
+    spans = ((item, last_times.get(item.rank, 0) - (item.timestamp_ns or 0)) for item in job.handled)
+    recent = [item for item, span_ns in spans if span_ns < _MAX_STEP_RETRIES_SPAN_NS]
     # a document of the first try ends with that try's output; the last try's document has the complete stderr tail
     stderr_tails = {failure.rank: failure.log_tail for failure in job.failures}
     first_tries = {item.rank: replace(item, log_tail=stderr_tails.get(item.rank, "")) for item in reversed(recent)}

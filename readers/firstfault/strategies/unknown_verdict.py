@@ -26,9 +26,8 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + reasons.to_suspects(exits)
     suspects = suspects[: reasons.MAX_SUSPECTS] or _list_blamed(diagnosis)
-    likeliest = min(
-        classified, key=lambda item: (item.failure_class, *reasons.get_time_sort_key(item)[:2], item.failure.message)
-    )
+    by_time = reasons.get_time_sort_key
+    likeliest = min(classified, key=lambda item: (item.failure_class, *by_time(item)[:2], item.failure.message))
     unclear_count = reasons.count_class(classified, job, FailureClass.UNCLEAR)
     count = len(classified) + job.unopened_elsewhere()
     # victims point to another process; an unclear failure may be the root cause or a consequence

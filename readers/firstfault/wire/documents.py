@@ -102,9 +102,8 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
 def encode_seal(seal: Seal) -> bytes:
     """Return the bytes of the ``error.pb`` with a pod's verdict for Flyte."""
     verdict = SEAL.write(seal, schema_version=SCHEMA_VERSION)
-    return _serialize(
-        pb.WorkerErrorDocument(error=_build_container_error(seal, seal.fault_timestamp_ns), verdict=verdict)
-    )
+    error = _build_container_error(seal, seal.fault_timestamp_ns)
+    return _serialize(pb.WorkerErrorDocument(error=error, verdict=verdict))
 
 
 # --- roster ---------------------------------------------------------------------------------------------------------

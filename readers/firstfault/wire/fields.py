@@ -295,9 +295,8 @@ THREAD_FAILURE = FieldTable(model.ThreadFailure, (Field("thread", LINE), Field("
 
 
 def _thread_failures_to_pb(threads: Sequence[model.ThreadFailure]) -> list[dict[str, Any]]:
-    return [
-        THREAD_FAILURE.write(thread, exception=_exception_to_pb(thread.exception)) for thread in threads[:MAX_THREADS]
-    ]
+    some = threads[:MAX_THREADS]
+    return [THREAD_FAILURE.write(thread, exception=_exception_to_pb(thread.exception)) for thread in some]
 
 
 def _thread_failures_from_pb(threads: Sequence[Any]) -> tuple[model.ThreadFailure, ...]:

@@ -166,9 +166,8 @@ def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
 
 
 def _suspect_from_dict(json_value: dict[str, Any]) -> Suspect:
-    rank, node = (
-        _make_nullable(json_type).read(json_value.get(key)) for key, json_type in (("rank", COUNT), ("node", TEXT))
-    )
+    rank = _make_nullable(COUNT).read(json_value.get("rank"))
+    node = _make_nullable(TEXT).read(json_value.get("node"))
     return Suspect(TEXT.read(json_value["why"]), rank, node)
 
 
