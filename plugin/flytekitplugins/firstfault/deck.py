@@ -20,6 +20,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.deck.deck import TimeLineDeck, _output_deck
 
 from firstfault.model import JobErrors, Phase, Place, Subject, Writer
+from firstfault.model.job import node_key
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
@@ -123,11 +124,8 @@ class DeckKeeper:
                 left_out.append(deck[0])
         if left_out and left_out != self._left_out:
             self._left_out = left_out
-            logger.warning(
-                "if this attempt fails, its deck will lack %s, because all decks together exceed %d MB",
-                ", ".join(map(repr, left_out)),
-                _MAX_BYTES // 1024**2,
-            )
+            text = "if this attempt fails, its deck will lack %s, because all decks together exceed %d MB"
+            logger.warning(text, ", ".join(map(repr, left_out)), _MAX_BYTES // 1024**2)
         # an atomic rename: this process may be killed at any moment
         part = self._file.with_suffix(".part")
         part.write_bytes(b"[" + b",\n".join(entries) + b"]")
@@ -166,12 +164,11 @@ def leave_deck(
         # If the pods settled on one verdict (`for_all`), this pod concluded and writes. Otherwise each pod gets here
         # with its own verdict at about the same time, and exactly one may write.
         if not verdict.for_all and not is_elected(node_context, verdict.report.job, staying):
-            wait = partial(
-                await_deck, node_context.output_prefix, _MARK.encode(), shutdown_requested, DECK_TIMEOUT_SECONDS
-            )
+            prefix, limit = node_context.output_prefix, DECK_TIMEOUT_SECONDS
+            wait = partial(await_deck, prefix, _MARK.encode(), shutdown_requested, limit)
             # Also after a timeout this pod doesn't write: the elected pod may be writing just now, and the last writer
             # wins.
-            call_with_timeout(wait, DECK_TIMEOUT_SECONDS, "waiting for the deck", shutdown_requested)
+            call_with_timeout(wait, limit, "waiting for the deck", shutdown_requested)
             return False
         # flytekit's context is a context variable of this thread, but `call_with_timeout` writes in another thread.
         write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
@@ -192,16 +189,9 @@ def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None
     still runs and can write. None: no such node exists.
     """
     # a worker or the recorder wrote the document of an agent that died, and perhaps its roster entry
-    lost = {
-        (failure.place.node, failure.place.group_rank)
-        for failure in job.failures
-        if failure.subject is Subject.AGENT and failure.writer in {Writer.WORKER, Writer.RECORDER}
-    }
-    living = [
-        entry
-        for entry in job.roster
-        if entry.phase in staying and (entry.place.node, entry.place.group_rank) not in lost
-    ]
+    of_agents = [failure for failure in job.failures if failure.subject is Subject.AGENT]
+    lost = {node_key(failure.place) for failure in of_agents if failure.writer in {Writer.WORKER, Writer.RECORDER}}
+    living = [entry for entry in job.roster if entry.phase in staying and node_key(entry.place) not in lost]
     of_rank_0 = [entry for entry in living if 0 in entry.ranks]
     failed = [entry for entry in living if entry.phase is Phase.FAILED]
 
@@ -238,10 +228,9 @@ def _read_earlier_attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]
     identity = verdict.node_context.identity
     if identity.attempt == 0 or verdict.conclusion is None:
         return ()
-    read = partial(
-        sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=EARLIER_ATTEMPTS_TIMEOUT_SECONDS
-    )
-    return call_with_timeout(read, EARLIER_ATTEMPTS_TIMEOUT_SECONDS, "reading the attempts before") or ()
+    limit = EARLIER_ATTEMPTS_TIMEOUT_SECONDS
+    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=limit)
+    return call_with_timeout(read, limit, "reading the attempts before") or ()
 
 
 def _build_tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:

@@ -108,6 +108,7 @@ def _launch_config(config: Elastic) -> LaunchConfig:
 
     # the operator sets PET_NNODES; torchrun reads it too
     min_nodes, max_nodes = parse_nnodes(os.environ.get("PET_NNODES") or config.nnodes)
+    logs = logs_specs(config.log_dir, config.redirects, config.tee, config.local_ranks_filter, config.nproc_per_node)
     return LaunchConfig(
         # The same in all pods of the execution, so their agents meet in one rendezvous.
         run_id=flytekit.current_context().execution_id.name,
@@ -120,9 +121,7 @@ def _launch_config(config: Elastic) -> LaunchConfig:
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         start_method=config.start_method,
-        logs_specs=logs_specs(
-            config.log_dir, config.redirects, config.tee, config.local_ranks_filter, config.nproc_per_node
-        ),
+        logs_specs=logs,
         **_newer_options(config, LaunchConfig),
     )
 

@@ -182,9 +182,8 @@ def newest_seal(
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
     doing, hurried = "looking for the verdict of another pod", time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS
-    other = call_with_timeout(
-        look, time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS, doing, shutdown_requested, shutdown_seconds=hurried
-    )
+    limit = time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS
+    other = call_with_timeout(look, limit, doing, shutdown_requested, shutdown_seconds=hurried)
     try:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
@@ -201,9 +200,8 @@ def await_outputs(
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
     The wait is a minute at most if the storage doesn't let this pod look.
     """
-    return _wait_until(
-        partial(outputs_are_there, output_prefix), "rank 0's pod has written no outputs", shutdown_requested, seconds
-    )
+    missing = "rank 0's pod has written no outputs"
+    return _wait_until(partial(outputs_are_there, output_prefix), missing, shutdown_requested, seconds)
 
 
 def outputs_are_there(output_prefix: str) -> bool:

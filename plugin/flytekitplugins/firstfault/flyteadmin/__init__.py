@@ -138,9 +138,8 @@ class _Admin:
         return f"{folder}/{task.id.retry_attempt}"
 
     def _list_nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:
-        request = partial(
-            node_execution_pb2.NodeExecutionListRequest, workflow_execution_id=execution, unique_parent_id=parent
-        )
+        kind = node_execution_pb2.NodeExecutionListRequest
+        request = partial(kind, workflow_execution_id=execution, unique_parent_id=parent)
         for page in _list_pages(self._client.list_node_executions_paginated, request):
             yield from page.node_executions
 

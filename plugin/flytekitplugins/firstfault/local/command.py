@@ -239,28 +239,18 @@ def _attempt_to_dict(attempt: LocalAttempt) -> dict[str, Any]:
     from flytekitplugins.firstfault.local.pods import fault_ns  # noqa: PLC0415 - as above
 
     conclusion, seen = attempt.conclusion, attempt.seen
+    error: dict[str, Any] | None = None
+    if seen is not None:
+        error = {"code": seen.code, "message": seen.message, "kind": seen.kind.value, "origin": seen.origin.value}
+        error |= {"worker": seen.worker, "timestamp": json_schemas.format_timestamp(fault_ns(seen))}
+    after_fault = {f"fault_to_{moment}": seconds for moment, seconds in attempt.seconds_after_fault.items()}
     return {
         "attempt": attempt.number,
         "status": attempt.status,
         "errors": attempt.errors_uri,
         "verdict": json_schemas.verdict_to_dict(conclusion.verdict) if conclusion is not None else None,
         "decision": json_schemas.DECISION.write(conclusion.decision) if conclusion is not None else None,
-        "engine": {
-            "job": attempt.job.value if attempt.job is not None else None,
-            "error_seen": {
-                "code": seen.code,
-                "message": seen.message,
-                "kind": seen.kind.value,
-                "origin": seen.origin.value,
-                "worker": seen.worker,
-                "timestamp": json_schemas.format_timestamp(fault_ns(seen)),
-            }
-            if seen is not None
-            else None,
-        },
-        "seconds": {
-            "total": attempt.total_seconds,
-            **{f"fault_to_{moment}": seconds for moment, seconds in attempt.seconds_after_fault.items()},
-        },
+        "engine": {"job": attempt.job.value if attempt.job is not None else None, "error_seen": error},
+        "seconds": {"total": attempt.total_seconds, **after_fault},
         "logs": [str(log) for log in attempt.logs],
     }

@@ -91,9 +91,8 @@ def serialized_command(task: TrainingTask) -> Command:
 
     With a shared-memory volume the task has a pod template, otherwise a plain container.
     """
-    settings = SerializationSettings(
-        project=_PROJECT, domain=_DOMAIN, version=_VERSION, image_config=ImageConfig.auto_default_image()
-    )
+    images = ImageConfig.auto_default_image()
+    settings = SerializationSettings(project=_PROJECT, domain=_DOMAIN, version=_VERSION, image_config=images)
     image = task.container_image
     if not isinstance(image, str | None):
         task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, which local pods don't need
@@ -147,10 +146,8 @@ def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
     """Return the outputs as JSON values; others are converted to text."""
     from flytekit.models.literals import LiteralMap  # noqa: PLC0415 - only a successful run needs it
 
-    context = FlyteContextManager.current_context()
-    values = TypeEngine.literal_map_to_kwargs(
-        context, LiteralMap.from_flyte_idl(outputs), task.python_interface.outputs
-    )
+    context, literals = FlyteContextManager.current_context(), LiteralMap.from_flyte_idl(outputs)
+    values = TypeEngine.literal_map_to_kwargs(context, literals, task.python_interface.outputs)
     return {name: _to_showable(value) for name, value in values.items()}
 
 
@@ -198,14 +195,13 @@ def _to_moment(name: str, value: str, python_type: type) -> dt.datetime | dt.dat
 
 
 def _convert(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
-    context = click.get_current_context(silent=True) or click.Context(click.Command("run"), obj=None)
+    command = click.get_current_context(silent=True) or click.Context(click.Command("run"), obj=None)
+    context = FlyteContextManager.current_context()
     try:
         literal_type = literal_type or TypeEngine.to_literal_type(python_type)
-        converter = FlyteLiteralConverter(
-            FlyteContextManager.current_context(), literal_type, python_type, is_remote=False
-        )
+        converter = FlyteLiteralConverter(context, literal_type, python_type, is_remote=False)
         text = value if isinstance(value, str) else json.dumps(value)
-        return converter.click_type.convert(text, None, context)
+        return converter.click_type.convert(text, None, command)
     except Exception as error:
         raise UsageError(f"input {name} cannot be converted to {python_type}: {error}") from error
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,26 +288,16 @@ def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
     pods: list[Pod] = []
     # The probe is closed before rank 0's pod binds the port, so another process may take it in between.
     port = free_port()
-    arguments = plan.command.filled(
-        inputs=join(plan.base, "inputs.pb"),
-        prefix=plan.prefix(number),
-        raw=join(plan.base, "raw", str(number)),
-        previous_raw=join(plan.base, "raw", str(number - 1)) if number else "",
-    )
+    inputs, raw = join(plan.base, "inputs.pb"), join(plan.base, "raw", str(number))
+    previous_raw = join(plan.base, "raw", str(number - 1)) if number else ""
+    arguments = plan.command.filled(inputs=inputs, prefix=plan.prefix(number), raw=raw, previous_raw=previous_raw)
+    start = partial(start_pod, arguments=arguments, folder=plan.root)
     try:
         # Inside the try: if a later pod can't be started, or Ctrl-C arrives, the pods started so far are ended.
         for index in range(plan.pods):
-            name = _pod_name(plan, index)
-            pods.append(
-                start_pod(
-                    name,
-                    arguments=arguments,
-                    environment=_pod_environment(plan, number, index, port),
-                    folder=plan.root,
-                    log=plan.logs / f"attempt-{number}" / f"{name}.log",
-                    master=plan.has_master and index == 0,
-                )
-            )
+            name, environment = _pod_name(plan, index), _pod_environment(plan, number, index, port)
+            log = plan.logs / f"attempt-{number}" / f"{name}.log"
+            pods.append(start(name, environment=environment, log=log, master=plan.has_master and index == 0))
         yield pods
     finally:
         end_all(pods)
@@ -333,12 +324,8 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
         TIME_LIMIT_VARIABLE: str(plan.time_limit_file(number)),
     }
     if plan.has_master:
-        operator = {
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(plan.pods),
-            "RANK": str(index),
-        }
+        operator = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        operator |= {"WORLD_SIZE": str(plan.pods), "RANK": str(index)}
     elif plan.nodes == "1" == str(config.nnodes):
         operator = {}
     else:
@@ -349,16 +336,9 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
     path = os.pathsep.join(filter(None, [str(plan.root), os.environ.get("PYTHONPATH", "")]))
     # This process may itself be part of an elastic job, for example in a pod: its rendezvous isn't the local pods'.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
-    return {
-        **inherited,
-        "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1",
-        **flyte,
-        **operator,
-        **plan.command.environment,
-        **strategy,
-        **plan.settings.environment,
-    }
+    python = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    overrides = {**plan.command.environment, **strategy, **plan.settings.environment}
+    return {**inherited, **python, **flyte, **operator, **overrides}
 
 
 def _wait(is_done: Callable[[], bool], seconds: float) -> None:
