@@ -402,18 +402,11 @@ def parse_line(line: bytes) -> Timer:
             left = expires - time.time()
             deadline = time.monotonic() + left if expires >= 0 else None
             return Timer(pid, f"torch:{scope}", scope, deadline, max(left, 0.0), kills=int(found["signal"]) > 0)
-        deadline = found["deadline"]
-        if deadline is not None and not math.isfinite(float(deadline)):
+        deadline = None if found["deadline"] is None else float(found["deadline"])
+        if deadline is not None and not math.isfinite(deadline):
             raise ValueError("its deadline is not a time")
-        scope = "" if found["heartbeat"] else scope
-        return Timer(
-            pid,
-            str(found["number"]),
-            scope,
-            None if deadline is None else float(deadline),
-            float(found["seconds"]),
-            str(found["since"]),
-            bool(found["heartbeat"]),
-        )
+        number, seconds, since = str(found["number"]), float(found["seconds"]), str(found["since"])
+        heartbeat = bool(found["heartbeat"])
+        return Timer(pid, number, "" if heartbeat else scope, deadline, seconds, since, heartbeat)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a timer: {line[:200]!r}") from error

@@ -95,9 +95,8 @@ class LiveProgress:
         if peers is not None and peers.roster is not None:
             names = peers.roster.names
         elif node_context.files is not None and not is_remote(node_context.output_prefix):
-            names, _ = try_call(
-                partial(Recorder(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS), FirstFaultError
-            )
+            list_names = partial(Recorder(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS)
+            names, _ = try_call(list_names, FirstFaultError)
         return watched_until_ms(names or ()) > time.time() * 1000
 
 

@@ -111,9 +111,8 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     accused = accused if len(accused) < max(len(failures), 2) else []
     ranks = tuple(accused[:MAX_LISTED_RANKS])
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
-    waiting = [
-        failure for failure in failures if failure.rank not in accused and _is_waiting(failure, at_gpu=bool(ranks))
-    ]
+    others = [failure for failure in failures if failure.rank not in accused]
+    waiting = [failure for failure in others if _is_waiting(failure, at_gpu=bool(ranks))]
     # No rank waits and some are busy: an evaluation or a save without collectives, not a stall.
     if not waiting and any(each.is_busy for each in facts.values()):
         return StallReport(())

@@ -278,13 +278,10 @@ class StallWatch:
             self._connections = call_with_timeout(lambda: (connect(), connect()), STORE_TIMEOUT_SECONDS, doing)
         if (connections := self._connections) is None:
             return None
-        return call_with_timeout(
-            # Adding 0 reads the counter. The number names the election: nodes that notice the stall at different
-            # times meet under the same keys, until the election is over and its leader adds 1.
-            lambda: int(connections[0].add(STALL_COUNT_KEY, 0)),
-            STORE_TIMEOUT_SECONDS,
-            "asking for the number of a stall",
-        )
+        # Adding 0 reads the counter. The number names the election: nodes that notice the stall at different times
+        # meet under the same keys, until the election is over and its leader adds 1.
+        read, doing = partial(connections[0].add, STALL_COUNT_KEY, 0), "asking for the number of a stall"
+        return call_with_timeout(read, STORE_TIMEOUT_SECONDS, doing)
 
     def _share_report(self, number: int, files: dict[str, bytes], conclude: partial[StallReport]) -> _Stall | None:
         """Share the observations, and return the report of the leader; None: no leader concluded."""
@@ -333,14 +330,9 @@ class StallWatch:
         # signal for stacks, which may crash a worker that runs (`LocalWorkers.stacks`).
         answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
         # one that hasn't answered for long: a thread holds Python's lock, or the process doesn't run
-        half = (now - self._tracker.since) / 2
-        missing = {rank: pid for rank, pid in alive.items() if rank not in answers}
-        seconds_without_answer = {
-            rank: pid for rank, pid in missing.items() if self._tracker.seconds_without_answer(rank, now) > half
-        }
-        stacks = {rank: str(answer.get("stack", "")) for rank, answer in answers.items()} | workers.stacks(
-            seconds_without_answer
-        )
+        half, get_wait = (now - self._tracker.since) / 2, self._tracker.seconds_without_answer
+        silent = {rank: pid for rank, pid in alive.items() if rank not in answers and get_wait(rank, now) > half}
+        stacks = {rank: str(answer.get("stack", "")) for rank, answer in answers.items()} | workers.stacks(silent)
         found = []
         for rank, pid in alive.items():
             answer, place = answers.get(rank, {}), places.of(rank)
@@ -360,19 +352,18 @@ class StallWatch:
                 stack_dumps=(StackDump(pid, place.rank, stack),) if stack else (),
                 expired=ExpiredDeadline("", round(now - self._tracker.since)),
             )
-            block, answers_now = str(answer.get("block", "")), rank not in seconds_without_answer
-            facts = self._observe_worker(rank, pid, block, now, answers=answers_now)
-            found.append((failure, facts))
+            block = str(answer.get("block", ""))
+            found.append((failure, self._observe_worker(rank, pid, block, now, answers=rank not in silent)))
         return found
 
     def _observe_worker(self, local_rank: int, pid: int, block: str, now: float, *, answers: bool) -> WorkerObservation:
-        kernel, seconds_at_position = read_kernel_state(pid), self._tracker.seconds_at_position(local_rank, now)
-        uses = measure_usage(pid)
+        kernel, uses = read_kernel_state(pid), measure_usage(pid)
+        seconds_at_position = self._tracker.seconds_at_position(local_rank, now) if answers else None
         # Without a baseline the worker doesn't count as busy.
         before = self._used.get(local_rank, uses)
         computes = uses.cpu_seconds - before.cpu_seconds > BUSY_CPU_SHARE * self._every_s
         reads = uses.io_bytes - before.io_bytes > BUSY_IO_BYTES
-        moves = answers and seconds_at_position is not None and seconds_at_position < 2 * self._every_s
+        moves = seconds_at_position is not None and seconds_at_position < 2 * self._every_s
         report = {
             f"is in {block}": bool(block),
             "unresponsive: one call holds Python's lock": not answers and not kernel,
@@ -383,9 +374,7 @@ class StallWatch:
         is_paused_on_purpose = bool(block) or any("SIGSTOP" in one or "debugger" in one for one in kernel)
         findings = (*kernel, *(text for text, is_so in report.items() if is_so))
         group_rank, is_busy = self._places.of().group_rank or 0, moves or computes or reads
-        return WorkerObservation(
-            group_rank, local_rank, seconds_at_position if answers else None, findings, is_busy, is_paused_on_purpose
-        )
+        return WorkerObservation(group_rank, local_rank, seconds_at_position, findings, is_busy, is_paused_on_purpose)
 
     # --- records ------------------------------------------------------------------------------------------------
 

@@ -227,10 +227,8 @@ class Watcher:
             # reports the death instead.
             self._killed = self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
             self._kill()
-        if (
-            progress.phase not in {RankPhase.IDLE, RankPhase.LEFT, RankPhase.CLOSED}
-            and time.monotonic() >= self._next_beat
-        ):
+        takes_part = progress.phase not in {RankPhase.IDLE, RankPhase.LEFT, RankPhase.CLOSED}
+        if takes_part and time.monotonic() >= self._next_beat:
             self._with_store(self._send_heartbeat)
 
     def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:

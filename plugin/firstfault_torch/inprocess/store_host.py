@@ -72,13 +72,12 @@ class StoreHost:
     def _host(self) -> None:
         """Start the store's host, if need be when that of an earlier job is gone; leave it to another that is there."""
         host = _Host(partial(self.connect, is_master=True), self._address[1])
+        name = f"the process that hosts the store at port {self._address[1]}"
         deadline = time.monotonic() + self._seconds
         while True:
             # If the port is taken, the host's process reports the error of bind() and ends.
             try:
-                start_detached(
-                    host.begin, host.stay, f"the process that hosts the store at port {self._address[1]}", None
-                )
+                start_detached(host.begin, host.stay, name, None)
             except InternalError as error:
                 # The port is taken. By a live store: use that. By the store of an ended job, which stays as long as it
                 # has clients: try again.
@@ -210,10 +209,8 @@ class Connections:
         for number, inode in sockets:
             # The number may belong to another file since: the inode identifies the socket.
             if (number, inode) in open_now:
-                with (
-                    suppress_internal_errors("ending a wait for the store"),
-                    socket.socket(fileno=os.dup(number)) as connection,
-                ):
+                doing = "ending a wait for the store"
+                with suppress_internal_errors(doing), socket.socket(fileno=os.dup(number)) as connection:
                     # shutdown() acts on the connection itself, so torch's blocked read on the original descriptor
                     # ends, too.
                     connection.shutdown(socket.SHUT_RDWR)

@@ -148,9 +148,8 @@ class SurvivingWorkers:
         round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:
-            store = TCPStore(
-                *torch_agent.master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_TIMEOUT_SECONDS)
-            )
+            limit = dt.timedelta(seconds=SURVIVORS_STORE_TIMEOUT_SECONDS)
+            store = TCPStore(*torch_agent.master_address(group), timeout=limit)
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         if not ranks:

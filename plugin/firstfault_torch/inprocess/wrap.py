@@ -143,11 +143,10 @@ class CallWrapper:
             # The forks come first, in StoreHost and Watcher: their children must not inherit a connection to the
             # store, nor be forked while the stamping thread runs.
             meeting = StoreHost(options, self.state.rank, self._prefix)
-            self._monitor = monitor = Watcher(
-                self._progress, self.state.initial_rank, self._prefix, meeting.connect, options
-            )
-            monitor.start()
-            opening.callback(monitor.close)
+            initial_rank = self.state.initial_rank
+            self._monitor = Watcher(self._progress, initial_rank, self._prefix, meeting.connect, options)
+            self._monitor.start()
+            opening.callback(self._monitor.close)
             stamping = ProgressStamper(self._progress, options.seconds("progress_watchdog_interval"))
             opening.callback(stamping.end)
             self._store = meeting.begin()
@@ -412,9 +411,8 @@ class CallWrapper:
         # The next iteration's thread uses the same connection.
         if not monitor.join(THREAD_JOIN_TIMEOUT_SECONDS):
             raise InternalError("the thread that monitors the iteration doesn't end")
-        interruption = Interruption(
-            state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
-        )
+        world, left = state.world_size, state.world_size - len(gone)
+        interruption = Interruption(state.iteration, faults, world, left, learned, first=False)
         # Checked again: this rank may have been given up after the first check.
         if state.rank in gone:
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own

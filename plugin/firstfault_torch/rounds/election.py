@@ -113,18 +113,15 @@ class VerdictElection:
                 if isinstance(turn, ElectedVerdict):
                     return
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
-            found = self._get_next_result(
-                patience, shutdown_requested, time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
-            )
+            hurried = time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
+            found = self._get_next_result(patience, shutdown_requested, hurried)
             leader = b"" if found is not None else self._call_store(self._read_leader, "asking for the current turn")
             # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
             # also have died there, and then no agent removes the "!": after the limit the next agent takes over.
             if leader and leader.endswith(b"!") and leader != overdue:
-                found = self._get_next_result(
-                    time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS,
-                    shutdown_requested,
-                    time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS,
-                )
+                patience = time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS
+                hurried = time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS
+                found = self._get_next_result(patience, shutdown_requested, hurried)
                 overdue = leader
             if isinstance(found, bytes):
                 yield unpack_verdict(found)
@@ -195,9 +192,8 @@ class VerdictElection:
         look_at = min(now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrival_number - 1), deadline)
         pause: float = time_limits.ARRIVALS_POLL_SECONDS
         while True:
-            found = self._get_next_result(
-                look_at - time.monotonic(), shutdown_requested, time_limits.TERMINATED_SETTLE_SECONDS
-            )
+            patience, hurried = look_at - time.monotonic(), time_limits.TERMINATED_SETTLE_SECONDS
+            found = self._get_next_result(patience, shutdown_requested, hurried)
             if found is not None:
                 return json.loads(found) if isinstance(found, bytes) else None
             is_over = time.monotonic() >= deadline or shutdown_requested.is_set()

@@ -169,12 +169,10 @@ class Peers:
         enter = partial(self._increment_counter, BARRIER_MEMBERS, BARRIER_LAST)
         call_with_timeout(enter, time_limits.STORE_TIMEOUT_SECONDS, "entering the exit barrier")
         is_complete = BackgroundCall(look, default=False)
-        waited = 0.0
+        waited, own_turn = 0.0, time_limits.EXIT_BARRIER_TIMEOUT_SECONDS + self._own
         while (outcome := self.broadcast.outcome) is None:
             # one node per second reads which nodes have firstfault: the answer is large
-            if is_complete() or (
-                waited == time_limits.EXIT_BARRIER_TIMEOUT_SECONDS + self._own and self._lacks_agents()
-            ):
+            if is_complete() or (waited == own_turn and self._lacks_agents()):
                 self.broadcast.send_finished()
                 return RoundOutcome(finished=True)
             wake.wait(time_limits.EXIT_BARRIER_POLL_SECONDS)
