@@ -225,11 +225,9 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
     # Without the round's store the nodes can't elect a leader. They take turns by time: each looks whether a node
     # before it has published.
     if end.group_rank and is_shared:
-        found = sealed_verdict.wait_for_peer_verdict(
-            partial(_find_published_verdict, end, settings),
-            sealed_verdict.get_conclusion_delay(end.group_rank),
-            settings.shutdown_requested,
-        )
+        find = partial(_find_published_verdict, end, settings)
+        delay = sealed_verdict.get_conclusion_delay(end.group_rank)
+        found = sealed_verdict.wait_for_peer_verdict(find, delay, settings.shutdown_requested)
         if found is not None:
             return _publish(found, settings)
     copies, seconds = end.report.copies, settings.options.settle_seconds
@@ -279,10 +277,8 @@ def _conclude_and_seal(
     with suppress_internal_errors("concluding on the failure"):
         concluded = conclude_on_node(end.node_context, copies, settings.engine, settings.options, wait)
         if end.restart_refusal is not None:
-            found = concluded.conclusion
-            decision = explain_unused_restarts(
-                found.decision, found.verdict, end.restart_refusal, settings.max_restarts
-            )
+            found, refusal = concluded.conclusion, end.restart_refusal
+            decision = explain_unused_restarts(found.decision, found.verdict, refusal, settings.max_restarts)
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return sealed_verdict.seal_verdict(concluded, end.node_context)
     return None

@@ -255,10 +255,9 @@ class ReportingAgent(LocalElasticAgent):
                 raise error
             return self._failed_result(worker_exits)
         result = cast("RunResult", found)
-        failures = {
-            rank: torch_agent.process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
-            for rank, failure in result.failures.items()
-        }
+        failures = {}
+        for rank, kept in result.failures.items():
+            failures[rank] = torch_agent.process_failure(kept.local_rank, kept.pid, kept.exitcode, kept.error_file)
         return replace(result, failures=failures)
 
     def _failed_result(self, worker_exits: list[WorkerExit]) -> RunResult:

@@ -149,9 +149,8 @@ def launch_agent(
                 agent.close()
         if shutdown is not None:
             # the node that hosts the store may be gone or frozen
-            call_with_timeout(
-                shutdown, RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous", signals.shutdown_requested
-            )
+            limit, doing = RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous"
+            call_with_timeout(shutdown, limit, doing, signals.shutdown_requested)
 
 
 def _create_rendezvous(config: LaunchConfig) -> RendezvousHandler:

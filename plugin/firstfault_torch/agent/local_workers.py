@@ -241,10 +241,10 @@ class LocalWorkers:
 
     def stacks(self, pids: dict[int, int]) -> dict[int, str]:
         """Return the stacks of unresponsive workers. May crash a worker that runs: see `collect_snapshots`."""
-        files, number = self._reporter.node_context.files, self._reporter.node_context.round
-        return (
-            ask_for_stacks(files, number, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS) if files is not None else {}
-        )
+        context = self._reporter.node_context
+        if context.files is None:
+            return {}
+        return ask_for_stacks(context.files, context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
 
     def kill_hung_workers(self, local_ranks: Iterable[int], seconds: float) -> None:
         """End workers because the job made no progress for so long, as at a deadline that they didn't keep."""
@@ -316,9 +316,8 @@ class LocalWorkers:
         observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
         # An exception on its way out, or an interpreter that is finalizing: such a worker reports its own failure
         # in a moment. A busy one may not have answered in time, so its stack counts, too.
-        raising = {
-            rank for rank, seen in observations.items() if seen.raised_at or parse_position(seen.stack).is_finalizing
-        }
+        seen = observations.items()
+        raising = {rank for rank, worker in seen if worker.raised_at or parse_position(worker.stack).is_finalizing}
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
         # `first` grows again by workers that ended by this same signal while they were asked: this agent had not sent
         # it yet. Not if the agent is terminated: that signal may have gone to all processes of the node.

@@ -52,9 +52,8 @@ class NodeRound:
         """Set when the main thread has to look: a worker failed, or the round's outcome is known."""
         self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
-        self.workers = LocalWorkers(
-            node_context, self.reporter, options.stop_seconds, self.wake.set, resolve_watchdog(options.watchdog)
-        )
+        watchdog = resolve_watchdog(options.watchdog)
+        self.workers = LocalWorkers(node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog)
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
         self.survivors: SurvivorsProtocol | None = None
         if options.in_process_restart is not None:
@@ -87,13 +86,13 @@ class NodeRound:
 
     def listen_to_peers(self, interval: float) -> None:
         """Connect to its peers, after the workers were started; `interval` is torch's, in seconds."""
-        if self.places.nodes > 1:
+        nodes = self.places.nodes
+        if nodes > 1:
             self.peers = Peers(
                 self._group,
                 self.reporter.node_context,
                 patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
-                can_continue_without_node=self.needs_restart_vote
-                and self.restarts.can_continue_without_node(self.places.nodes),
+                can_continue_without_node=self.needs_restart_vote and self.restarts.can_continue_without_node(nodes),
                 wake=self.wake.set,
                 shutdown_requested=self._settings.signals.shutdown_requested,
             )
@@ -101,11 +100,9 @@ class NodeRound:
 
     def watch_progress(self) -> None:
         """Look from now on whether the workers make progress, unless the option is off or its folder isn't there."""
-        points = entry_points(group=HANG_ENTRY_POINTS) if self._settings.options.hang is not None else ()
-        for point in points:
-            self._stalls = point.load()(
-                self._settings.options.hang, self.workers, self.reporter, self.places, self.peers
-            )
+        hang = self._settings.options.hang
+        for point in entry_points(group=HANG_ENTRY_POINTS) if hang is not None else ():
+            self._stalls = point.load()(hang, self.workers, self.reporter, self.places, self.peers)
             self.reporter.progress = self._stalls.progress
 
     def end(self, *, is_last: bool) -> None:
@@ -195,10 +192,8 @@ class NodeRound:
 
     def _broadcast_failure(self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]) -> None:
         """Send its peers the failure of the worker that reported first, else of the first that died."""
-        place, what = self.places.of(), "its workers are unhealthy"
-        failure = FailureNotice(
-            what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.needs_restart_vote
-        )
+        place, what, is_fatal = self.places.of(), "its workers are unhealthy", self._restarts_left == 0
+        failure = FailureNotice(what, place.node, place.group_rank, fatal=is_fatal, asks=self.needs_restart_vote)
         if reported:
             local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
             what, document = str(report.get("what", "")), str(report.get("document", ""))

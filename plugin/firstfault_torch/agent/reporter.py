@@ -145,10 +145,9 @@ class Reporter:
 
     def announce(self, phase: model.Phase, ranks: tuple[int, ...], first: FailureNotice | None = None) -> None:
         """Write a roster entry in the background; a failed node's holds receipts and ends of logs."""
+        place = self._place_of(None)
         progress = model.Progress() if phase is model.Phase.JOINED else self.progress()
-        presence = model.NodePresence(
-            phase, self._place_of(None), ranks, timestamp_ns=time.time_ns(), progress=progress
-        )
+        presence = model.NodePresence(phase, place, ranks, timestamp_ns=time.time_ns(), progress=progress)
         if phase is model.Phase.FAILED:
             logs = tuple(tail for _, tail in sorted(self._own_logs.items()))
             setup = read_node_setup(self.node_context.identity)
@@ -297,9 +296,8 @@ class Reporter:
             raise TypeError(f"{document.name} in the node's spool is not an error document")
         self.report.copies[document_writer.document_path(document.name)] = data
         # The recorder may still be uploading it for the worker. A second upload has the same name and content.
-        receipt = settled or document_writer.put_document(
-            document, data, failure, self.node_context, self.deadline_seconds
-        )
+        context, seconds = self.node_context, self.deadline_seconds
+        receipt = settled or document_writer.put_document(document, data, failure, context, seconds)
         return receipt, failure
 
     def _fatal_stack(self, local_rank: int) -> str:

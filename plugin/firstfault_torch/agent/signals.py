@@ -167,11 +167,8 @@ class SignalWatch:
         # Before the exception: code that swallows it still finds the event set, and its waits end.
         self.shutdown_requested.set()
         now = time.monotonic()
-        if (
-            self._phase is SignalPhase.WORKING
-            and not self._noticed.is_set()
-            and now - self._raised_at >= SIGNAL_RAISE_INTERVAL_SECONDS
-        ):
+        has_just_raised = now - self._raised_at < SIGNAL_RAISE_INTERVAL_SECONDS
+        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and not has_just_raised:
             self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)

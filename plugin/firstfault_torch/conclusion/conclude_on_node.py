@@ -106,9 +106,8 @@ def _first_conclusion(
         # In a thread that stays behind after the timeout, perhaps for ever: it has its own result, and nothing waits
         # for it.
         call = partial(try_call, partial(_conclude, job, name, chosen, context), Exception)
-        found = call_with_timeout(
-            call, seconds, "concluding", wait.shutdown_requested, shutdown_seconds=hurried, local=True
-        )
+        shutdown = wait.shutdown_requested
+        found = call_with_timeout(call, seconds, "concluding", shutdown, shutdown_seconds=hurried, local=True)
         conclusion, error = found or (None, _TooLateError("it takes too long"))
         if error is None:
             return conclusion
@@ -176,13 +175,9 @@ def _read_job(
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    seconds = wait.seconds + (
-        time_limits.TERMINATED_READ_TIMEOUT_SECONDS if wait.is_hurried else time_limits.READ_TIMEOUT_SECONDS
-    )
-    doing = "reading the nodes' documents"
-    job = call_with_timeout(
-        read, seconds, doing, wait.shutdown_requested, shutdown_seconds=time_limits.TERMINATED_READ_TIMEOUT_SECONDS
-    )
+    hurried, doing = time_limits.TERMINATED_READ_TIMEOUT_SECONDS, "reading the nodes' documents"
+    seconds = wait.seconds + (hurried if wait.is_hurried else time_limits.READ_TIMEOUT_SECONDS)
+    job = call_with_timeout(read, seconds, doing, wait.shutdown_requested, shutdown_seconds=hurried)
     # The reading thread may still run, blocked in the storage. The copies are in memory: reading them needs no request.
     if job is None:
         alone = reader.read_copies("only the documents at hand were read; the storage did not answer in time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from firstfault.model import Decision, Origin
 from firstfault_torch import time_limits
@@ -22,10 +23,8 @@ def hand_over_verdict(
     """Write a sealed ``error.pb`` for the next attempt; a failure is only logged."""
     where = node_context.identity.handover_uri
     if where and document:
-        doing = "leaving the verdict for the next attempt"
-        call_with_timeout(
-            lambda: put_file(where, VERDICT, document), time_limits.HANDOVER_TIMEOUT_SECONDS, doing, shutdown_requested
-        )
+        put, doing = partial(put_file, where, VERDICT, document), "leaving the verdict for the next attempt"
+        call_with_timeout(put, time_limits.HANDOVER_TIMEOUT_SECONDS, doing, shutdown_requested)
 
 
 def find_previous_verdict(

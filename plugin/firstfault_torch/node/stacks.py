@@ -98,12 +98,10 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
         # faulthandler writes in many small pieces, so content alone isn't the end: the sizes must stay the same for a
         # while. A worker that can't run, such as one that is stopped, writes nothing, and the deadline ends the wait.
         now = [get_stack_size(file) for file in earlier_sizes]
+        is_settled = time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS
         if now != sizes:
             sizes, since = now, time.monotonic()
-        elif (
-            all(map(operator.gt, sizes, earlier_sizes.values()))
-            and time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS
-        ):
+        elif is_settled and all(map(operator.gt, sizes, earlier_sizes.values())):
             return
         time.sleep(time_limits.STACK_POLL_SECONDS)
 

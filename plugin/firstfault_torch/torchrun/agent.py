@@ -105,9 +105,8 @@ class TorchrunAgent(LocalElasticAgent):
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
-        seconds = (
-            self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE) or TORCHRUN_STOP_GRACE_SECONDS
-        )
+        given = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE)
+        seconds = given or TORCHRUN_STOP_GRACE_SECONDS
         try:
             results = run_node(job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:

@@ -173,10 +173,8 @@ def _check_workers() -> _Check:
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
     environment = {**os.environ, WORKER_VARIABLE: "doctor"}
-    start = partial(
-        subprocess.run, command, env=environment, timeout=DOCTOR_PYTHON_TIMEOUT_SECONDS, capture_output=True, check=True
-    )
-    _, error = try_call(start, Exception)
+    start = partial(subprocess.run, command, env=environment, capture_output=True, check=True)
+    _, error = try_call(partial(start, timeout=DOCTOR_PYTHON_TIMEOUT_SECONDS), Exception)
     if error is None:
         return _OK, "workers", f"{python} reads firstfault.pth"
     why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"

@@ -94,10 +94,8 @@ def add_options(parser: ArgumentParser) -> None:
     """Add firstfault's options to torch's parser."""
     group = parser.add_argument_group("firstfault", "Each can also be set by its variable.")
     for setting in _SETTINGS:
-        name = setting.option.rpartition("-")[2].upper()
-        group.add_argument(
-            setting.option, type=setting.check, metavar=name, help=f"{setting.help}. Variable: {setting.variable}"
-        )
+        name, text = setting.option.rpartition("-")[2].upper(), f"{setting.help}. Variable: {setting.variable}"
+        group.add_argument(setting.option, type=setting.check, metavar=name, help=text)
 
 
 def set_variables(arguments: Namespace) -> None:
@@ -301,9 +299,8 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
                 logger.warning(_ELSEWHERE, root, why, made[0])
             # In the fallback this node records alone, even if its peers can write to `root`.
             return Chosen(*made, is_common and not why)
-        why = why or (
-            f"cannot be written ({error})" if error else f"did not answer within {RUN_FOLDER_TIMEOUT_SECONDS:g} s"
-        )
+        late = f"did not answer within {RUN_FOLDER_TIMEOUT_SECONDS:g} s"
+        why = why or (f"cannot be written ({error})" if error else late)
     raise OSError(f"{root} {why}")
 
 

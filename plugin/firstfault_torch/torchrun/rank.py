@@ -72,9 +72,8 @@ def _start_monitor() -> WorkerMonitor | None:
     node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=time.time_ns() // 1_000_000)
     # Its own session: a launcher that kills the rank's process group must not kill the recorder, which still has to
     # upload.
-    process = start_recorder(
-        node_context.output_prefix, deadline_seconds=node_context.upload_deadline_seconds, own_session=True
-    )
+    seconds = node_context.upload_deadline_seconds
+    process = start_recorder(node_context.output_prefix, deadline_seconds=seconds, own_session=True)
     process.leave()
     node_context = replace(node_context, node_folder=str(process.folder.path))
     place = _build_place(node_context)

@@ -158,9 +158,8 @@ def release_files() -> None:
 
 def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     """Return the state, within 0.25 s, if it may explain an exception, also given as data, or one of its causes."""
-    links = [
-        ({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in iter_exceptions(exception)
-    ]
+    chain = list(iter_exceptions(exception))
+    links = [({link.type, *link.bases}, _OF_RESOURCES.search(link.message[:1000])) for link in chain]
     if not any(types & _TYPES or match for types, match in links):
         return SystemState()
     found: list[FileSystem] = []

@@ -261,9 +261,8 @@ class WorkerMonitor:
         """Write a document about `error` and return its name; empty: recording is off."""
         if self.node_context is None:
             return ""
-        _, receipt = describe_and_record(
-            error, self.node_context, self.place, self._engine, in_flight=in_flight, held=held
-        )
+        context, place = self.node_context, self.place
+        _, receipt = describe_and_record(error, context, place, self._engine, in_flight=in_flight, held=held)
         return receipt.name
 
     def _withdraw(self, name: str) -> None:
