@@ -53,6 +53,8 @@ BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank missing at a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
+_KEPT_SIGNATURES = {BARRIER_REPORT, MISMATCH, STORE_WAIT, "barrier-timed-out-tasks", "stalled-ops"}
+"""Signatures that rules need even if an exception has the text."""
 _MISSING_FILE, _LOADER_FILE = "missing-file", "torch/utils/data/"
 _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
@@ -344,7 +346,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     why = f"points to another process ({found.signature}): {found.why}"
     if found.role is Role.AMBIGUOUS:
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
-    signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH, STORE_WAIT} else ""
+    signature = found.signature if found.signature in _KEPT_SIGNATURES else ""
     return _classify_by_role(failure, found, why, signature=signature, in_flight=in_flight)
 
 
