@@ -1,11 +1,11 @@
-"""What launchers, schedulers, shells and kernels print about processes that are not their own: one table."""
+"""What launchers, schedulers, shells and kernels print before lines, and about processes that aren't their own."""
 
 from __future__ import annotations
 
 import enum
 import re
 import signal as signals
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,12 +17,12 @@ from firstfault.utils.toml import parse_toml
 
 
 class ReportKind(enum.Enum):
-    """What a statement is about."""
+    """What a report is about."""
 
     ENDED = "a process that ended by itself, or was killed by another one than its launcher"
     STOPPED = "a process that its launcher ended because of another one's failure"
     REST_STOPPED = "all other processes, which their launcher ended"
-    TERMINATED = "a launcher, a task or a job that was report to end from outside"
+    TERMINATED = "a launcher, a task or a job that was told to end from outside"
     LOST = "a node that is gone"
     OOM = "a kernel that killed a process for its memory"
     GPU = "a GPU, about which its driver reported an error in the kernel's log"
@@ -40,7 +40,7 @@ class ReportPattern(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LauncherReport:
-    """One line's statement about processes."""
+    """What one line reports about processes."""
 
     kind: ReportKind
     number: int
@@ -68,44 +68,68 @@ _SIGNALS = {
     "Illegal instruction": "SIGILL",
     "Killed": "SIGKILL",
     "Segmentation fault": "SIGSEGV",
+    "Terminated": "SIGTERM",
     "Trace/breakpoint trap": "SIGTRAP",
 }
 """Signals as `strsignal` calls them."""
-REPORT_PATTERNS = tuple(
-    ReportPattern(ReportKind[row["kind"]], row["pattern"], row.get("reason", ""))
-    for row in parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))["report"]
-)
-_ANY = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", pattern_row.pattern) for pattern_row in REPORT_PATTERNS))
-"""Found in each line that a statement fits; fast in the others, too."""
+
+
+class LauncherTable:
+    """The rows of ``launchers.toml``.
+
+    Args:
+        without: names of launchers and collectors to leave out, to measure how logs of unknown launchers are read.
+    """
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        table = parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+        prefixes = [row["pattern"] for row in table["prefix"] if row["launcher"] not in without]
+        # each row has its own numbered groups, because one expression can't have a name twice
+        numbered = (re.sub(r"\?P<(\w+)>", rf"?P<\1_{number}>", pattern) for number, pattern in enumerate(prefixes))
+        self.prefix = re.compile("|".join(numbered))
+        """Matches what any launcher puts before a line; see `read_prefix`."""
+        self.reports = tuple(
+            ReportPattern(ReportKind[row["kind"]], row["pattern"], row.get("reason", ""))
+            for row in table["report"]
+            if row["launcher"] not in without
+        )
+        self.any_report = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", row.pattern) for row in self.reports))
+        """Found in each line that a report pattern fits; fast in all other lines, too."""
+
+    def read_prefix(self, prefix: str) -> dict[str, str]:
+        """Return the named parts of a prefix that `prefix` matches."""
+        found = self.prefix.match(prefix)
+        named = found.groupdict() if found is not None else {}
+        return {name.rpartition("_")[0]: value for name, value in named.items() if value}
+
+
+TABLE = LauncherTable()
 _compile = cache(re.compile)  # most logs need few of the patterns
 _MOST_TASKS = 16_384
 _LONGEST = 4096
-"""Characters of a line in which statements are looked for."""
+"""Characters of a line in which reports are looked for."""
 _CODE_BELOW = re.compile(
     r"^\W*(?:(?:Exit code|EXIT CODE):\s+|with errorcode )(?P<code>-?\d+)|^\W*KILLED BY SIGNAL: (?P<signal>\d+)"
 )
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
-    """Return a line's statement about its launcher's processes; None: it has none."""
+    """Return what a line reports about other processes; None: nothing."""
     text = text[:_LONGEST]
-    matches = (
-        ((one, _compile(one.pattern).search(text)) for one in REPORT_PATTERNS) if _ANY.search(text) is not None else ()
-    )
-    pattern_row, found = next((pair for pair in matches if pair[1] is not None), (REPORT_PATTERNS[0], None))
-    if found is None:
+    if TABLE.any_report.search(text) is None:
+        return None
+    matches = ((row, _compile(row.pattern).search(text)) for row in TABLE.reports)
+    row, found = next((pair for pair in matches if pair[1] is not None), (None, None))
+    if row is None or found is None:
         return None
     named = {name: value for name, value in found.groupdict().items() if value}
-    record = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
-    signal = (
-        get_signal_name(int(record))
-        if record.isdecimal()
-        else {**_SIGNALS, "Terminated": "SIGTERM"}.get(record, record)
-    )
+    ended_by = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
+    signal = _SIGNALS.get(ended_by, ended_by)
+    signal = get_signal_name(int(signal)) if signal.isdecimal() else signal
     code = int(named["code"]) if "code" in named else None
     return add_code(
         LauncherReport(
-            pattern_row.kind,
+            row.kind,
             number,
             text.strip(),
             ranks=(int(named["rank"]),) if "rank" in named else (),
@@ -116,8 +140,8 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
             pid=int(named["pid"]) if "pid" in named else None,
             signal=signal,
             xid=int(named.get("xid", 0)),
-            is_oom="oom" in named or pattern_row.kind is ReportKind.OOM,
-            reason=named.get(pattern_row.reason, pattern_row.reason).lower() if pattern_row.reason != "signal" else "",
+            is_oom="oom" in named or row.kind is ReportKind.OOM,
+            reason=named.get(row.reason, row.reason).lower() if row.reason != "signal" else "",
         ),
         code,
     )

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from firstfault.job_logs import launchers
 from firstfault.job_logs.framing.exports import MESSAGE_KEYS
 from firstfault.job_logs.framing.lines import TRACEBACK, without_bars, without_colors
 
@@ -29,24 +30,6 @@ _OTHER_STAMPS = re.compile(
 )
 _CRI_PREFIX = re.compile(r"(?:stdout|stderr) [FP] ")
 _GLOG = re.compile(r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
-_KNOWN = re.compile(
-    r"""
-    \[rank\ ?:?\ ?(?P<rank>\d{1,6})\]:?\ ?
-    |\[[^\]\s]{0,80}?1,(?:mpirank:)?(?P<mpi>\d{1,6})(?:,(?P<host>[^\]\s]{1,80}))?\](?:\[[^\]]{1,80}\])?<std\w+>\ ?:?\ ?
-    |(?:\w{3}\ \w{3}\ [\ \d]\d\ [\d:]{8}\ \d{4})?\[(?P<horovod>\d{1,6})\](?:<std\w+>):?\ ?
-    |\[1,(?:mpirank:)?(?P<mpi2>\d{1,6})(?:,(?P<host2>[^\]\s]{1,80}))?\]:?\ ?
-    |\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,4})\]:\ ?
-    |\[pod/(?P<pod>[^/\]\s]{1,250})/[^\]\s]{1,250}\]\ ?
-    |\((?P<sky>[A-Za-z][\w.-]{0,80}),\ rank=(?P<index>\d{1,5}),\ pid=\d{1,10}(?:,\ ip=[\w.:]+)?\)\ ?
-    |\((?P<actor>[A-Za-z_][^=\n]{0,80}?)\ pid=(?P<pid>\d{1,10})(?:,\ ip=(?P<ip>[\w.:]+))?\)
-        (?:\x20\[repeated[^\]]{0,80}\])?\ ?
-    |\((?P<daemon>raylet|autoscaler|gcs_server)(?:,\ ip=(?P<ip2>[\w.:]+))?\)\ ?
-    |(?:\w{3}\ +\d{1,2}\ [\d:]{8}\ (?P<machine>[\w.-]{1,120})\ )[\w.-]{1,60}(?:\[(?P<unit>\d{1,10})\])?:\ ?
-    |(?P<service>[A-Za-z][\w.-]{0,80}-\d{1,5})\s+\|\ ?
-    """,
-    re.VERBOSE,
-)
-"""What torch, mpirun, SageMaker, torchrun, kubectl, Ray and compose put before each line."""
 _TORCH_PREFIX = re.compile(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]: ?")
 _NEAR = 100
 _RANK_OF_ACTOR = re.compile(r"\brank[ =:]{1,2}(?P<rank>\d{1,6})")
@@ -167,10 +150,10 @@ class Prefixes:
                 text = text[other.end() :]
                 continue
             if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40] or text[6:7] == " ":
-                known = _KNOWN.match(text)
-                if known is not None:
-                    label, by_torch = _read_prefix(label, known[0]), by_torch or known["rank"] is not None
-                    text = text[known.end() :]
+                prefix = launchers.TABLE.prefix.match(text)
+                if prefix is not None:
+                    label, is_of_torch = read_prefix(label, prefix[0])
+                    text, by_torch = text[prefix.end() :], by_torch or is_of_torch
                     continue
             if not is_labeled and self.learned_form is not None and (found := self.learned_form.match(text)):
                 label, is_labeled = self._apply_label(label, found["name"]), True
@@ -279,26 +262,17 @@ def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
 
 
 @lru_cache(maxsize=10_000)
-def _read_prefix(label: Label, prefix: str) -> Label:
-    """Return an label with the facts in a known prefix."""
-    found = _KNOWN.match(prefix)
-    named = found.groupdict() if found is not None else {}
-    if rank_text := named["rank"] or named["mpi"] or named["mpi2"] or named["horovod"]:
-        label = label._replace(rank=int(rank_text))
-        host = named["host"] or named["host2"]
-        return label._replace(node=host) if host else label
-    if named["local"]:
-        return label._replace(local_rank=int(named["local"]))
-    if named["machine"]:
-        return label._replace(node=named["machine"], pid=int(named["unit"]) if named["unit"] else None)
-    if node := named["pod"] or named["service"] or named["sky"]:
-        # SkyPilot's rank is the node's: "(worker1, rank=1, pid=2972)"
-        return label._replace(node=node, node_index=int(named["index"]) if named["index"] else None)
-    ip = named["ip"] or named["ip2"] or label.ip
-    if named["pid"]:
-        rank = _RANK_OF_ACTOR.search(named["actor"])
-        label = label._replace(rank=int(rank["rank"]) if rank else label.rank, pid=int(named["pid"]))
-    return label._replace(ip=ip, node=label.node or ip)
+def read_prefix(label: Label, prefix: str) -> tuple[Label, bool]:
+    """Return a label with what a launcher's prefix contains, and whether torch put it there."""
+    parts = launchers.TABLE.read_prefix(prefix)
+    rank = parts.get("torch_rank", parts.get("rank"))
+    if rank is None and (named := _RANK_OF_ACTOR.search(parts.get("actor", ""))):
+        rank = named["rank"]
+    numbers: dict[str, int] = {name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts}
+    if rank is not None:
+        numbers["rank"] = int(rank)
+    ip = parts.get("ip", label.ip)
+    return label._replace(node=parts.get("node") or label.node or ip, ip=ip, **numbers), "torch_rank" in parts
 
 
 @lru_cache(maxsize=256)
