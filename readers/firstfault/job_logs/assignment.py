@@ -223,7 +223,7 @@ class Assignment:
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             last = tracebacks[-1]  # one process: its last exception ended it
-            if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success:
+            if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
             by_fault = {last.fault: last}
         for found in by_fault.values():

@@ -13,7 +13,7 @@ from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream
-    from firstfault.job_logs.framing.labels import LogRecord
+    from firstfault.job_logs.framing.labels import Label, LogRecord
 
 TAIL_LINES_READ = 40
 """Lines at the end of a stream in which it may report its success."""
@@ -41,7 +41,7 @@ HANDLED = re.compile(
     r"\b(?:re-?try|again\b|attempt \d+ ?(?:of|/) ?\d|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE
 )
 """In a line about an error that the program handled."""
-_SHUTDOWN_NOISE = re.compile(r"\b(?:clos(?:e|ing)|clean|shut ?down|destroy|leak|tear|at exit)|\bWarn", re.IGNORECASE)
+SHUTDOWN_NOISE = re.compile(r"\b(?:clos(?:e|ing)\b|clean|shut ?down|destroy|leak|tear|at exit)|\bWarn", re.IGNORECASE)
 """In a line about an error that matters no more at the end of a program."""
 NEGATION = re.compile(r"\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b", re.IGNORECASE)
 FAILURE_REPORT = re.compile(
@@ -62,22 +62,28 @@ def is_success_report(text: str) -> bool:
 
 
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return records without those of "Exception ignored in": exceptions of finalizers, which end no process."""
-    kept, ignoring = [], set()
+    """Return records without tracebacks that ended no process.
+
+    These are exceptions of finalizers ("Exception ignored in"), and those that the line above reports as handled.
+    """
+    kept: list[LogRecord] = []
+    announced: set[Label] = set()
+    within: set[Label] = set()
     for record in records:
-        if "Exception ignored " in record.text:
-            ignoring.add(record.label)
-        elif record.label not in ignoring:
-            kept.append(record)
-        elif not record.text[:1].isspace() and TRACEBACK not in record.text:
-            ignoring.discard(record.label)  # the traceback's last line
+        text, label = record.text, record.label
+        if label in within or (TRACEBACK in text and label in announced):
+            (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
+            continue
+        is_ignored = "Exception ignored " in text
+        (announced.add if is_ignored or HANDLED.search(text) else announced.discard)(label)
+        kept += [] if is_ignored else [record]
     return kept
 
 
 def _find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return the records, below a report of success, that report a failure."""
     reports = (record for record in drop_ignored_exceptions(records) if FAILURE_REPORT.search(record.text))
-    return [one for one in reports if not HANDLED.search(one.text) and not _SHUTDOWN_NOISE.search(one.text)]
+    return [one for one in reports if not HANDLED.search(one.text) and not SHUTDOWN_NOISE.search(one.text)]
 
 
 def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:

@@ -15,7 +15,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
 from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
-from firstfault.job_logs.outcome import HANDLED, drop_ignored_exceptions, is_success_report
+from firstfault.job_logs.outcome import HANDLED, SHUTDOWN_NOISE, drop_ignored_exceptions, is_success_report
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
@@ -116,7 +116,12 @@ def find_last_error(lines: Sequence[LogRecord]) -> OwnReport:
     if not end:
         return OwnReport()
     last = "\n".join(record.text for record in end)
-    if not any(map(_shows_handling, end)) and (_LEVEL.search(lines[-1].text) or _reports_failure(last, own=True)):
+    is_noise = SHUTDOWN_NOISE.search(end[-1].text) is not None
+    if (
+        not is_noise
+        and not any(map(_shows_handling, end))
+        and (_LEVEL.search(lines[-1].text) or _reports_failure(last, own=True))
+    ):
         return OwnReport(None, last, lines=(end[0].number, end[-1].number))
     return OwnReport()
 

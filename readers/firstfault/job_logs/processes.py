@@ -234,7 +234,9 @@ class Processes:
             if report.kind is ReportKind.STOPPED and process.signal and process.signal == report.signal:
                 process.exit_code, process.signal, process.stopped = None, "", LAUNCHER_STOPPED  # its launcher's signal
             elif report.kind is ReportKind.STOPPED and not process.has_ended:
-                process.stopped = LAUNCHER_STOPPED
+                # srun prints the first task that SIGTERM ended before it ends all others
+                is_first = bool(report.tasks) and len(found) == 1 and self.attempt.reports[0][2] is report
+                process.signal, process.stopped = ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
             elif report.kind is not ReportKind.STOPPED and not process.has_ended:
                 is_after = bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
                 process.stopped = LAUNCHER_STOPPED if is_after else ""
