@@ -61,6 +61,7 @@ consoles: $(VENV) ## record and score console logs of jobs without firstfault, a
 	@tools/quietly.sh "starting Slurm, if it is installed" tools/start_slurm.sh
 	@tools/quietly.sh "installing DeepSpeed and Ray" tools/make_consoles_venv.sh
 	@$(BIN)/python lab/consoles/record.py $(ARGS)
+	@$(BIN)/python lab/consoles/variants.py
 
 generated: $(VENV) ## run 100 random trainings and judge each verdict (ARGS="--seeds 400" for more, ARGS="17" for one)
 	@$(BIN)/python lab/generated/campaign.py $(ARGS)

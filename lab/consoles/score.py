@@ -69,8 +69,18 @@ def judge(truth: dict[str, Any], code: int, answer: dict[str, Any]) -> str:
     return "right" if re.search(truth["word"], json.dumps(answer, ensure_ascii=False)) else "story"
 
 
-def _scored(truth: dict[str, Any], log: Path) -> Scored:
-    data = gzip.decompress((RECORDED / f"{truth['name']}.log.gz").read_bytes())
+def read_recorded(name: str) -> bytes:
+    """Return a recorded log."""
+    return gzip.decompress((RECORDED / f"{name}.log.gz").read_bytes())
+
+
+def score_log(truth: dict[str, Any], data: bytes) -> Scored:
+    """Read a log and compare the answer with the truth."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _scored(truth, data, Path(folder, f"{truth['name']}.log"))
+
+
+def _scored(truth: dict[str, Any], data: bytes, log: Path) -> Scored:
     log.write_bytes(data)
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
@@ -92,8 +102,7 @@ def all_scored(wanted: Iterable[str] = (), every: int = 1) -> list[Scored]:
     """Score every so many-th of the logs whose names begin with one of `wanted`, or of all."""
     starts = tuple(wanted) or ("",)
     rows = [(name, row) for name, row in sorted(index().items()) if name.startswith(starts)][::every]
-    with tempfile.TemporaryDirectory() as folder:
-        return [_scored(row, Path(folder, f"{name}.log")) for name, row in rows]
+    return [score_log(row, read_recorded(name)) for name, row in rows]
 
 
 def by_launcher(rows: list[Scored]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -109,12 +109,12 @@ class _Agent:
 class AttemptMarks:
     """The marks of attempts in the lines of one node in one file."""
 
-    def __init__(self) -> None:
+    def __init__(self, begins: Iterable[int] = ()) -> None:
         self.agents: dict[tuple[int | None, str | None], _Agent] = {}
         self.report_ends: list[int] = []
         """Lines in which an agent's report of failures ends."""
         self._box_ends: dict[int | None, int] = {}
-        self.begins: list[int] = []
+        self.begins = [*begins]
         """First lines of jobs behind the first one."""
         self._speaker: _Agent | None = None
         self._ended = False
@@ -129,6 +129,11 @@ class AttemptMarks:
         self._opening: set[str] = set()
         self._count = 0
         """Lines of the attempt that may begin one."""
+
+    def start_job(self, number: int) -> None:
+        """Take the line in which somebody starts another job."""
+        self.begins.append(number)
+        self._begin(0, {})
 
     def take_told(self, record: LogRecord, report: LauncherReport) -> None:
         """Take a line's statement about processes."""
@@ -198,6 +203,7 @@ class AttemptMarks:
             agent.started_over |= begins_another
         if record.by_torch and TRACEBACK in record.text:
             self._raised[record.label.rank] = record.number
+            self._failed_ns = self._failed_ns or record.time_ns or 0
 
     def _begins_another(self, record: LogRecord, progress: Progress | None) -> bool:
         if progress is not None and not record.by_torch:

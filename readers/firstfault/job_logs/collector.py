@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
-from firstfault.job_logs.framing.labels import Label, LogRecord, get_file_label, learn_prefixes
+from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
 
@@ -54,6 +55,13 @@ _FILE_HEADER = re.compile(r"==> (?P<path>\S+) <==\s*$")
 _WORKERS_PER_NODE = re.compile(r"--nproc[_-]per[_-]node[= ](?P<count>\d{1,3})\b")
 _NODE_RANK = re.compile(r"--node[_-]rank[= ](?P<rank>\d{1,5})\b")
 _NODE_COUNT = re.compile(r"--nnodes[= ](?P<count>\d{1,5})\b")
+_MAX_COMMANDS = 100
+"""Shell commands in one file, each of which may start another job."""
+_SHELL_COMMAND = re.compile(
+    r"^(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+[:~ ][^$\n]{0,80})?\$ (?:\w+=\S+ )*"
+    r"(?:\./\S|\S*python[\d.]* |torchrun |srun |sbatch |accelerate |deepspeed |mpirun |mpiexec |horovodrun "
+    r"|bash |sh |nohup |make |ray job submit |firstfault torchrun )"
+)
 _RANK_OF_PID = re.compile(
     r"\b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b"
     r"|\bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,? (?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b"
@@ -201,8 +209,12 @@ class LogCollector:
     def __init__(self) -> None:
         self.lines = 0
         self.notes: list[str] = []
+        self._labels: dict[str, Label] = {}
+        """By file, the label in its last header."""
         self._indenter = FrameIndenter()
         self._all = Attempt()
+        self._job_starts: dict[str, list[int]] = defaultdict(list)
+        """Lines in which a shell shows the command that starts a job."""
         self._marks_by_node: dict[Where, AttemptMarks] = {}
         self._boxes: dict[Where, Boxes] = {}
 
@@ -217,15 +229,33 @@ class LogCollector:
         lines, is_reversed = read_export(lines)
         if is_reversed:
             self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
-        first, everything = read_ahead(lines, _LINES_READ_AHEAD)
-        prefixes = learn_prefixes([line for _, line in first])
-        for number, line in everything:
+        pending, everything = read_ahead(lines, _LINES_READ_AHEAD)
+        for commands_left in range(_MAX_COMMANDS, -1, -1):
+            # each command may put other prefixes before its lines
+            later_commands = (at for at, (_, line) in enumerate(pending) if at and _SHELL_COMMAND.match(line))
+            prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
+            everything = self._read_command(everything, file, label, prefixes, is_last=commands_left == 0)
+            pending, everything = read_ahead(everything, _LINES_READ_AHEAD)
+            if not pending:
+                return
+
+    def _read_command(
+        self, lines: Iterator[NumberedLine], file: str, label: Label, prefixes: Prefixes, *, is_last: bool
+    ) -> Iterator[NumberedLine]:
+        """Take the lines up to the next shell command; return that command and all lines below."""
+        for at, (number, line) in enumerate(lines):
             self.lines += 1
-            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
-                label = get_file_label(header["path"])
+            if not is_last and "$" in line[:100] and _SHELL_COMMAND.match(line):
+                if at:
+                    return itertools.chain([(number, line)], lines)
+                self._take(file, LogRecord(number, line, label, None))
                 continue
-            for record in prefixes.parse(number, line, label):
+            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
+                self._labels[file] = get_file_label(header["path"])
+                continue
+            for record in prefixes.parse(number, line, self._labels.get(file, label)):
                 self._take(file, record)
+        return iter(())
 
     def attempts(self) -> list[Attempt]:
         """Return the attempts in the logs, in order."""
@@ -247,9 +277,11 @@ class LogCollector:
         record = record._replace(text=self._indenter.indent(record.label, record.text))
         text, label, everything = record.text, record.label, self._all
         where = (file, label.node or ("" if label.task is None else f"task {label.task}"))
-        marks = self._marks_by_node.get((file, label.node)) or self._marks_by_node.setdefault(
-            (file, label.node), AttemptMarks()
-        )
+        marks = self._marks_by_node.get((file, label.node))
+        if marks is None:
+            marks = self._marks_by_node[file, label.node] = AttemptMarks(self._job_starts[file])
+        if "$" in text[:100] and _SHELL_COMMAND.match(text):
+            self._start_job(file, record.number)
         boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
         is_boxed = boxes.take(record.number, text)
         if is_boxed or (("torch" in text or "ChildFailed" in text) and _TORCHRUN_OUTPUT.search(text)):
@@ -274,6 +306,13 @@ class LogCollector:
             stream.end_excerpt()
         if not is_told:
             stream.take(record, _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS, progress)
+
+    def _start_job(self, file: str, number: int) -> None:
+        """Begin another job: somebody typed the command that starts one."""
+        self._job_starts[file].append(number)
+        for (of_file, _), marks in self._marks_by_node.items():
+            if of_file == file:
+                marks.start_job(number)
 
     def _take_report(self, record: LogRecord, where: Where, marks: AttemptMarks) -> bool:
         """Take a line's statements about processes and the job; return whether it had one about processes."""

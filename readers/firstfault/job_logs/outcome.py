@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.utils.text import one_line
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream
     from firstfault.job_logs.framing.labels import Label, LogRecord
 
+MIN_STEPS_RESUMED = 2
+"""Steps that a training prints after a failure if it was restarted; a rank may print one more before it notices."""
 TAIL_LINES_READ = 40
 """Lines at the end of a stream in which it may report its success."""
 SUCCESS_REPORT = re.compile(
@@ -112,7 +115,9 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
             is_proven = proven >= {stream.label.number for stream in streams if stream.label.is_process}
         else:
             is_uncaught = any(TRACEBACK in record.text for stream in streams for record in stream.by_torch)
-            is_proven = JOB_SUCCEEDED.search(last.text) is not None or not (has_ended or is_uncaught)
+            # steps after all failures: no training goes on without one of its ranks, so it was restarted
+            has_resumed = sum(progress_in(record) is not None for record in later[: proofs[-1]]) >= MIN_STEPS_RESUMED
+            is_proven = has_resumed or JOB_SUCCEEDED.search(last.text) is not None or not (has_ended or is_uncaught)
         if not is_proven:
             return False
     return bool(last_failures)

@@ -122,7 +122,9 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         processes.all += silent
         # silence explains what nothing else does
         is_explained = any(process.has_ended and process.raised is None for process in failed)
-        is_suspect = not is_known and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
+        # without a world size, another rank may have failed that isn't in the log
+        is_complete = attempt.world_size > 0 or len(ranks) > 2 * len(silent)
+        is_suspect = is_complete and not is_known and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
         known |= set(map(id, silent)) if is_suspect else set()
     for process in processes.all:
         if id(process) not in known and not process.stopped and process.exit_code != 0:

@@ -9,10 +9,11 @@ import csv
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
+from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead, without_colors
 
 if TYPE_CHECKING:
     from firstfault.job_logs.framing.lines import NumberedLine
@@ -24,6 +25,10 @@ _MAX_LINES_REORDERED = 500_000
 """A longer log is read as it is: reordering needs all lines in memory."""
 _MIN_TIMES = 4
 """A log with fewer different times doesn't show in which order its lines are."""
+_FIELDS_OF_PROGRAMS = {"rank", "global_rank", "local_rank", "level", "levelname", "severity", "exc_info", "exception"}
+_FIELDS_OF_PROGRAMS |= {"pod", "pod_name", "host", "hostname", "node"}
+"""An object with one of these is a record of a program, or tells where it ran."""
+_MIN_SHARE_OF_OBJECTS = 0.9
 _MOMENT = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b"
 _TIME = re.compile(
     rf"^\W{{0,3}}(?P<begin>{_MOMENT})|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>{_MOMENT})"
@@ -47,6 +52,8 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
         everything = _unwrap_csv(everything, message_column)
     elif head and head[0].strip() in {"[", "[{"}:
         everything = _unwrap_array(list(everything))
+    elif key := _find_wrapping_key(head):
+        everything = itertools.chain.from_iterable(_unwrap_object(numbered, key) for numbered in everything)
     everything = itertools.chain.from_iterable(map(_unescape, everything))
     if is_newest_first:
         kept = list(itertools.islice(everything, _MAX_LINES_REORDERED))
@@ -98,6 +105,38 @@ def _unwrap_array(lines: list[NumberedLine]) -> Iterator[NumberedLine]:
     except (ValueError, RecursionError):
         return iter(lines)
     return iter(found)
+
+
+def _find_wrapping_key(lines: Sequence[str]) -> str:
+    """Return the key that holds the text if each line is an object with nothing but a text and its collector's data."""
+    objects = [fields for line in lines if (fields := parse_object(line))]
+    if len(objects) <= _MIN_SHARE_OF_OBJECTS * len(lines):
+        return ""
+    values: dict[str, set[str]] = defaultdict(set)
+    for fields in objects:
+        if not _FIELDS_OF_PROGRAMS.isdisjoint(fields) or any(isinstance(value, dict) for value in fields.values()):
+            return ""
+        for key, value in fields.items():
+            values[key] |= {value} if isinstance(value, str) else set()
+    known = [key for key in MESSAGE_KEYS if key in values]
+    return max(known or values, key=lambda key: len({text for text in values[key] if " " in text}), default="")
+
+
+def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
+    number, line = numbered
+    text = parse_object(line).get(key, line)
+    return ((number, without_colors(part)) for part in str(text).removesuffix("\n").split("\n"))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Return the object that a line consists of; empty: it's none."""
+    if not text.startswith("{") or not text.rstrip().endswith("}"):
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:

@@ -5,17 +5,16 @@ What stands before most lines, with a part that varies, is learned from the log 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from firstfault.job_logs import launchers
-from firstfault.job_logs.framing.exports import MESSAGE_KEYS
+from firstfault.job_logs.framing.exports import MESSAGE_KEYS, parse_object
 from firstfault.job_logs.framing.lines import TRACEBACK, without_bars, without_colors
 
 _STAMP = re.compile(
@@ -57,6 +56,7 @@ _NO_PREFIX = re.compile(
 _MOST = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
+_MIN_LINES_OF_COLLECTOR = 20
 _LEAST_LINES, _FEW_LINES = 4, 2
 _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
@@ -127,15 +127,23 @@ class Prefixes:
     """For times that have none; 0: not known."""
     is_learned: bool = False
     """Whether these are all prefixes of the log."""
+    inner: Prefixes | None = None
+    """The prefixes behind the learned label, which then is a collector's and names no process."""
 
     def parse(self, number: int, line: str, inherited: Label) -> Iterable[LogRecord]:
-        """Yield a line without its prefixes; a line of JSON may have several lines.
+        """Return a line without its prefixes; a line of JSON may have several lines.
 
         Args:
             number: of the line in its file.
             line: its text.
             inherited: who wrote the file, according to its name.
         """
+        form = self.learned_form
+        if self.inner is not None and form is not None and (found := form.match(line)):
+            return self.inner.parse(number, line[found.end() :], inherited)
+        return self._parse(number, line, inherited)
+
+    def _parse(self, number: int, line: str, inherited: Label) -> Iterator[LogRecord]:
         label, text, time_ns, by_torch = inherited, line, None, False
         is_labeled = self.learned_form is None
         for _ in range(8):
@@ -163,7 +171,7 @@ class Prefixes:
         if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
             label, text, by_torch = _find_torch_prefix(label, text)
         time_ns = time_ns or self._glogs(text)
-        if text.startswith("{") and text.rstrip().endswith("}") and (fields := _parse_json(text)):
+        if fields := parse_object(text):
             yield from _split_json(number, fields, label, time_ns)
         else:
             yield LogRecord(number, text, label, time_ns, by_torch)
@@ -192,7 +200,20 @@ _PLAIN = Prefixes()
 
 
 def learn_prefixes(lines: Sequence[str]) -> Prefixes:
-    """Return the prefixes of a log, learned from some of its lines."""
+    """Return the prefixes of a log, learned from some of its lines.
+
+    If all lines have the same label, a collector put it there, so what stands behind it is learned as well.
+    """
+    outer = _learn_prefixes(lines)
+    form = outer.learned_form
+    labeled = [found for line in lines if form is not None and (found := form.match(line))]
+    if len(labeled) < _MIN_LINES_OF_COLLECTOR or len({found["name"] for found in labeled}) > 1:
+        return outer
+    inner = _learn_prefixes([found.string[found.end() :] for found in labeled])
+    return replace(outer, inner=inner) if inner.stamped or inner.learned_form is not None else outer
+
+
+def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
     of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
@@ -301,14 +322,6 @@ def parse_time_ns(text: str) -> int | None:
 
 
 # --- lines of JSON ----------------------------------------------------------------------------------------------------
-
-
-def _parse_json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int | None) -> Iterable[LogRecord]:
