@@ -194,7 +194,8 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the system's budget if evidence shows that the machine is at fault. A program's text doesn't count.
 
     The evidence is one of two: the kernel's OOM killer killed a process although the container was below its limit; or
-    a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
+    a GPU's driver reported a hardware fault: in the kernel's log, in an exception from native code or torch, or in the
+    log of a crash.
     """
     root = verdict.root
     # A console log doesn't show the memory limit of the job, at which schedulers have the kernel kill its processes.
@@ -202,7 +203,9 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     memory = root.resources if root is not None and has_limit and verdict.category == "host_oom" else None
     if memory is not None and memory.oom_kill and _is_container_below_limit(memory):
         return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
-    if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
+    # a process in a console log has this category only if the kernel's log has its GPU's fault
+    is_in_kernel_log = root is not None and not has_limit and root.category == "gpu_hardware"
+    if root is not None and verdict.category == "gpu_hardware" and (is_in_kernel_log or _is_from_native_code(root)):
         return Vote(retry=True, reason=CATEGORIES["gpu_hardware"], origin=Origin.SYSTEM)
     return Vote(retry=False, reason="no evidence that the machine is at fault")
 

@@ -44,6 +44,7 @@ def _check_writable(_context: click.Context, _parameter: click.Parameter, value:
 
 @click.command()
 @cli.uri_argument(required=False)
+@click.argument("more_logs", nargs=-1, type=click.Path(exists=True))
 @click.option("--last", is_flag=True, help="Show the newest run below .firstfault, instead of a URI.")
 @cli.reader_options
 @click.option(
@@ -52,7 +53,7 @@ def _check_writable(_context: click.Context, _parameter: click.Parameter, value:
     metavar="PATH",
     multiple=True,
     type=click.Path(exists=True),
-    help="More files of the same job: a log, a folder of logs, flight recorder dumps; repeatable.",
+    help="More files of the same job: a log, a folder of logs, a node's dmesg, flight recorder dumps; repeatable.",
 )
 @click.option("--fresh", is_flag=True, help="Read every document from storage, not the copies that the pods left.")
 @click.option("--recovered", is_flag=True, help="Show the failures that the attempt recovered from, and its stalls.")
@@ -81,7 +82,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://;
     - reads stdin. For the folder of all attempts of a task, the last one that failed is shown. It may also be
     flyte://project/domain/execution (and /node, /attempt), or what any job left that ran without firstfault: a log
-    with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight recorder.
+    with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight recorder. MORE_LOGS are of the
+    same job.
 
     \b
     Exit codes: 0 the attempt didn't fail, 10 root cause, not to be retried,
@@ -91,6 +93,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     \b
     Examples:
       firstfault show slurm-4711.out
+      firstfault show logs/rank-*.out
       kubectl logs -l job=llama --prefix --tail=-1 | firstfault show -
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault show flyte://flytesnacks/development/f3a9
@@ -102,7 +105,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
       firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
     """  # noqa: D301 - click's mark of lines to keep
-    beside: tuple[str, ...] = given.pop("beside")
+    beside = (*given.pop("more_logs"), *given.pop("beside"))
     forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes, fresh)
     wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--html -": forms.html == _STDOUT}
     on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]

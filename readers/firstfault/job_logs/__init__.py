@@ -38,6 +38,13 @@ _LOG = re.compile(
 """Names of files in a folder that may be logs."""
 
 
+_JOB_IN_NAME = re.compile(r"^(?:slurm|job|jobid)[-_.](?P<job>\d{3,})")
+_SYSTEM_LOG = re.compile(
+    r"(?i)^(?:dmesg|kern(?:el)?|k8s|events?|journal|syslog|messages|nvidia-smi)[-_.]?(?P<node>.*)$"
+)
+"""Names of logs that aren't a job's, with the node."""
+
+
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     """Return the failures and restarts in the logs of a job.
 
@@ -106,11 +113,16 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     for folder in filter(Path.is_dir, paths):
         found = (path for path in files_below(folder) if path not in dumps and _LOG.search(path.name))
         names |= {path: str(path.relative_to(folder)) for path in found}
+    jobs = {match["job"]: path.name for path in names if (match := _JOB_IN_NAME.search(path.name))}
+    if len(jobs) > 1:
+        several = ", ".join(sorted(jobs.values())[:3])
+        raise BadDocumentError(f"the logs are of {len(jobs)} jobs ({several} ...); give those of one")
+    system = {path: Label(node=match["node"]) for path in names if (match := _SYSTEM_LOG.match(path.stem))}
+    logs = [(path, names.pop(path), label) for path, label in system.items()]
     numbers = [re.findall(r"\d+", name) for name in names.values()]
     columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
     differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
     labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
-    logs = []
     for (path, name), own in zip(names.items(), numbers, strict=True):
         label = Label(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name) if len(names) > 1 else "")
         if len(names) > 1 and (ranked := RANK_WORD.search(name)):

@@ -147,6 +147,13 @@ class Prefixes:
         label, text, time_ns, by_torch = inherited, line, None, False
         is_labeled = self.learned_form is None
         for _ in range(8):
+            # before times, because syslog's and Horovod's prefixes begin with one
+            if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40] or text[6:7] == " ":
+                prefix = launchers.TABLE.prefix.match(text)
+                if prefix is not None:
+                    label, is_of_torch = read_prefix(label, prefix[0])
+                    text, by_torch = text[prefix.end() :], by_torch or is_of_torch
+                    continue
             match = _STAMP.match(text)
             if match is not None:
                 time_ns = time_ns or _to_ns(match["date"], match["time"], match["part"], match["zone"])
@@ -157,12 +164,6 @@ class Prefixes:
             if self.stamped and (other := _OTHER_STAMPS.match(text) or _CRI_PREFIX.match(text)):
                 text = text[other.end() :]
                 continue
-            if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40] or text[6:7] == " ":
-                prefix = launchers.TABLE.prefix.match(text)
-                if prefix is not None:
-                    label, is_of_torch = read_prefix(label, prefix[0])
-                    text, by_torch = text[prefix.end() :], by_torch or is_of_torch
-                    continue
             if not is_labeled and self.learned_form is not None and (found := self.learned_form.match(text)):
                 label, is_labeled = self._apply_label(label, found["name"]), True
                 text = text[found.end() :]
