@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.framing.lines import TRACEBACK
-from firstfault.job_logs.launchers import ReportKind
+from firstfault.job_logs.launchers import LAUNCHER_FILE, ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
-from firstfault.job_logs.tracebacks import LAUNCHER_FILE, Traceback, find_shared_tracebacks, find_tracebacks
+from firstfault.job_logs.tracebacks import Traceback, find_shared_tracebacks, find_tracebacks
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream

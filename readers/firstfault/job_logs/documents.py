@@ -69,6 +69,8 @@ def _describe_launcher_reports(attempt: Attempt, processes: Processes) -> Iterat
     """Yield a document for each node that is gone, or whose launcher was terminated."""
     done: set[str] = set()
     has_failed = any(process.has_failed for process in processes.all)
+    kills = [place for process in processes.all if process.is_oom for place in process.lines]
+    first_kills = {file: min(first for of_file, first, _ in kills if of_file == file) for file, _, _ in kills}
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):
         name = report.node or report.ip or processes.resolve_node(node)
@@ -76,6 +78,12 @@ def _describe_launcher_reports(attempt: Attempt, processes: Processes) -> Iterat
             category, code = "node_lost", "SYSTEM:NodeLost"
         elif report.kind is ReportKind.OOM and report.pid is None and not has_failed:
             category, code = "host_oom", "SYSTEM:OutOfMemory"
+        elif (
+            report.kind is ReportKind.TERMINATED
+            and not report.reason
+            and first_kills.get(file, 1 << 62) < report.number
+        ):
+            continue  # a service manager ends the rest after the kernel killed one process
         elif report.kind is ReportKind.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
             done.add("" if "limit" in report.reason else name)
             category, code = _classify_termination(report)

@@ -61,6 +61,14 @@ class LauncherReport:
     reason: str = ""
 
 
+LAUNCHER_FILE = re.compile(
+    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
+    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
+    r"|ray/train/.*(?:controller|trainer)"
+)
+"""Files of launchers, in the outermost frames of what they raise themselves."""
+LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
+"""Exceptions in which a launcher reports that a process failed."""
 _SIGNALS = {
     "Aborted": "SIGABRT",
     "Bus error": "SIGBUS",

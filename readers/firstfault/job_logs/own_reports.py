@@ -15,6 +15,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
 from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
+from firstfault.job_logs.launchers import LAUNCHER_FILE
 from firstfault.job_logs.outcome import HANDLED, SHUTDOWN_NOISE, drop_ignored_exceptions, is_success_report
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
@@ -131,7 +132,9 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     begin = next((at for at in range(len(lines) - 1, -1, -1) if TRACEBACK in lines[at].text), None)
     below = lines[begin + 1 :] if begin is not None else []
     frames = [record for record in below if _FRAME.match(record.text)]
-    if not frames or not all(record.text[:1].isspace() for record in below):
+    is_whole = not all(record.text[:1].isspace() for record in below)
+    # a launcher's exception may be a report, which isn't among these lines
+    if not frames or is_whole or any(LAUNCHER_FILE.search(record.text) for record in frames):
         return None
     source = next((record.text.strip() for record in below if record.number > frames[-1].number), "")
     frame = _FRAME.match(frames[-1].text)

@@ -13,6 +13,7 @@ from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
+from firstfault.job_logs.launchers import LAUNCHER_EXCEPTIONS, LAUNCHER_FILE
 from firstfault.job_logs.outcome import HANDLED, is_success_report
 from firstfault.job_logs.own_reports import EXCEPTION
 from firstfault.model import ExceptionInfo
@@ -20,14 +21,6 @@ from firstfault.model import ExceptionInfo
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Stream
 
-LAUNCHER_FILE = re.compile(
-    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
-    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
-    r"|ray/train/.*(?:controller|trainer)"
-)
-"""Files of launchers, in the outermost frames of what they raise themselves."""
-LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-"""Exceptions in which a launcher reports that a process failed."""
 _COMMAND_FAILED = re.compile(
     r"(?:Command|Process|Subprocess|Job|Task)\b[^\n]{0,400}\b(?:failed with|returned|exited with) (?:a )?"
     r"(?:non-?zero|return code|exit (?:code|status)|status|code)"
