@@ -82,12 +82,17 @@ class Assignment:
             if last is not None and not self._is_survived(process, last):
                 process.set_exception(last)
             if process.raised is None and not process.stopped:
-                process.set_own_report(find_last_error(lines))
+                process.set_own_report(find_last_error(lines, self._find_end(process.streams[0].file)))
         times = [record.time_ns for record in lines if record.time_ns is not None]
         if process.time_ns is None and times:
             process.time_ns = times[-1]
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
+
+    def _find_end(self, file: str) -> int:
+        """Return the number of the last line of a file."""
+        streams = [stream for stream in self.attempt.streams.values() if stream.file == file and stream.tail]
+        return max((stream.tail[-1].number for stream in streams), default=0)
 
     @staticmethod
     def _is_survived(process: Process, last: Traceback) -> bool:
@@ -261,7 +266,7 @@ class Assignment:
                 process.text = text
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
         elif not everything and not self._has_agent_report():
-            own_report = find_last_error(above)
+            own_report = find_last_error(above, self._find_end(stream.file))
             if own_report != OwnReport():
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)

@@ -69,8 +69,9 @@ def _describe_launcher_reports(attempt: Attempt, processes: Processes) -> Iterat
     """Yield a document for each node that is gone, or whose launcher was terminated."""
     done: set[str] = set()
     has_failed = any(process.has_failed for process in processes.all)
-    kills = [place for process in processes.all if process.is_oom for place in process.lines]
-    first_kills = {file: min(first for of_file, first, _ in kills if of_file == file) for file, _, _ in kills}
+    deaths = [(file, first) for process in processes.all if process.is_oom for file, first, _ in process.lines]
+    deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
+    first_deaths = {file: min(number for of_file, number in deaths if of_file == file) for file, _ in deaths}
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):
         name = report.node or report.ip or processes.resolve_node(node)
@@ -81,9 +82,9 @@ def _describe_launcher_reports(attempt: Attempt, processes: Processes) -> Iterat
         elif (
             report.kind is ReportKind.TERMINATED
             and not report.reason
-            and first_kills.get(file, 1 << 62) < report.number
+            and first_deaths.get(file, 1 << 62) < report.number
         ):
-            continue  # a service manager ends the rest after the kernel killed one process
+            continue  # a launcher or a service manager ends the rest after one process has ended
         elif report.kind is ReportKind.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
             done.add("" if "limit" in report.reason else name)
             category, code = _classify_termination(report)

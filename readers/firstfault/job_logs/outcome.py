@@ -40,6 +40,10 @@ JOB_SUCCEEDED = re.compile(
     re.IGNORECASE,
 )
 """What schedulers and shells print about a job that succeeded, even if one of its processes died."""
+_JOB_FAILED = re.compile(
+    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,40}\bfailed\b|\bstatus\W{1,3}failed", re.IGNORECASE
+)
+"""What schedulers print about a job that failed; an exit code of 0 below is then another command's."""
 HANDLED = re.compile(
     r"\b(?:re-?try|again\b|attempt \d+ ?(?:of|/) ?\d|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE
 )
@@ -117,7 +121,9 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
             is_uncaught = any(TRACEBACK in record.text for stream in streams for record in stream.by_torch)
             # steps after all failures: no training goes on without one of its ranks, so it was restarted
             has_resumed = sum(progress_in(record) is not None for record in later[: proofs[-1]]) >= MIN_STEPS_RESUMED
-            is_proven = has_resumed or JOB_SUCCEEDED.search(last.text) is not None or not (has_ended or is_uncaught)
+            texts = (*(report.text for _, _, report in attempt.reports), *(record.text for record in later))
+            is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not any(map(_JOB_FAILED.search, texts))
+            is_proven = has_resumed or is_of_job or not (has_ended or is_uncaught)
         if not is_proven:
             return False
     return bool(last_failures)

@@ -88,8 +88,8 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     return OwnReport(raised, format_exception(raised), lines=(first.number, last.number), uncaught=True)
 
 
-def find_last_error(lines: Sequence[LogRecord]) -> OwnReport:
-    """Return what a process printed last about a failure."""
+def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
+    """Return what a process printed last about a failure; `log_end` is the number of the log's last line."""
     lines = drop_ignored_exceptions(lines)
     text = "\n".join(record.text for record in lines)
     if not lines or not has_failure_word(text):
@@ -104,7 +104,7 @@ def find_last_error(lines: Sequence[LogRecord]) -> OwnReport:
         return OwnReport(
             None, "\n".join(record.text for record in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number)
         )
-    if cut_off := _find_cut_traceback(lines):
+    if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
         return cut_off
     last_few = lines[-_LINES_AFTER_EXCEPTION:]
     for at_end, record in enumerate(last_few):

@@ -54,7 +54,7 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
         everything = _unwrap_array(list(everything))
     elif key := _find_wrapping_key(head):
         everything = itertools.chain.from_iterable(_unwrap_object(numbered, key) for numbered in everything)
-    everything = itertools.chain.from_iterable(map(_unescape, everything))
+    everything = _join_exit_status(itertools.chain.from_iterable(map(_unescape, everything)))
     if is_newest_first:
         kept = list(itertools.islice(everything, _MAX_LINES_REORDERED))
         rest = next(everything, None)
@@ -137,6 +137,14 @@ def parse_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _join_exit_status(lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
+    """Yield lines; the number below `echo $?` becomes "exit code 0"."""
+    is_asked = False
+    for number, line in lines:
+        yield number, f"exit code {line.strip()}" if is_asked and line.strip().isdecimal() else line
+        is_asked = "echo" in line and line.rstrip().endswith("$?")
 
 
 def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:

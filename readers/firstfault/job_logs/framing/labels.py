@@ -49,7 +49,8 @@ _NO_LABEL = re.compile(
 _NUMBERED_NODE = re.compile(r"(?P<node>[\w.-]{1,120}) ?[\[(#](?P<number>\d{1,5})[\])]?:?")
 """A label with a node and the number of a task on it or in the job: "10.0.0.249 [0]"."""
 _NO_PREFIX = re.compile(
-    r"\s*(?:Original|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*|.*\b[a-z]{2,} [a-z]{2,}\b[^\[\]()]*:)\s*$",
+    r"\s*(?:Original|traceback *:|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*"
+    r"|.*\b[a-z]{2,} [a-z]{2,}\b[^\[\]()]*:)\s*$",
     re.IGNORECASE,
 )
 """The program's own words before a traceback."""
@@ -64,6 +65,7 @@ _TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "s
 _RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
 _NODES = ("pod", "pod_name", "host", "hostname", "node", "node_name", "instance", "machine")
 _LEVEL = re.compile(r"(?i)error|fatal|critical")
+_LEVEL_BEFORE_DATE = re.compile(r"[A-Z]{4,8} \d\d-")
 _OF_TRACEBACK = re.compile(r"\s|\[|Traceback|\w+: ")
 
 
@@ -148,7 +150,13 @@ class Prefixes:
         is_labeled = self.learned_form is None
         for _ in range(8):
             # before times, because syslog's and Horovod's prefixes begin with one
-            if text[:1] in "[(" or "|" in text[:100] or "]<std" in text[:40] or text[6:7] == " ":
+            if (
+                text[:1] in "[("
+                or "|" in text[:100]
+                or "]<std" in text[:40]
+                or text[6:7] == " "
+                or _LEVEL_BEFORE_DATE.match(text)
+            ):
                 prefix = launchers.TABLE.prefix.match(text)
                 if prefix is not None:
                     label, is_of_torch = read_prefix(label, prefix[0])
