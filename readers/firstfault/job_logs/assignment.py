@@ -81,7 +81,7 @@ class Assignment:
         if not process.has_ended and process.raised is None and not is_rays:
             if last is not None and not self._is_survived(process, last):
                 process.set_exception(last)
-            if process.raised is None and not process.stopped:
+            if process.raised is None and not process.stopped and lines:
                 process.set_own_report(find_last_error(lines, self._find_end(process.streams[0].file)))
         times = [record.time_ns for record in lines if record.time_ns is not None]
         if process.time_ns is None and times:
