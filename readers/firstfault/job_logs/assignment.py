@@ -197,7 +197,8 @@ class Assignment:
         everything = self.processes.all
         for node in {found.stream.label.node for found in tracebacks}:
             here = [found for found in tracebacks if found.stream.label.node == node and not found.is_mixed]
-            own = [found for found in here if not found.is_handled] or here
+            is_any_failing = any(process.exit_code for process in everything)
+            own = [found for found in here if not found.is_handled] or (here if is_any_failing else [])
             if any(process.uncaught for process in everything):
                 # torch puts the rank before the traceback of each exception that ends a process of a group
                 counts = Counter(found.fault for found in own)

@@ -35,7 +35,8 @@ _MAX_ATTEMPTS = 100
 _OPENING_LINES = 20
 """First lines of an attempt, which show where another one begins."""
 _FAILURE_OUTPUT = Pattern(
-    r"(?-i:^\s|^$|Traceback|Error|rror:|^\W*$|^[EWIF]\d{4} |^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
+    r"(?-i:^\s|^$|Traceback|Error|rror:|^\[ERROR\]|^E[A-Z]\d{4}: |^\W*$|^[EWIF]\d{4} "
+    r"|^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
     r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
 )
 """Found in lines that may follow a failure in the same attempt."""
@@ -175,7 +176,11 @@ class AttemptMarks:
             is_known = bool(record.label.node) or any(part is not None for part in name)
             is_new = report.kind is not ReportKind.RESTARTED and (agent.has_later_output or is_known)
         else:
-            is_slow = now is None or agent.last is None or (now - agent.last) % _SECONDS_PER_DAY > _MAX_STOP_SECONDS
+            is_slow = (
+                now is None
+                or agent.last is None
+                or _MAX_STOP_SECONDS < (now - agent.last) % _SECONDS_PER_DAY < _SECONDS_PER_DAY / 2
+            )
             is_new = (
                 is_slow
                 and report.pid not in ending.pids

@@ -10,7 +10,7 @@ from firstfault import model
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.assignment import Assignment
 from firstfault.job_logs.launchers import ReportKind
-from firstfault.job_logs.outcome import has_final_success
+from firstfault.job_logs.outcome import has_final_success, is_success_report
 from firstfault.job_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
 from firstfault.job_logs.stops import mark_remaining, mark_stops
 from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
@@ -38,7 +38,8 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
     assignment.run()
     mark_stops(attempt, processes)
     agents = [_describe_launcher_failure(found) for found in assignment.launcher_failures]
-    agents += _describe_launcher_reports(attempt, processes)
+    agents += _describe_launcher_reports(attempt, processes, assignment.launcher_failures)
+    _forget_shutdown_errors(attempt, processes)
     failed = [process for process in processes.all if process.has_failed]
     if (not failed and not agents) or has_final_success(attempt, _find_last_failures(attempt, failed)):
         return [], assignment.notes
@@ -50,6 +51,19 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
     size = len(nodes - {""}) or 1
     places = [replace(item.place, round=round_, world_size=world, group_world_size=size) for item in documents]
     return [replace(item, place=place) for item, place in zip(documents, places, strict=True)], assignment.notes
+
+
+def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
+    """Forget errors that processes printed below the job's success report, without one of them that ended."""
+    successes: dict[str, int] = {}
+    for stream in attempt.streams.values():
+        for record in stream.tail if not stream.label.is_process else ():
+            if is_success_report(record.text):
+                successes[stream.file] = max(successes.get(stream.file, 0), record.number)
+    for process in processes.all:
+        is_below = all(first > successes.get(file, first) for file, first, _ in process.lines)
+        if is_below and process.raised is None and not process.has_ended and not process.launcher_text:
+            process.own_error = ""
 
 
 def _find_last_failures(attempt: Attempt, failed: Sequence[Process]) -> dict[str, int]:
@@ -65,12 +79,15 @@ def _find_last_failures(attempt: Attempt, failed: Sequence[Process]) -> dict[str
 # --- launchers and nodes ----------------------------------------------------------------------------------------------
 
 
-def _describe_launcher_reports(attempt: Attempt, processes: Processes) -> Iterator[model.WorkerError]:
+def _describe_launcher_reports(
+    attempt: Attempt, processes: Processes, launcher_failures: Sequence[Traceback]
+) -> Iterator[model.WorkerError]:
     """Yield a document for each node that is gone, or whose launcher was terminated."""
     done: set[str] = set()
     has_failed = any(process.has_failed for process in processes.all)
     deaths = [(file, first) for process in processes.all if process.is_oom for file, first, _ in process.lines]
     deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
+    deaths += [(found.stream.file, found.lines[0]) for found in launcher_failures]
     first_deaths = {file: min(number for of_file, number in deaths if of_file == file) for file, _ in deaths}
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):

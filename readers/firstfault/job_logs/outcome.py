@@ -30,13 +30,15 @@ SUCCESS_REPORT = re.compile(
     r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
     r"|^\W*(?:\[[\d:.]+\] )?(?:total )?training time\b|\ball done\b"
     r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
+    r"|^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)|[-=*]{2,} ?SUCCESS ?[-=*]{2,}"
     r"|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
     re.IGNORECASE,
 )
 """What programs, frameworks and launchers print at the end of a success."""
 JOB_SUCCEEDED = re.compile(
     r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
-    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$",
+    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
+    r"|^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)",
     re.IGNORECASE,
 )
 """What schedulers and shells print about a job that succeeded, even if one of its processes died."""
@@ -45,7 +47,8 @@ _JOB_FAILED = re.compile(
 )
 """What schedulers print about a job that failed; an exit code of 0 below is then another command's."""
 HANDLED = re.compile(
-    r"\b(?:re-?try|again\b|attempt \d+ ?(?:of|/) ?\d|ignor|skipp|recover|continu|fall(?:ing)? ?back)", re.IGNORECASE
+    r"\b(?:re-?try|again\b|attempt \d+ ?(?:of|/) ?\d|ignor|skipp|recover|continu|keep\b|fall(?:ing)? ?back)",
+    re.IGNORECASE,
 )
 """In a line about an error that the program handled."""
 SHUTDOWN_NOISE = re.compile(r"\b(?:clos(?:e|ing)\b|clean|shut ?down|destroy|leak|tear|at exit)|\bWarn", re.IGNORECASE)

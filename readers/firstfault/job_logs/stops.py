@@ -60,11 +60,14 @@ def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
 
 
 def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
-    """Mark processes that were killed after another one had crashed: mpirun kills all others with SIGKILL."""
-    ended = (report for _, _, report in attempt.reports if report.kind is ReportKind.ENDED and report.ranks)
-    first = next(ended, None)
-    killed = [process for process in processes.all if process.signal == "SIGKILL" and not process.is_oom]
-    has_crashed = first is not None and first.signal not in {"", "SIGKILL", "SIGTERM"}
+    """Mark processes that were killed, or aborted, after another one had crashed.
+
+    mpirun kills all others with SIGKILL, and runtimes abort if they lose a peer.
+    """
+    ended = [report for _, _, report in attempt.reports if report.kind is ReportKind.ENDED]
+    first = next((report for report in ended if report.ranks or report.tasks), None)
+    killed = [one for one in processes.all if one.signal in {"SIGKILL", "SIGABRT"} and not one.is_oom]
+    has_crashed = first is not None and first.signal not in {"", "SIGABRT", "SIGKILL", "SIGTERM"}
     for process in killed if has_crashed and len(killed) > 1 and not attempt.is_torchrun else ():
         process.signal, process.stopped = "", LAUNCHER_STOPPED
 
