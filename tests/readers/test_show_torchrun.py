@@ -94,7 +94,7 @@ def test_an_exception(show: Show, tmp_path: Path) -> None:
     assert found["verdict"]["victims"]["count"] == 1
     notes = found["verdict"]["coverage"]["notes"]
     assert "torchrun's log folder has times in whole seconds, and neither exit codes nor signals" in notes
-    assert "ranks are local ranks: the folder does not tell the global ones" in notes
+    assert "ranks are local ranks: the folder has no global ones" in notes
     assert found["uri"] is None
 
 
@@ -142,7 +142,7 @@ def test_two_nodes_in_one_folder(show: Show, tmp_path: Path) -> None:
         _worker(tmp_path, f"job_node_{rank}xx", stderr=text)
     _, found = show(tmp_path)
     assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
-    assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]
+    assert "2 folders of the run 'job' count as its nodes" in found["verdict"]["coverage"]["notes"]
     assert (found["root"]["type"], found["root"]["time"]) == ("KeyError", None)
 
 

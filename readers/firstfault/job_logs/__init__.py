@@ -1,7 +1,18 @@
-"""Reads what a failed job left that ran without firstfault: console logs, torchrun's log folder, flight recorder dumps.
+"""Read the logs of a failed job that ran without firstfault: console logs, torchrun's folder, flight recorder dumps.
 
-`snapshot_of` is found by the entry point ``firstfault.job_logs``. What it returns takes the road of every attempt: the
-rules of `firstfault.evidence`, the retry policy, the report.
+A pipeline of small stages:
+
+1. `framing.lines`: bytes of any size, compressed or not, to numbered lines
+2. `framing.exports`: CSV, JSON and reversed exports of log collectors to the lines that programs printed
+3. `framing.labels`: a line to a `LogRecord` with the `Label` of the process that printed it
+4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into attempts by `attempts`
+5. `processes`: streams, reports and boxes to processes
+6. `assignment`: tracebacks and messages to processes, surest evidence first
+7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
+8. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
+
+``launchers.toml`` has everything that is specific to a launcher. The result, a `Snapshot`, is judged, reported and
+retried like that of a recorded job. The entry point ``firstfault.job_logs`` names `snapshot_of`.
 """
 
 from __future__ import annotations
@@ -49,15 +60,15 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     """Return the failures and restarts in the logs of a job.
 
     Args:
-        sources: of one job. Each is a log, a folder of logs in any depth, torchrun's log folder, a dump of a flight
-            recorder, the begin of the names of several, or a stream of a log.
+        sources: all of one job. Each is a log, a folder of logs at any depth, torchrun's log folder, a flight recorder
+            dump, the common start of the names of several dumps, or the stream of a log.
 
     Returns:
-        What a reader takes; None if there is no log. If nothing in a training's log tells of a failure, its only node
+        The input of a reader; None without a log. If the last attempt provably succeeded, its only node, "the log",
         has succeeded.
 
     Raises:
-        BadDocumentError: a file is no text, or it is compressed in a way that cannot be read here.
+        BadDocumentError: a file isn't text, its compression isn't supported, or the logs are of several jobs.
     """
     paths = [source for source in sources if isinstance(source, Path)]
     dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]

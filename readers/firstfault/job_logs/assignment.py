@@ -36,7 +36,7 @@ class Assignment:
     Each step only completes processes about which the steps before left a question open:
 
     1. each process's own labeled lines
-    2. Ray's driver, which names the process whose exception it raises
+    2. Ray's driver, which prints a process id above the exception of that process
     3. reports of the same failure by two names (a rank and a local rank, a nameless launcher) are merged
     4. unlabeled tracebacks, then other unlabeled lines, if only one process can have printed them
     """
@@ -76,7 +76,7 @@ class Assignment:
             process.set_own_report(find_uncaught_exception(by_torch, process.text))
         tracebacks = [found for stream in process.streams for found in find_tracebacks(stream)]
         last = tracebacks[-1] if tracebacks else None
-        # Ray's driver prints the exception again, for the process whose task failed
+        # Ray's driver prints the exception of a failed task again
         is_rays = last is not None and last.stream.label.pid is not None and self._has_continued(tracebacks)
         if not process.has_ended and process.raised is None and not is_rays:
             if last is not None and not self._is_survived(process, last):

@@ -1,6 +1,6 @@
-"""Which attempt of a job a line belongs to: torch's agents restart their workers, and jobs are appended to one file.
+"""Find the attempt of each line: torch's agents restart workers, and several jobs may write to one file.
 
-Marks are collected per node and file while the logs are read. The attempts are counted at the end.
+Marks are collected per node and file while reading, and counted at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     Where: TypeAlias = "tuple[str, str]"  # file and node
 
 _MIN_RESTART_NS = 1_000_000_000
-"""Lines of one attempt are not so much later than its first failure, if a step is printed again."""
+"""A step that is printed again later than this after a failure is another attempt's."""
 _MAX_STOP_SECONDS = 2.0
-"""An agent signals all its workers in less time, and needs more to start others."""
+"""An agent needs less time to signal its workers, and more to restart them."""
 _CLOCK_SKEW_SECONDS = 0.1
 _SECONDS_PER_DAY = 86_400
 _MAX_ATTEMPTS = 100
@@ -78,7 +78,7 @@ class _WorkerStop:
     last: int
     pids: set[int] = field(default_factory=set)
     has_failed: bool = False
-    """Whether one of its own workers failed: an agent reports this once in each round."""
+    """Whether one of its own workers failed; an agent reports this once per round."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class AttemptMarks:
         self.begins.append(number)
         self._begin(0, {})
 
-    def take_told(self, record: LogRecord, report: LauncherReport) -> None:
+    def take_report(self, record: LogRecord, report: LauncherReport) -> None:
         """Take a line's statement about processes."""
         is_of_agent = report.kind is ReportKind.RESTARTED or (
             report.pid is not None and report.kind is ReportKind.STOPPED
@@ -150,7 +150,7 @@ class AttemptMarks:
         self._failed_ns = self._failed_ns or record.time_ns or 0
 
     def take_box(self, number: int, first_rank: int | None) -> None:
-        """Take the end of a report of failures on the node whose first worker has this rank.
+        """Take the end of torch's report about the node with this first rank.
 
         An agent prints one report, so a second one of the same node is another job's.
         """
@@ -234,7 +234,7 @@ class AttemptMarks:
         self._steps[record.label] = step
         if self._failed_ns is None or step >= last:
             return False
-        # of several processes one may be behind the others, unless their scheduler ended all of them
+        # in a shared stream, a slow process may print an earlier step than its peers
         is_later = self._was_terminated or (
             bool(self._failed_ns) and (record.time_ns or 0) - self._failed_ns > _MIN_RESTART_NS
         )

@@ -65,7 +65,7 @@ class Boxes:
             self._in_traceback = False
             return True
         if _RULE.match(line):
-            # the last rule stands after the root cause
+            # the last rule is below the root cause
             last = self.entries[-1] if self.entries else Entry(0)
             is_end = self._is_first and last.is_first and last.rank is not None
             self._is_within, self.ended, self._in_traceback = not is_end, self.ended or is_end, False

@@ -1,4 +1,4 @@
-"""The contents of a job's logs by process and by attempt: one log may have several."""
+"""Collect the records of a job's logs by label, and split them into attempts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST = 20_000
 _MAX_EXCERPT_LINES = 200
 """Lines from a traceback on."""
 _MAX_EXCERPTS = 64
-"""Tracebacks of one label, of which the first ones and the last ones are kept."""
+"""Tracebacks kept per label: the first and the last ones."""
 _CHAINED_TRACEBACK = re.compile(
     r"The above exception was the direct cause|During handling of the above exception"
     r"|terminated with the following error|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\""
@@ -56,7 +56,7 @@ _WORKERS_PER_NODE = re.compile(r"--nproc[_-]per[_-]node[= ](?P<count>\d{1,3})\b"
 _NODE_RANK = re.compile(r"--node[_-]rank[= ](?P<rank>\d{1,5})\b")
 _NODE_COUNT = re.compile(r"--nnodes[= ](?P<count>\d{1,5})\b")
 _MAX_COMMANDS = 100
-"""Shell commands in one file, each of which may start another job."""
+"""Shell commands in one file that may start another job; later ones are ordinary lines."""
 _SHELL_COMMAND = re.compile(
     r"^(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+[:~ ][^$\n]{0,80})?\$ (?:\w+=\S+ )*"
     r"(?:\./\S|\S*python[\d.]* |torchrun |srun |sbatch |accelerate |deepspeed |mpirun |mpiexec |horovodrun "
@@ -293,8 +293,8 @@ class LogCollector:
         if is_boxed or not text.strip():
             return
         progress = progress_in(record)
-        is_told = self._take_report(record, where, marks)
-        if not is_told:
+        is_report = self._take_report(record, where, marks)
+        if not is_report:
             marks.take(record, progress)
         label = _with_inline(label, text)
         everything.tasks_are_nodes |= label.task is not None and label.rank not in {None, label.task}
@@ -302,9 +302,9 @@ class LogCollector:
             label = Label(node=label.node)
         key = ((file, record.label.node), label)
         stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
-        if is_told or AGENT_LOG_LINE.match(text):
+        if is_report or AGENT_LOG_LINE.match(text):
             stream.end_excerpt()
-        if not is_told:
+        if not is_report:
             stream.take(record, _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS, progress)
 
     def _start_job(self, file: str, number: int) -> None:
@@ -320,7 +320,7 @@ class LogCollector:
         if everything.reports and _HAS_CODE_BELOW.search(text):
             everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
         if report is not None and len(everything.reports) < _MOST:
-            marks.take_told(record, report)
+            marks.take_report(record, report)
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)

@@ -54,7 +54,7 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
 
 
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
-    """Forget errors that processes printed below the job's success report, without one of them that ended."""
+    """Forget errors that were printed below the job's success report, unless the process ended."""
     successes: dict[str, int] = {}
     for stream in attempt.streams.values():
         for record in stream.tail if not stream.label.is_process else ():
@@ -82,7 +82,7 @@ def _find_last_failures(attempt: Attempt, failed: Sequence[Process]) -> dict[str
 def _describe_launcher_reports(
     attempt: Attempt, processes: Processes, launcher_failures: Sequence[Traceback]
 ) -> Iterator[model.WorkerError]:
-    """Yield a document for each node that is gone, or whose launcher was terminated."""
+    """Yield a document for each lost node and each terminated launcher."""
     done: set[str] = set()
     has_failed = any(process.has_failed for process in processes.all)
     deaths = [(file, first) for process in processes.all if process.is_oom for file, first, _ in process.lines]
@@ -124,7 +124,7 @@ def _classify_termination(report: LauncherReport) -> tuple[str, str]:
 
 
 def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
-    """Return the document of a launcher that raised an exception of its own."""
+    """Describe a launcher that failed itself."""
     name, file = get_short_name(found.exception), found.exception.frames[-1].file
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
     place = (found.stream.file, *found.lines)

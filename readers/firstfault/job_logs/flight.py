@@ -55,7 +55,7 @@ def is_dump(path: Path) -> bool:
 
 
 def dumps_at(path: Path) -> list[Path]:
-    """Return the dumps below a folder, in any depth, or those whose names begin with a prefix."""
+    """Return the dumps below a folder at any depth, or the files with a common start of their names."""
     is_folder = path.is_dir()
     found = files_below(path) if is_folder else path.parent.glob("*")
     return sorted(file for file in found if (is_folder or file.name.startswith(path.name)) and is_dump(file))
@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _rank(path: Path, dump: dict[str, Any]) -> int:
     """Return the rank at the end of a file's name: the longest number that is a member of all of the rank's groups.
 
-    What stands before it may end with a digit, too.
+    The text before the rank may end with a digit, too.
     """
     found = _NAME.search(path.name)
     digits = found["digits"] if found is not None else ""

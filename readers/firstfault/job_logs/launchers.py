@@ -19,10 +19,10 @@ from firstfault.utils.toml import parse_toml
 class ReportKind(enum.Enum):
     """What a report is about."""
 
-    ENDED = "a process that ended by itself, or was killed by another one than its launcher"
+    ENDED = "a process that ended by itself, or wasn't killed by its launcher"
     STOPPED = "a process that its launcher ended because of another one's failure"
     REST_STOPPED = "all other processes, which their launcher ended"
-    TERMINATED = "a launcher, a task or a job that was told to end from outside"
+    TERMINATED = "a launcher, a task or a job that was terminated from outside"
     LOST = "a node that is gone"
     OOM = "a kernel that killed a process for its memory"
     GPU = "a GPU, about which its driver reported an error in the kernel's log"

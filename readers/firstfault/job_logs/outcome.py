@@ -118,11 +118,11 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
             return False
         last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}
         if last.label.is_process:
-            # each of them went on
+            # each process continued
             is_proven = proven >= {stream.label.number for stream in streams if stream.label.is_process}
         else:
             is_uncaught = any(TRACEBACK in record.text for stream in streams for record in stream.by_torch)
-            # steps after all failures: no training goes on without one of its ranks, so it was restarted
+            # steps below all failures: a training needs all its ranks, so it was restarted
             has_resumed = sum(progress_in(record) is not None for record in later[: proofs[-1]]) >= MIN_STEPS_RESUMED
             texts = (*(report.text for _, _, report in attempt.reports), *(record.text for record in later))
             is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not any(map(_JOB_FAILED.search, texts))

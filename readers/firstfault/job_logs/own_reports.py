@@ -30,7 +30,7 @@ EXCEPTION = re.compile(
     r"^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))"
     r"(?:: (?P<message>\S.*))?$"
 )
-"""The last line of a traceback, the rest of which may be missing."""
+"""The last line of a traceback; the lines above may be missing."""
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
 _EXIT_FUNCTIONS = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}

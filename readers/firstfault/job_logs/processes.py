@@ -80,7 +80,7 @@ class Process:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended by itself, or was killed by something other than its launcher."""
+        """Whether it ended by itself, or wasn't killed by its launcher."""
         if self.raised is not None or self.is_oom:
             return True
         return not self.stopped and bool(self.signal or self.exit_code or self.message)
@@ -131,7 +131,7 @@ class Processes:
             self._take_report(file, node, report)
 
     def _find_rank_by_node(self) -> dict[str, int]:
-        """Return the rank of each node's only process, if each node printed one rank, or a number, of its own."""
+        """Return the rank of each node's only process; empty if nodes may have several processes."""
         ranks: dict[str, set[int]] = defaultdict(set)
         for stream in self.attempt.streams.values():
             label = stream.label

@@ -1,4 +1,4 @@
-"""Tell processes that failed from those that their launcher or scheduler stopped, and find what killed them.
+"""Separate failed processes from stopped ones, and find what killed them.
 
 The functions run in the order of `mark_stops`; each looks only at processes that still count as failed.
 """
@@ -46,7 +46,7 @@ def mark_stops(attempt: Attempt, processes: Processes) -> None:
 
 
 def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
-    """Mark processes of which all lines are below the scheduler's announcement that it ends the job."""
+    """Mark processes with all lines below the scheduler's announcement that it ends the job."""
     announced: dict[str, int] = {}
     for file, _, report in attempt.reports:
         if report.kind is ReportKind.TERMINATED and report.reason:

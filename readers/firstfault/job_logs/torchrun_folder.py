@@ -28,7 +28,7 @@ _LAST_SECOND = 253_402_300_799
 """Of the year 9999."""
 _RANDOM = len("_hbse3iwq")
 _APART_S = 3.0
-"""Folders of one run begin at most so much after another one ended: torchrun itself takes longer to start again."""
+"""Longest gap between the folders of one run; torchrun needs longer to start again."""
 _NOTES = (
     "torchrun's log folder has times in whole seconds, and neither exit codes nor signals",
     "a worker that was killed, or stopped by torchrun, leaves no error.json",
@@ -113,13 +113,13 @@ def with_error_files(printed: Iterable[WorkerError], workers: Sequence[Worker]) 
     if all(document.writer is Writer.AGENT for document in documents) and not unreadable:
         return Snapshot(notes=("no worker left an error.json, and no stderr.log ends with a traceback",))
     notes, nodes = [*_NOTES], {worker.node for worker in workers}
-    # torchrun numbers the workers of a node one after the other
+    # torchrun numbers the workers of a node consecutively
     ranked = [(item.node, item.rank, item.place.local_rank or 0) for item in documents if item.rank is not None]
     firsts = {node: {rank - local_rank for on, rank, local_rank in ranked if on == node} for node in nodes}
     if any(len(first) != 1 for first in firsts.values()):
-        notes.append("ranks are local ranks: the folder does not tell the global ones")
+        notes.append("ranks are local ranks: the folder has no global ones")
     if len(nodes) > 1:
-        notes.append(f"{len(nodes)} folders of the run {_run_of(min(nodes))!r} are taken for its nodes")
+        notes.append(f"{len(nodes)} folders of the run {_run_of(min(nodes))!r} count as its nodes")
     else:
         firsts = {node: first if len(first) == 1 else {0} for node, first in firsts.items()}
     found = tuple(_ranked(item, firsts[item.node]) for item in documents)

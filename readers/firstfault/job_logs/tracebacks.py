@@ -1,4 +1,4 @@
-"""Find the tracebacks in a stream, and tell a program's exceptions from those that launchers raise about it."""
+"""Find the tracebacks in a stream, and separate a program's exceptions from a launcher's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Traceback:
 
     @property
     def is_summary(self) -> bool:
-        """Whether a launcher raised it only to report that a process of its own failed."""
+        """Whether a launcher raised it only to report that one of its processes failed."""
         name = get_short_name(self.exception)
         is_signal = name == "SignalException" and any(LAUNCHER_FILE.search(item.file) for item in self.exception.frames)
         return is_signal or name in LAUNCHER_EXCEPTIONS or _COMMAND_FAILED.match(self.exception.message) is not None
@@ -100,7 +100,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
 
 
 def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
-    """Return the tracebacks in a stream of several processes whose lines may alternate, and what can't be read.
+    """Return the tracebacks in a shared stream, and a note on what can't be read; lines of processes may alternate.
 
     If alternating tracebacks all end with the same exception, it's returned once, without frames.
     """
@@ -112,7 +112,7 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
     last_lines = [last for last in last_lines if last["type"].rpartition(".")[2] not in LAUNCHER_EXCEPTIONS]
     if len({last[0] for last in last_lines}) != 1:
         where = f"lines {lines[0]} to {lines[1]}"
-        return found, f"tracebacks of several processes are mixed in {where}: no prefix tells them apart"
+        return found, f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them"
     exception = ExceptionInfo(last_lines[0]["type"], redact(last_lines[0]["message"] or ""))
     same = Traceback(exception, format_exception(exception), stream, lines)
     return [*(one for one in found if not one.is_mixed), same], ""

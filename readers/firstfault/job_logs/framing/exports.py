@@ -27,7 +27,7 @@ _MIN_TIMES = 4
 """A log with fewer different times doesn't show in which order its lines are."""
 _FIELDS_OF_PROGRAMS = {"rank", "global_rank", "local_rank", "level", "levelname", "severity", "exc_info", "exception"}
 _FIELDS_OF_PROGRAMS |= {"pod", "pod_name", "host", "hostname", "node"}
-"""An object with one of these is a record of a program, or tells where it ran."""
+"""Keys of a program's own records, or of its place: such an object is more than a wrapped line."""
 _MIN_SHARE_OF_OBJECTS = 0.9
 _MOMENT = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b"
 _TIME = re.compile(

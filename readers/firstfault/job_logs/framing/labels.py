@@ -1,6 +1,6 @@
-"""Who printed a line: what launchers, collectors and torch put before it, in any nesting.
+"""Find out who printed a line from the prefixes of launchers, collectors and torch, nested in any order.
 
-What stands before most lines, with a part that varies, is learned from the log itself: the next launcher is in no list.
+A prefix that most lines share, with a varying part, is learned from the log itself, so unlisted launchers work, too.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ _PLAIN = Prefixes()
 def learn_prefixes(lines: Sequence[str]) -> Prefixes:
     """Return the prefixes of a log, learned from some of its lines.
 
-    If all lines have the same label, a collector put it there, so what stands behind it is learned as well.
+    If all lines have the same label, a collector put it there, so the text behind it is learned as well.
     """
     outer = _learn_prefixes(lines)
     form = outer.learned_form
@@ -280,7 +280,7 @@ def _outer(prefix: str) -> str:
 
 
 def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern for the prefixes of tracebacks, whose words may differ; None: they have none."""
+    """Return a pattern for the prefixes of tracebacks, with any words in their places; None without prefixes."""
     if not prefixes:
         return None
     forms = Counter(re.sub(r"[\w.@#-]+", "w", prefix) for prefix in prefixes)
