@@ -186,7 +186,7 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
         ({"node": ""}, "ValueError, rank 3: boom"),
         ({"rank": None, "node": "", "subject": model.Subject.AGENT}, "ValueError, an agent: boom"),
         ({"rank": None}, "ValueError, w-1: boom"),
-        ({"rank": None, "node": ""}, "ValueError, a worker without a name: boom"),
+        ({"rank": None, "node": ""}, "ValueError, an unnamed process: boom"),
     ],
 )
 def test_the_headline(changes: dict[str, Any], headline: str) -> None:

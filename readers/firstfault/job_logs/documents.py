@@ -154,7 +154,7 @@ def _describe_process(process: Process) -> model.WorkerError:
     raised, message = process.raised, process.message
     if raised is not None and process.hardware_error:
         raised = replace(raised, message=f"{process.hardware_error} ({raised.message.partition(chr(10))[0]})")
-    what = process.signal or ("Printed" if message else "Exit" if process.has_ended else "Silent")
+    what = process.signal or ("Error" if message else "Exit" if process.has_ended else "Silent")
     what = get_short_name(raised) if raised is not None else what
     is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
     sent_signals: tuple[model.SentSignal, ...] = ()

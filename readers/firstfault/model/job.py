@@ -384,7 +384,7 @@ class Suspect:
     @property
     def name(self) -> str:
         """The suspect's name: "rank 3", or the node's name."""
-        return f"rank {self.rank}" if self.rank is not None else self.node or "a worker without a name"
+        return f"rank {self.rank}" if self.rank is not None else self.node or "an unnamed process"
 
 
 @dataclass(frozen=True, slots=True)

@@ -503,7 +503,9 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     waited = verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None)
     what = "timed out waiting" if waited else "lost a peer"
     parts = [f"{victims} {what}"] if victims else []
-    parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
+    is_log = any(event.failure.place.engine == OF_LOGS for event in after)
+    stopper = "launcher" if is_log else "agent" if stopped == 1 else "agents"
+    parts += [f"{stopped} stopped by {'its' if stopped == 1 else 'their'} {stopper}"] if stopped else []
     parts += [f"{counted(agents, 'agent')} failed"] if agents else []
     timed = [event for event in after if event.at_ns is not None]
     if timed and parts:

@@ -56,3 +56,9 @@ def format_time(nanoseconds: int) -> str:
     """Return a moment since the Unix epoch as people write it, to the millisecond: "2026-11-14 22:13:20.000 UTC"."""
     text = format_timestamp(nanoseconds) or ""
     return f"{text[:10]} {text[11:23]} UTC"
+
+
+def format_log_time(nanoseconds: int) -> str:
+    """Return a moment as a console log printed it, which may lack milliseconds and doesn't name its time zone."""
+    text = format_timestamp(nanoseconds) or ""
+    return f"{text[:10]} {text[11:23]}".removesuffix(".000")

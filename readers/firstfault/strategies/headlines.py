@@ -24,7 +24,7 @@ def name_process(failure: WorkerError) -> str:
         return f"rank {failure.rank} on {node}" if node else f"rank {failure.rank}"
     if failure.subject is Subject.AGENT:
         return f"the agent of {node}" if node else "an agent"
-    return node or "a worker without a name"
+    return node or "an unnamed process"
 
 
 def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str = "") -> str:
