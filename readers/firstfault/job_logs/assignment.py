@@ -25,7 +25,7 @@ _RAY_ACTOR_DIED = re.compile(
     r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
     r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
 )
-_ERROR_ON_RANK = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b[^\n]*?\b[Rr]ank[ =:]{1,2}(?P<rank>\d{1,6})\b")
+_ERROR_ON_RANK = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b[^\n]{0,200}?\b[Rr]ank[ =:]{1,2}(?P<rank>\d{1,6})\b")
 """A logged error that names one rank."""
 _SPAWN_PROCESS_ERROR = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 

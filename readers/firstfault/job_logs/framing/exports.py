@@ -22,9 +22,12 @@ MESSAGE_KEYS = ("message", "msg", "log", "text", "line", "textPayload", "@messag
 """Names that collectors give to the text of a record, in columns and objects."""
 _LINES_READ_AHEAD = 200
 _MAX_LINES_REORDERED = 500_000
-"""A longer log is read as it is: reordering needs all lines in memory."""
+"""A longer log is read as it is: reordering, or parsing an array, needs all lines in memory."""
 _MIN_TIMES = 4
 """A log with fewer different times doesn't show in which order its lines are."""
+TIME_KEYS = ("time", "timestamp", "ts", "@timestamp", "asctime")
+"""Names that programs and collectors give to the time of a record."""
+_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
 _FIELDS_OF_PROGRAMS = {"rank", "global_rank", "local_rank", "level", "levelname", "severity", "exc_info", "exception"}
 _FIELDS_OF_PROGRAMS |= {"pod", "pod_name", "host", "hostname", "node"}
 """Keys of a program's own records, or of its place: such an object is more than a wrapped line."""
@@ -51,7 +54,7 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
     if head and (message_column := _find_message_column(head[0])) is not None:
         everything = _unwrap_csv(everything, message_column)
     elif head and head[0].strip() in {"[", "[{"}:
-        everything = _unwrap_array(list(everything))
+        everything = _unwrap_array(everything)
     elif key := _find_wrapping_key(head):
         everything = itertools.chain.from_iterable(_unwrap_object(numbered, key) for numbered in everything)
     everything = _join_exit_status(itertools.chain.from_iterable(map(_unescape, everything)))
@@ -94,17 +97,20 @@ def _unwrap_csv(lines: Iterable[NumberedLine], message_column: int) -> Iterator[
             yield from ((numbers[0], line) for line in row[message_column].split("\n"))
 
 
-def _unwrap_array(lines: list[NumberedLine]) -> Iterator[NumberedLine]:
-    """Yield each object of a JSON array as a line; if it's none, the lines as they are."""
-    text, decoder, at, found = "\n".join(line for _, line in lines), json.JSONDecoder(), 0, []
+def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
+    """Yield each object of a JSON array as a line; if it's none, or too long, the lines as they are."""
+    kept = list(itertools.islice(lines, _MAX_LINES_REORDERED))
+    text, decoder, at, found = "\n".join(line for _, line in kept), json.JSONDecoder(), 0, []
+    index, counted_to = 0, 0
     try:
         while (at := text.find("{", at)) >= 0:
             value, end = decoder.raw_decode(text, at)
-            found.append((lines[text.count("\n", 0, at)][0], json.dumps(value)))
+            index, counted_to = index + text.count("\n", counted_to, at), at
+            found.append((kept[index][0], json.dumps(value)))
             at = end
     except (ValueError, RecursionError):
-        return iter(lines)
-    return iter(found)
+        found = kept
+    return itertools.chain(found, lines)
 
 
 def _find_wrapping_key(lines: Sequence[str]) -> str:
@@ -124,8 +130,11 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
 
 def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
     number, line = numbered
-    text = parse_object(line).get(key, line)
-    return ((number, without_colors(part)) for part in str(text).removesuffix("\n").split("\n"))
+    fields = parse_object(line)
+    times = (str(fields[name]) for name in TIME_KEYS if name in fields)
+    stamp = next((f"{time} " for time in times if _ISO_TIME.match(time)), "")
+    texts = str(fields.get(key, line)).removesuffix("\n").split("\n")
+    return ((number, stamp + without_colors(text)) for text in texts)
 
 
 def parse_object(text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from firstfault.job_logs import launchers
-from firstfault.job_logs.framing.exports import MESSAGE_KEYS, parse_object
+from firstfault.job_logs.framing.exports import MESSAGE_KEYS, TIME_KEYS, parse_object
 from firstfault.job_logs.framing.lines import TRACEBACK, without_bars, without_colors
 
 _STAMP = re.compile(
@@ -344,7 +344,7 @@ def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int 
     label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
     if str(known.get("local_rank", "")).isdecimal():
         label = label._replace(local_rank=int(known["local_rank"]))
-    for name in ("time", "timestamp", "ts", "@timestamp", "asctime"):
+    for name in TIME_KEYS:
         time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
     named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
