@@ -73,7 +73,7 @@ Lines = list[str]
 Change = Callable[[random.Random, Lines], Lines]
 
 
-def outcome_of(row: Scored) -> str:
+def get_outcome(row: Scored) -> str:
     """Return a log's outcome; "retry!" if it is right, but a retry is recommended that must not happen."""
     return (
         "retry!" if row.outcome == "right" and row.truth["retry"] is False and "retry" not in row.more else row.outcome
@@ -180,7 +180,7 @@ def restyle(number: int) -> tuple[list[str], Scored]:
 
 
 def _row(name: str, rows: Iterable[Scored]) -> str:
-    counts = Counter(map(outcome_of, rows))
+    counts = Counter(map(get_outcome, rows))
     costly = sum(counts[outcome] for outcome in COSTLY)
     return f"| {name} | {counts.total()} | {counts['right']} | {costly} |"
 
@@ -198,8 +198,8 @@ def main(arguments: list[str]) -> int:
         print(_row(change, (row for changes, row in restyled if change in changes)))
     print(_row("all", (row for _, row in restyled)))
     for changes, row in [*(([launcher], row) for launcher, rows in left_out.items() for row in rows), *restyled]:
-        if "-v" in arguments and outcome_of(row) in COSTLY:
-            print(outcome_of(row), "+".join(changes), row.truth["name"], row.truth["ranks"], row.answer[:100])
+        if "-v" in arguments and get_outcome(row) in COSTLY:
+            print(get_outcome(row), "+".join(changes), row.truth["name"], row.truth["ranks"], row.answer[:100])
     return int(any(row.truth["ranks"] is None and row.outcome in COSTLY for _, row in restyled))
 
 

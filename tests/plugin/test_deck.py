@@ -96,7 +96,7 @@ ELECTIONS: dict[str, tuple[tuple[NodePresence, ...], tuple[WorkerError, ...], st
     "rank 0 is not on group rank 0": ((_failed(0, 2, 3), _failed(1, 0, 1), _failed(2, 4, 5)), (), "worker-1"),
     "rank 0's node had finished": ((_entry(Phase.SUCCEEDED, 0, 0, 1), *ALL[1:]), (), "worker-0"),
     "rank 0's node is silent": ((JOINED[0], *ALL[1:]), (), "worker-1"),
-    "of the others, only failed nodes": ((JOINED[0], _entry(Phase.SUCCEEDED, 1, 2, 3), ALL[2]), (), "worker-2"),
+    "only failed nodes besides its own": ((JOINED[0], _entry(Phase.SUCCEEDED, 1, 2, 3), ALL[2]), (), "worker-2"),
     "no node knows its ranks": ((_failed(0), _failed(1)), (), "worker-0"),
     "the recorder reported rank 0's agent": (ALL, (_agent(0, Writer.RECORDER),), "worker-1"),
     "two agents were lost": (ALL, (_agent(0, Writer.WORKER), _agent(1, Writer.RECORDER)), "worker-2"),

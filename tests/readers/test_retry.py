@@ -199,7 +199,7 @@ def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
 # --- the default ----------------------------------------------------------------------------------------------------
 
 _STOCK = {"writer": model.Writer.STOCK, "exception": None}
-_AGAIN, _OF_SYSTEM = {"kind": model.Kind.RECOVERABLE}, {"origin": model.Origin.SYSTEM}
+_AGAIN, _SYSTEM_ORIGIN = {"kind": model.Kind.RECOVERABLE}, {"origin": model.Origin.SYSTEM}
 _RETRIED, _PAID_FOR, _NOT = (True, model.Origin.SYSTEM), (True, model.Origin.USER), (False, model.Origin.USER)
 _FREE_OF_CHARGE = " (uses none of the task's retries)"
 _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
@@ -223,16 +223,16 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
         f"a node or its agent disappeared without a report{_FREE_OF_CHARGE}",
     ),
     "Flyte's entrypoint, outside of the task": (
-        {**_STOCK, **_AGAIN, **_OF_SYSTEM},
+        {**_STOCK, **_AGAIN, **_SYSTEM_ORIGIN},
         _RETRIED,
         f"Flyte's entrypoint reported a recoverable system error{_FREE_OF_CHARGE}",
     ),
     "our agent broke": (
-        {**_AGAIN, **_OF_SYSTEM, "writer": model.Writer.AGENT},
+        {**_AGAIN, **_SYSTEM_ORIGIN, "writer": model.Writer.AGENT},
         _RETRIED,
         f"the agent reported a recoverable system error{_FREE_OF_CHARGE}",
     ),
-    "a system error that is not recoverable": ({**_STOCK, **_OF_SYSTEM}, (False, model.Origin.SYSTEM), ""),
+    "a system error that is not recoverable": ({**_STOCK, **_SYSTEM_ORIGIN}, (False, model.Origin.SYSTEM), ""),
     "killed": ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, _NOT, ""),
     "exited": ({"exception": None, "exit_code": 1}, _NOT, ""),
     "data": ({"category": "data"}, _NOT, "the same data would probably fail again"),
@@ -270,13 +270,13 @@ def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> model.
     return replace(make_error(3, signal="SIGKILL", category="host_oom"), resources=resources)
 
 
-def _of_the_gpu(file: str, code: str, **changes: Any) -> model.WorkerError:
+def _make_gpu_error(file: str, code: str, **changes: Any) -> model.WorkerError:
     frames = (model.FrameInfo("train.py", 3, "step", "model(batch)"), model.FrameInfo(file, 9, "forward", code))
     exception = model.ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=frames)
     return replace(make_error(3), exception=exception, category="gpu_hardware", **changes)
 
 
-_GONE = replace(_of_the_gpu("", ""), exception=None, writer=model.Writer.AGENT)
+_GONE = replace(_make_gpu_error("", ""), exception=None, writer=model.Writer.AGENT)
 
 _TORCH = "/venv/site-packages/torch/cuda/__init__.py"
 _OF_THE_MACHINE = {
@@ -286,17 +286,17 @@ _OF_THE_MACHINE = {
     "memory whose peak is unknown": (_memory(1, None, 100), False),
     "memory without an OOM kill": (_memory(0, 40, 100), False),
     "memory whose OOM kills are unknown": (_memory(None, 40, 100), False),
-    "native code": (_of_the_gpu("train.py", "loss.backward()"), True),
-    "torch": (_of_the_gpu(_TORCH, "raise AcceleratorError(text)"), True),
-    "the program's raise": (_of_the_gpu("train.py", 'raise RuntimeError("ECC error")'), False),
-    "no source": (_of_the_gpu("train.py", ""), False),
-    "an assertion": (_of_the_gpu("train.py", 'assert not ecc, "uncorrectable ECC error"'), False),
-    "in one line": (_of_the_gpu("train.py", "if ecc: raise RuntimeError(text)"), False),
-    "a folder called torch": (_of_the_gpu("/home/me/torch/train.py", "raise RuntimeError(text)"), False),
+    "native code": (_make_gpu_error("train.py", "loss.backward()"), True),
+    "torch": (_make_gpu_error(_TORCH, "raise AcceleratorError(text)"), True),
+    "the program's raise": (_make_gpu_error("train.py", 'raise RuntimeError("ECC error")'), False),
+    "no source": (_make_gpu_error("train.py", ""), False),
+    "an assertion": (_make_gpu_error("train.py", 'assert not ecc, "uncorrectable ECC error"'), False),
+    "in one line": (_make_gpu_error("train.py", "if ecc: raise RuntimeError(text)"), False),
+    "a folder called torch": (_make_gpu_error("/home/me/torch/train.py", "raise RuntimeError(text)"), False),
     "log of a crash": (replace(_GONE, signal="SIGABRT", log_tail="Xid 79"), True),
     "log of an exit": (replace(_GONE, exit_code=3, log_tail="Xid 79"), False),
     "nothing": (replace(_GONE, signal="SIGABRT"), False),
-    "no frames": (replace(_of_the_gpu("", ""), exception=model.ExceptionInfo("RuntimeError", "ECC error")), False),
+    "no frames": (replace(_make_gpu_error("", ""), exception=model.ExceptionInfo("RuntimeError", "ECC error")), False),
 }
 
 

@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ why = "the store speaks of itself"
 def _parts(example: str) -> tuple[str, str]:
     match = re.match(r"((?:[a-z_]\w*\.|[a-z]\w*::)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): ?", example)
     return (match[1], example[match.end() :]) if match else ("", example)
+
+
+def test_built_in_signatures_are_valid() -> None:
+    """Commands skip this check when they load the file."""
+    loaded = load_signatures(Path(str(resources.files("firstfault.evidence") / "signatures.toml")))
+    assert [item.id for item in loaded.signatures] == [item.id for item in BUILT_IN.signatures]
 
 
 def test_an_example_is_what_it_is_an_example_of() -> None:

@@ -541,7 +541,7 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
     ],
 )
 def test_the_gpus_uuid(properties: Callable[[], Any], uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written as nvidia-smi writes it; older versions of torch do not tell it, nor does a driver that raises."""
+    """The format is nvidia-smi's; without one from torch, or if the driver raises, the field is empty."""
     assert process_state.gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()

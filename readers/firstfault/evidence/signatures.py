@@ -201,7 +201,7 @@ class Signatures:
 def built_in_signatures() -> Signatures:
     """Return the signatures that come with firstfault."""
     file = resources.files("firstfault.evidence") / "signatures.toml"
-    # a test checks the examples; here they would cost each command 40 ms
+    # a test checks the patterns and examples, which would slow down each command
     return parse_signatures(file.read_text("utf-8"), "firstfault/evidence/signatures.toml", check_examples=False)
 
 

@@ -31,7 +31,7 @@ from firstfault.job_logs.documents import build_documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
-from firstfault.job_logs.framing.labels import RANK_WORD, Label
+from firstfault.job_logs.framing.labels import LOG_SUFFIX, RANK_WORD, Label
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
@@ -135,7 +135,7 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
     labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
     for (path, name), own in zip(names.items(), numbers, strict=True):
-        label = Label(node=re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", name) if len(names) > 1 else "")
+        label = Label(node=LOG_SUFFIX.sub("", name) if len(names) > 1 else "")
         if len(names) > 1 and (ranked := RANK_WORD.search(name)):
             label = Label(rank=int(ranked[1]))
         elif labels and labels == set(range(len(labels))):

@@ -43,6 +43,11 @@ class Assignment:
 
     def __init__(self, attempt: Attempt, processes: Processes) -> None:
         self.attempt, self.processes = attempt, processes
+        self._ends: dict[str, int] = {}
+        """Number of the last line of each file."""
+        for stream in attempt.streams.values():
+            if stream.tail:
+                self._ends[stream.file] = max(self._ends.get(stream.file, 0), stream.tail[-1].number)
         self.notes: list[str] = []
         """What could not be read."""
         self.launcher_failures: list[Traceback] = []
@@ -82,17 +87,12 @@ class Assignment:
             if last is not None and not self._is_survived(process, last):
                 process.set_exception(last)
             if process.raised is None and not process.stopped and lines:
-                process.set_own_report(find_last_error(lines, self._find_end(process.streams[0].file)))
+                process.set_own_report(find_last_error(lines, self._ends[process.streams[0].file]))
         times = [record.time_ns for record in lines if record.time_ns is not None]
         if process.time_ns is None and times:
             process.time_ns = times[-1]
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
-
-    def _find_end(self, file: str) -> int:
-        """Return the number of the last line of a file."""
-        streams = [stream for stream in self.attempt.streams.values() if stream.file == file and stream.tail]
-        return max((stream.tail[-1].number for stream in streams), default=0)
 
     @staticmethod
     def _is_survived(process: Process, last: Traceback) -> bool:
@@ -267,7 +267,7 @@ class Assignment:
                 process.text = text
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
         elif not everything and not self._has_agent_report():
-            own_report = find_last_error(above, self._find_end(stream.file))
+            own_report = find_last_error(above, self._ends.get(stream.file, 0))
             if own_report != OwnReport():
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)

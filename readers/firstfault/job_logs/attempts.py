@@ -229,7 +229,7 @@ class AttemptMarks:
         return False
 
     def _starts_over(self, record: LogRecord, step: int) -> bool:
-        """Whether an label prints an earlier step than before, after the end of a process was reported."""
+        """Whether a process prints an earlier step than before, below the report of a failure."""
         last = self._steps.get(record.label, -1)
         self._steps[record.label] = step
         if self._failed_ns is None or step >= last:

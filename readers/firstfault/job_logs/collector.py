@@ -29,8 +29,8 @@ _LINE_OVERHEAD_CHARS = 16
 """What a line costs besides its characters."""
 _MANY_STREAMS = 512
 """With more labels than this, less of each is kept."""
-_MOST = 20_000
-"""Owners, and statements of launchers, of one attempt."""
+_MAX_STREAMS = 20_000
+"""Labels, and launcher reports, of one attempt; further ones are merged or dropped."""
 _MAX_EXCERPT_LINES = 200
 """Lines from a traceback on."""
 _MAX_EXCERPTS = 64
@@ -190,7 +190,7 @@ class Attempt:
 
     streams: dict[tuple[Where, Label], Stream] = field(default_factory=dict)
     reports: list[tuple[str, str, LauncherReport]] = field(default_factory=list)
-    """File and node of a pattern_row, and the pattern_row."""
+    """File and node of a report, and the report."""
     entries: list[tuple[str, str, Entry]] = field(default_factory=list)
     """The same of entries in torch's boxes."""
     world_size: int = 0
@@ -298,7 +298,7 @@ class LogCollector:
             marks.take(record, progress)
         label = _with_inline(label, text)
         everything.tasks_are_nodes |= label.task is not None and label.rank not in {None, label.task}
-        if len(everything.streams) >= _MOST:
+        if len(everything.streams) >= _MAX_STREAMS:
             label = Label(node=label.node)
         key = ((file, record.label.node), label)
         stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
@@ -319,7 +319,7 @@ class LogCollector:
         text, everything, report = record.text, self._all, parse_report(record.number, record.text)
         if everything.reports and _HAS_CODE_BELOW.search(text):
             everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
-        if report is not None and len(everything.reports) < _MOST:
+        if report is not None and len(everything.reports) < _MAX_STREAMS:
             marks.take_report(record, report)
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
@@ -338,7 +338,7 @@ class LogCollector:
 
 
 def _with_inline(label: Label, text: str) -> Label:
-    """Return an label with the rank and the process that a line of native code names as its own."""
+    """Return a label with the rank and process id that native code prints about itself."""
     names_a_rank = label.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
     if names_a_rank and (found := _INLINE_RANK.search(text)):
         label = label._replace(rank=int(next(filter(None, found.groups()))))

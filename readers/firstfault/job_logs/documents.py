@@ -55,6 +55,8 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
 
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
     """Forget errors that were printed below the job's success report, unless the process ended."""
+    if not any(process.own_error for process in processes.all):
+        return
     successes: dict[str, int] = {}
     for stream in attempt.streams.values():
         for record in stream.tail if not stream.label.is_process else ():
@@ -88,7 +90,9 @@ def _describe_launcher_reports(
     deaths = [(file, first) for process in processes.all if process.is_oom for file, first, _ in process.lines]
     deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
     deaths += [(found.stream.file, found.lines[0]) for found in launcher_failures]
-    first_deaths = {file: min(number for of_file, number in deaths if of_file == file) for file, _ in deaths}
+    first_deaths: dict[str, int] = {}
+    for file, number in deaths:
+        first_deaths[file] = min(number, first_deaths.get(file, number))
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):
         name = report.node or report.ip or processes.resolve_node(node)

@@ -20,28 +20,27 @@ MIN_STEPS_RESUMED = 2
 """Steps that a training prints after a failure if it was restarted; a rank may print one more before it notices."""
 TAIL_LINES_READ = 40
 """Lines at the end of a stream in which it may report its success."""
+_JOB_SUCCEEDED = (
+    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
+    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
+    r"|^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)"
+)
+JOB_SUCCEEDED = re.compile(_JOB_SUCCEEDED, re.IGNORECASE)
+"""What schedulers and shells print about a job that succeeded, even if one of its processes died."""
 SUCCESS_REPORT = re.compile(
+    rf"{_JOB_SUCCEEDED}|"
     r"\b(?:train(?:ing|er)?|fit|fine-?tuning|job|run|task|workflow|experiment|optimi[sz]ation|script|program|main)\b"
     r"[^.\n]{0,60}\b(?:complet(?:ed|e)|finished|done|succeeded|ended|over)\b"
     r"|\b(?:complet(?:ed|e)|finished|done)\b[^\n]{0,24}\b(?:train(?:ing)?|fine-?tuning|fit)\b"
-    r"|\bsucceeded\b|\bSucceeded\b|\bsuccessfully\b[^\n]{0,20}\b(?:complet|finish|train|end)|\bexits? successfully\b"
-    r"|\b(?:complet|finish|train|end|exit)ed successfully\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
+    r"|\bsucceeded\b|\bsuccessfully\b[^\n]{0,20}\b(?:complet|finish|train|end)|\bexits? successfully\b"
+    r"|\b(?:complet|finish|train|end|exit)ed successfully\b|[-=*]{2,} ?SUCCESS ?[-=*]{2,}"
     r"|\b(?:exit(?:ed)?(?: with)?(?: exit)?|return(?:ed)?)[ _-]?(?:code|status)?\W{0,4}0\b"
     r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
     r"|^\W*(?:\[[\d:.]+\] )?(?:total )?training time\b|\ball done\b"
-    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
-    r"|^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)|[-=*]{2,} ?SUCCESS ?[-=*]{2,}"
     r"|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
     re.IGNORECASE,
 )
 """What programs, frameworks and launchers print at the end of a success."""
-JOB_SUCCEEDED = re.compile(
-    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
-    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
-    r"|^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)",
-    re.IGNORECASE,
-)
-"""What schedulers and shells print about a job that succeeded, even if one of its processes died."""
 _JOB_FAILED = re.compile(
     r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,40}\bfailed\b|\bstatus\W{1,3}failed", re.IGNORECASE
 )

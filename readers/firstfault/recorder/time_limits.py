@@ -6,7 +6,7 @@ REQUEST_RECEIPT_TIMEOUT_SECONDS = 3.0
 FULL_BACKLOG_RETRY_SECONDS = 0.01
 """A client, while the recorder's backlog is full. Then it connects again."""
 MIN_SOCKET_TIMEOUT_SECONDS = 0.001
-"""A client whose time is up, for its socket. Then a timeout; 0 would not block at all."""
+"""A client without time left, for its socket. Then a timeout; 0 would mean a non-blocking socket."""
 ROSTER_LISTING_TIMEOUT_SECONDS = 10.0
 """The agent's roster poll, for a listing. Then it polls again later."""
 RECORDER_EXIT_GRACE_SECONDS = 2.0

@@ -31,7 +31,8 @@ _ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
 _FIELDS_OF_PROGRAMS = {"rank", "global_rank", "local_rank", "level", "levelname", "severity", "exc_info", "exception"}
 _FIELDS_OF_PROGRAMS |= {"pod", "pod_name", "host", "hostname", "node"}
 """Keys of a program's own records, or of its place: such an object is more than a wrapped line."""
-_MIN_SHARE_OF_OBJECTS = 0.9
+_MIN_SHARE = 0.9
+"""Share of the first lines that shows the form of a file."""
 _MOMENT = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b"
 _TIME = re.compile(
     rf"^\W{{0,3}}(?P<begin>{_MOMENT})|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>{_MOMENT})"
@@ -71,7 +72,7 @@ def _is_newest_first(lines: Sequence[str]) -> bool:
     found = [match["field"] or match["begin"] for line in lines if (match := _TIME.search(line))]
     times = [time for time, _ in itertools.groupby(found)]
     pairs = list(itertools.pairwise(times))
-    return len(times) >= _MIN_TIMES and sum(later < earlier for earlier, later in pairs) > 0.9 * len(pairs)
+    return len(times) >= _MIN_TIMES and sum(later < earlier for earlier, later in pairs) > _MIN_SHARE * len(pairs)
 
 
 def _find_message_column(header: str) -> int | None:
@@ -83,6 +84,7 @@ def _find_message_column(header: str) -> int | None:
 
 
 def _unwrap_csv(lines: Iterable[NumberedLine], message_column: int) -> Iterator[NumberedLine]:
+    """Yield the texts of a column, with the number of the last line of each row: a quoted text may have several."""
     numbers: list[int] = []
 
     def texts() -> Iterator[str]:
@@ -116,7 +118,7 @@ def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 def _find_wrapping_key(lines: Sequence[str]) -> str:
     """Return the key that holds the text if each line is an object with nothing but a text and its collector's data."""
     objects = [fields for line in lines if (fields := parse_object(line))]
-    if len(objects) <= _MIN_SHARE_OF_OBJECTS * len(lines):
+    if len(objects) <= _MIN_SHARE * len(lines):
         return ""
     values: dict[str, set[str]] = defaultdict(set)
     for fields in objects:
@@ -169,17 +171,17 @@ class FrameIndenter:
     """Restores the indentation of a traceback's frames, which chats and web pages drop."""
 
     def __init__(self) -> None:
-        self._owners_in_frame: set[object] = set()
+        self._labels_in_frame: set[object] = set()
 
     def indent(self, label: object, text: str) -> str:
         """Return a line of a traceback as Python printed it."""
         if 'File "' in text[:12] and _FRAME.match(text.lstrip()):
             text = text.replace("\\", "/")  # of Windows
             if text.startswith('File "'):
-                self._owners_in_frame.add(label)
+                self._labels_in_frame.add(label)
                 return f"  {text}"
-        if label in self._owners_in_frame:
-            self._owners_in_frame.discard(label)
+        if label in self._labels_in_frame:
+            self._labels_in_frame.discard(label)
             if text[:1].strip() and not _EXCEPTION_LINE.match(text):
                 return f"    {text}"
         return text

@@ -54,19 +54,20 @@ _NO_PREFIX = re.compile(
     re.IGNORECASE,
 )
 """The program's own words before a traceback."""
-_MOST = 0.6
+_MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
 _MIN_LINES_OF_COLLECTOR = 20
 _LEAST_LINES, _FEW_LINES = 4, 2
 _BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
+LOG_SUFFIX = re.compile(r"\.(?:log|out|err|txt|stderr|stdout|gz)$")
 RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
 _TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "exc_text")
 _RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
 _NODES = ("pod", "pod_name", "host", "hostname", "node", "node_name", "instance", "machine")
 _LEVEL = re.compile(r"(?i)error|fatal|critical")
 _LEVEL_BEFORE_DATE = re.compile(r"[A-Z]{4,8} \d\d-")
-_OF_TRACEBACK = re.compile(r"\s|\[|Traceback|\w+: ")
+_TRACEBACK_LINE = re.compile(r"\s|\[|Traceback|\w+: ")
 
 
 class Label(NamedTuple):
@@ -97,7 +98,7 @@ class Label(NamedTuple):
 
 def get_file_label(path: str) -> Label:
     """Return the label of a log according to its name: a rank, or a node and perhaps its number."""
-    name = re.sub(r"\.(?:log|out|err|txt|stderr|stdout|gz)$", "", path.rpartition("/")[2])
+    name = LOG_SUFFIX.sub("", path.rpartition("/")[2])
     if ranked := RANK_WORD.search(name):
         return Label(rank=int(ranked[1]))
     numbers = re.findall(r"\d+", name)
@@ -260,7 +261,7 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
-    count, enough = names.total(), max(least, _MOST * sum(bool(line.strip()) for line in lines))
+    count, enough = names.total(), max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
         found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
@@ -353,7 +354,7 @@ def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int 
     trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
     # a collector's level is about the stream that a line was printed to
     is_program_level = _LEVEL.fullmatch(level) and known.keys().isdisjoint({"severity", "log"})
-    head = f"{level}: {message}" if is_program_level and not _OF_TRACEBACK.match(message) else message
+    head = f"{level}: {message}" if is_program_level and not _TRACEBACK_LINE.match(message) else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):
             for record in _PLAIN.parse(number, text, label):

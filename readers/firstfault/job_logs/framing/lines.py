@@ -38,7 +38,7 @@ _FAILURE_WORDS = tuple(
     oom evict preempt lost dead died restart nranks unhealthy refused quota
     """.split()  # noqa: SIM905 - as a list, each would be a line
 )
-"""OwnReport in lines that report a failure or the job's size."""
+"""Words in lines that report a failure or the job's size."""
 _FAILURE_TEXTS = r"traceback|  file \"|\bsig[a-z]{3,4}\b|timed? out|xid|segfault|core dumped|reset by|no space"
 _USUAL_SHARE = 1 / 8
 """Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
@@ -102,11 +102,11 @@ def has_failure_word(text: str) -> bool:
 
 
 class _FailureFilter:
-    """Decides which blocks report a failure. OwnReport that many lines of a block have don't count in it."""
+    """Decides which blocks report a failure. A word that many lines of a block have doesn't count in that block."""
 
     def __init__(self) -> None:
         self._usual: frozenset[str] = frozenset()
-        """OwnReport that many lines of the last block had."""
+        """Words that many lines of the last block had."""
 
     def reports_failure(self, block: bytes) -> bool:
         is_found = _failure_pattern(self._usual).search(block) is not None
@@ -115,6 +115,7 @@ class _FailureFilter:
         text, lines = block.lower(), block.count(b"\n")
         enough = max(lines * _USUAL_SHARE, 1) if lines >= _MIN_LINES_FOR_USUAL else math.inf
         if not is_found:
+            # a usual word that is rare in this block may report a failure again
             counts = {word: text.count(word.encode()) for word in self._usual}
             if all(count == 0 or count >= enough for count in counts.values()):
                 return False
