@@ -59,6 +59,8 @@ EXPORTS = {
     "a prefix in front of others": of("<east/blue> ", of("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])),
     "no indentation": [*of("[rank1]: ", BARE), *OTHERS],
     "Windows paths": [line.replace("/job/", "C:\\\\job\\\\") for line in FAILED],
+    "one line": [*of("[rank0]: ", STEPS[:2]), "[rank1]: " + " ".join(line.strip() for line in RAISED), *OTHERS],
+    "lines of pytest": [*of("E   ", RAISED), "1 failed in 3s"],
     "one escaped string": [f'"error": "{chr(92)}n'.join(["", *OWN]), *OTHERS],
 }
 
@@ -68,7 +70,10 @@ def test_exports_of_collectors(show: Show, form: str) -> None:
     """The lines that the program printed are found in what a collector, a chat or an editor made of them."""
     found = show(EXPORTS[form])
     assert (found["root"]["type"], found["root"]["message"]) == ("ValueError", "no labels in shard 9")
-    assert found["verdict"]["ranks"] in ([1], []) if form == "one escaped string" else [1]
+    expected: list[list[int]] = (
+        [[]] if form == "lines of pytest" else [[1], []] if form == "one escaped string" else [[1]]
+    )
+    assert found["verdict"]["ranks"] in expected
 
 
 def _hydra(rank: int, signal: str) -> list[str]:
@@ -126,6 +131,38 @@ LAUNCHERS = {
         ],
         [],
         "preemption",
+    ),
+    "torchrun in a task of srun": (
+        [
+            "$ srun --label torchrun --nnodes 2 --nproc-per-node 4 train.py",
+            *of("0: ", STEPS),
+            *of("1: ", STEPS),
+            "srun: error: host-2: task 1: Exited with exit code 1",
+        ],
+        [],
+        "exit",
+    ),
+    "a chain of Ray's tasks": (
+        [
+            "(Train pid=70) - (ip=9.8.7.6, pid=71) world_rank=0, local_rank=0",
+            "(Train pid=70) - (ip=9.8.7.5, pid=72) world_rank=1, local_rank=0",
+            *RAISED[:3],
+            "ray.exceptions.RayTaskError(ValueError): ray::_Inner.train() (pid=70, ip=9.8.7.6, repr=Train)",
+            RAISED[1],
+            "ray.exceptions.RayTaskError(ValueError): ray::Worker.execute() (pid=72, ip=9.8.7.5, repr=<x>)",
+            *RAISED[1:],
+        ],
+        [1],
+        "user_code",
+    ),
+    "a rendezvous that failed": (
+        [
+            RAISED[0],
+            '  File "/v/lib/python3.12/site-packages/torch/distributed/elastic/rendezvous/dynamic.py", line 9, in join',
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        ],
+        [],
+        "rendezvous",
     ),
     "a traceback that is cut off": ([*of("[rank0]: ", STEPS), *OWN[:5]], [1], "unknown"),
 }

@@ -106,7 +106,8 @@ class Assignment:
         """Take what Ray's driver raised for a process of another one."""
         for excerpt in list(stream.excerpts):
             text = redact("\n".join(record.text for record in excerpt.lines))
-            if (task := _RAY_TASK_ERROR.search(text)) is not None:
+            # in a chain of tasks, the last one's exception is the cause
+            if (task := next(reversed(list(_RAY_TASK_ERROR.finditer(text))), None)) is not None:
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
@@ -182,7 +183,7 @@ class Assignment:
 
     def _take_launcher_exception(self, found: Traceback) -> bool:
         """Take a traceback that a launcher printed, or that names its rank; return whether it is one."""
-        spawned = _SPAWN_PROCESS_ERROR.search(found.text)
+        spawned = _SPAWN_PROCESS_ERROR.search("\n".join((*found.lines_around, found.text)))
         logged = {int(named["rank"]) for line in found.lines_around if (named := _ERROR_ON_RANK.search(line))}
         if spawned is not None or (len(logged) == 1 and not found.is_handled and not found.is_before_success):
             process = self.processes.find(rank=int(spawned["rank"]) if spawned is not None else min(logged))

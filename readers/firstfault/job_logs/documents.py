@@ -40,6 +40,8 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
     agents = [_describe_launcher_failure(found) for found in assignment.launcher_failures]
     agents += _describe_launcher_reports(attempt, processes, assignment.launcher_failures)
     _forget_shutdown_errors(attempt, processes)
+    if not agents and not any(process.has_failed for process in processes.all):
+        processes.take_launcher_ends()
     failed = [process for process in processes.all if process.has_failed]
     if (not failed and not agents) or has_final_success(attempt, _find_last_failures(attempt, failed)):
         return [], assignment.notes

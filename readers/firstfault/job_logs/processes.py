@@ -244,6 +244,14 @@ class Processes:
                 process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
                 process.launcher_text = report.text
 
+    def take_launcher_ends(self) -> None:
+        """Take launchers that ended with an error, such as torchrun in a task of srun: nothing else shows a failure."""
+        for file, node, report in self.attempt.reports:
+            if report.kind is ReportKind.ENDED and report.tasks and (report.exit_code or report.signal):
+                where, lines = self.resolve_node(report.node or node), {(file, report.number, report.number)}
+                self.all.append(Process(node=where, exit_code=report.exit_code, signal=report.signal, lines=lines))
+                self.all[-1].launcher_text = report.text
+
     def _rest_stopped_before(self, report: LauncherReport) -> bool:
         earlier = (other.kind for _, _, other in self.attempt.reports if other.number < report.number)
         return ReportKind.REST_STOPPED in earlier

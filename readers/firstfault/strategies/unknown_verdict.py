@@ -9,9 +9,9 @@ from itertools import islice
 from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis, describe_blame
 from firstfault.evidence.texts import find_message
-from firstfault.model import JobErrors, Reason, Suspect, Verdict
+from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict
 from firstfault.strategies import reasons
-from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks
+from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks, name_process
 from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
 from firstfault.utils.text import one_line
 
@@ -49,7 +49,7 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     return replace(
         build_undetermined_verdict(job, reasons.STRATEGY_NAME),
         code="Undetermined",
-        category="hang" if diagnosis.waits else "unknown",
+        category="hang" if diagnosis.waits else _find_common_category(job),
         headline=one_line(headline, MAX_HEADLINE_CHARS),
         message=likeliest.failure.message,
         why=tuple(reason.text for reason in why),
@@ -70,17 +70,27 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
 
 
 def _describe_common_failure(job: JobErrors) -> str:
-    """Return the exception that all ranks raised: "all 4 ranks: RuntimeError: Timed out"; empty: exceptions differ."""
+    """Return the exception that all ranks or agents raised: "all 4 ranks: RuntimeError: Timed out"; empty: none."""
     ranks = {failure.rank for failure in job.failures if failure.rank is not None}
     world_size = max((failure.place.world_size for failure in job.failures), default=0)
-    if len(ranks) < 2 or job.unopened or len({failure.fingerprint for failure in job.failures}) > 1:  # noqa: PLR2004
+    is_of_agents = all(failure.subject is Subject.AGENT for failure in job.failures)
+    is_common = (is_of_agents or len(ranks) > 1) and not job.unopened
+    if not is_common or len({failure.fingerprint for failure in job.failures}) > 1:
         return ""
     failure = job.failures[0]
     if failure.exception is None or not failure.fingerprint:
         return ""
     subject = f"all {len(ranks)} ranks" if len(ranks) == world_size else f"{len(ranks)} ranks"
+    if is_of_agents:
+        subject = name_process(failure) if len(job.failures) == 1 else f"{len(job.failures)} agents"
     message = find_message(failure)
     return f"{subject}: {message.what}: {message.text}".rstrip(": ")
+
+
+def _find_common_category(job: JobErrors) -> str:
+    """Return the category that all failures were recorded with, such as "rendezvous"; "unknown" if they differ."""
+    categories = {failure.category for failure in job.failures}
+    return (categories.pop() or "unknown") if len(categories) == 1 and not job.unopened else "unknown"
 
 
 def _describe_expired_deadline(job: JobErrors) -> str:
@@ -101,4 +111,8 @@ def _describe_unreported_nodes(job: JobErrors) -> str:
     count = expected - len(reported)
     # a damaged document may claim billions of nodes: never build the list of all of them
     unreported = list(islice((number for number in range(expected) if number not in reported), _MAX_UNREPORTED_NODES))
-    return f"no report from node{'s' if count > 1 else ''} {join_ranks(unreported, count)}; " if count else ""
+    # without any number of a node, nothing shows which ones are missing
+    is_known = bool(reported) or not job.failures
+    return (
+        f"no report from node{'s' if count > 1 else ''} {join_ranks(unreported, count)}; " if count and is_known else ""
+    )

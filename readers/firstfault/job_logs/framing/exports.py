@@ -41,6 +41,14 @@ _ESCAPED_NEWLINE, _ESCAPED_TAB = re.compile(r"\\+r?\\*n"), re.compile(r"\\+t")
 _ESCAPED_QUOTE = re.compile(r"\\+\"")
 _COLUMN = re.compile(r"[@_\w][\w .-]{0,40}")
 _FRAME = re.compile(r'File "[^"]+", line \d+')
+_JOINED_LINE = re.compile(
+    r' +(?=File "[^"]+", line \d)| (?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): )| (?=[WE]\d{4} \d\d:\d\d:)'
+)
+"""Where a line of a traceback begins if all were pasted as one."""
+_PYTEST_PREFIX = re.compile("^E {3}(?: {4})?")
+"""What pytest puts before each line of an exception, and the indentation of the test."""
+_JOINED_SOURCE = re.compile(r'(File "[^"]+", line \d+, in \S+) +')
+"""The same for the source below a frame."""
 _EXCEPTION_LINE = re.compile(r"[\w.]*[A-Z]\w*(?::|$)|Traceback |The above|During handling")
 
 
@@ -159,10 +167,20 @@ def _join_exit_status(lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
 
 
 def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
-    """Return the lines of a traceback that a record holds as one escaped string."""
+    """Return the lines of a traceback that a record holds as one string: escaped, or with spaces for line breaks."""
     number, line = numbered
-    if TRACEBACK not in line or "\\n" not in line or ('{"' in line and line.rstrip().endswith("}")):
+    if line.startswith("E   "):
+        return ((number, _PYTEST_PREFIX.sub("", line)),)
+    if TRACEBACK not in line or ('{"' in line and line.rstrip().endswith("}")):
         return (numbered,)
+    if "\\n" not in line:
+        prefix, _, rest = line.partition(TRACEBACK)
+        rest = (rest.replace(prefix, "") if prefix.strip() else rest).lstrip(": ")
+        if not _FRAME.match(rest):
+            return (numbered,)
+        text = _JOINED_SOURCE.sub(r"\1\n    ", _JOINED_LINE.sub("\n", rest))
+        parts = (f"  {part}" if _FRAME.match(part) else part for part in text.split("\n"))
+        return ((number, prefix + part) for part in (f"{TRACEBACK}:", *parts))
     text = _ESCAPED_QUOTE.sub('"', _ESCAPED_TAB.sub("\t", _ESCAPED_NEWLINE.sub("\n", line)))
     return ((number, part) for part in text.split("\n"))
 
