@@ -164,6 +164,37 @@ LAUNCHERS = {
         [],
         "rendezvous",
     ),
+    "a drained node of Ray": (
+        [
+            *STEPS,
+            "(Controller pid=7) Preemption notice received: node ab12 (ip=9.8.7.6) is draining, reason: spot",
+            *RAISED[:3],
+            "RuntimeError: Training has failed even after 3 attempts.",
+        ],
+        [],
+        "preemption",
+    ),
+    "a dead node of Ray": (
+        [*STEPS, "The node with node id: ab12 and ip: 9.8.7.6 has been marked dead"],
+        [],
+        "node_lost",
+    ),
+    "a code alone": ([*STEPS, "Error: failed to run torchrun", "Exit code: 3"], [], "exit"),
+    "a kill below an exception": ([*RAISED, "a child has failed", "Killed"], [], "user_code"),
+    "a kill above what a peer raised": ([*of("[rank0]: ", LOST), "Killed"], [], "signal"),
+    "a thread of a library, and an exit": (
+        [
+            "rank 0 of 1, pid 71",
+            *STEPS,
+            "Exception in thread Thread-2:",
+            RAISED[0],
+            '  File "/v/lib/python3.12/threading.py", line 9, in run',
+            "BrokenPipeError: [Errno 32] Broken pipe",
+            "E0506 07:08:09.1 7 torch/a.py:9] failed (exitcode: -7) local_rank: 0 (pid: 71)",
+        ],
+        [0],
+        "signal",
+    ),
     "a traceback that is cut off": ([*of("[rank0]: ", STEPS), *OWN[:5]], [1], "unknown"),
 }
 
@@ -186,6 +217,14 @@ SUCCESSES = {
     "noise after the end": [*STEPS, DONE, *NOISE],
     "an actor that died": [*STEPS, *of("(A pid=71) ", RAISED), "Job 'raysubmit_4' succeeded"],
     "each rank goes on": [*of("0: ", LOST), *of("1: ", RAISED), *of("0: ", [DONE]), *of("1: ", [DONE])],
+    "a report of LSF above, and its threads below": [
+        "Subject: Job 71: <train> in cluster <c> Done",
+        *STEPS,
+        "Exception in thread Thread-2:",
+        RAISED[0],
+        '  File "/v/lib/python3.12/threading.py", line 9, in run',
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
     "the next command": [*STEPS, *box((0, 1)), "me@host:~$ torchrun train.py", *STEPS, DONE],
     "a pod that completed": [*STEPS, "[1,1]<stderr>:E0506 failed call to cuInit", "launcher-x8  0/1  Completed  0  4m"],
 }

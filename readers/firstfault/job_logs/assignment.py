@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import LAUNCHER_FILE, ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
@@ -70,6 +72,7 @@ class Assignment:
         self._assign_tracebacks(tracebacks)
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
+        self._drop_kills_below_exceptions()
 
     # --- what a process printed itself --------------------------------------------------------------------------------
 
@@ -247,6 +250,23 @@ class Assignment:
         last = max((found.lines[1] for found in tracebacks), default=0)
         streams = self.attempt.streams.values()
         return any(stream.progress is not None and stream.progress.number > last for stream in streams)
+
+    def _drop_kills_below_exceptions(self) -> None:
+        """Drop kills of unknown processes below the faults that ended others: a launcher or a person cleaned up."""
+        if not any(one.signal == "SIGKILL" and not one.is_known for one in self.processes.all):
+            return
+        faults = [one for one in self.processes.all if one.raised is not None]
+        faults = [one for one in faults if classify(one.raised_text).role is not Role.SECONDARY]
+        raised = {file: last for one in faults for file, _, last in one.lines}
+        self.processes.all = [
+            one
+            for one in self.processes.all
+            if one.signal != "SIGKILL" or one.is_known or one.is_oom or not self._is_below(one, raised)
+        ]
+
+    @staticmethod
+    def _is_below(process: Process, lines: Mapping[str, int]) -> bool:
+        return any(first > lines.get(file, first) for file, first, _ in process.lines)
 
     # --- other unlabeled lines ----------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class ReportKind(enum.Enum):
     OOM = "a kernel that killed a process for its memory"
     GPU = "a GPU, about which its driver reported an error in the kernel's log"
     RESTARTED = "a launcher that starts its processes again"
+    SUCCEEDED = "a job that its scheduler reports as successful, perhaps above the job's output"
 
 
 class ReportPattern(NamedTuple):

@@ -73,7 +73,8 @@ def is_success_report(text: str) -> bool:
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return records without tracebacks that ended no process.
 
-    These are exceptions of finalizers ("Exception ignored in"), and those that the line above reports as handled.
+    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line above reports as
+    handled.
     """
     kept: list[LogRecord] = []
     announced: set[Label] = set()
@@ -83,7 +84,7 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
         if label in within or (TRACEBACK in text and label in announced):
             (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
             continue
-        is_ignored = "Exception ignored " in text
+        is_ignored = "Exception ignored " in text or "Exception in thread " in text
         (announced.add if is_ignored or HANDLED.search(text) else announced.discard)(label)
         kept += [] if is_ignored else [record]
     return kept
@@ -102,6 +103,8 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
         attempt: the last one of the job.
         last_failures: by file, the number of the last line about a failure.
     """
+    if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
+        return True
     deaths = any(
         report.kind in {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED} for _, _, report in attempt.reports
     )
@@ -134,6 +137,8 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
 def explain_missing_proof(attempt: Attempt) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
+    if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
+        return ""
     if not streams:
         is_started = bool(attempt.reports) or attempt.is_torchrun
         return "the job was restarted, and nothing shows how that ended" if is_started else "it has no text"

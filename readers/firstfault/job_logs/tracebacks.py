@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _COMMAND_FAILED = re.compile(
     r"(?:Command|Process|Subprocess|Job|Task)\b[^\n]{0,400}\b(?:failed with|returned|exited with) (?:a )?"
     r"(?:non-?zero|return code|exit (?:code|status)|status|code)"
+    r"|(?:Distributed job|Training)\b[^\n]{0,20}\b(?:exited|failed)\b[^\n]{0,60}\b(?:attempts|workers?|logs)\b"
 )
 """The same in the message of an exception of any type."""
 
@@ -77,6 +78,10 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
         printed = find_printed_exception(redact("\n".join(record.text for record in lines)))
         # Python prints "Exception ignored in" for exceptions of finalizers, which end no process
         if printed is None or any("Exception ignored " in record.text for record in above):
+            continue
+        # nor does a library's thread
+        is_in_thread = any("Exception in thread " in record.text for record in above)
+        if is_in_thread and all(is_library_file(frame.file) for frame in printed.exception.frames):
             continue
         # a line without a level or a date may belong to the exception's message, or be the program's next output
         more = printed.exception.message.splitlines()[1:]
