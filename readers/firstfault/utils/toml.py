@@ -1,8 +1,11 @@
-"""Reads TOML, which the standard library does since Python 3.11."""
+"""Reads TOML, which the standard library does since Python 3.11, and tables of regular expressions in it."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -18,3 +21,20 @@ def parse_toml(text: str) -> dict[str, Any]:
         ValueError: it isn't TOML.
     """
     return tomllib.loads(text)
+
+
+class Patterns(dict[str, re.Pattern[str]]):
+    """Verbose regular expressions by name, each compiled on first use: most commands need few of them."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def __missing__(self, name: str) -> re.Pattern[str]:
+        self[name] = re.compile(self._texts[name], re.VERBOSE)
+        return self[name]
+
+
+def read_patterns(path: Path) -> Patterns:
+    """Return the regular expressions in the table ``[pattern]`` of a TOML file."""
+    return Patterns(parse_toml(path.read_text(encoding="utf-8"))["pattern"])
