@@ -99,6 +99,9 @@ class Engine(Protocol):
     def announce(self, verdict: SealedVerdict) -> None:
         """Print what failed, for a person who reads this node's output."""
 
+    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+        """Return the exit code of a node's process that leaves after this verdict; None: without one."""
+
     def enforces(self, job: JobErrors) -> bool:
         """Whether the engine carries out a decision on this attempt; else the decision is advice."""
 
@@ -183,6 +186,11 @@ class PlainEngine:
     def announce(self, verdict: SealedVerdict) -> None:
         """Log the report."""
         logger.error("%s", verdict.seal.message)
+
+    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+        """Return 1."""
+        del verdict
+        return 1
 
     def enforces(self, job: JobErrors) -> bool:
         """Nothing retries the job."""

@@ -68,8 +68,6 @@ class Identity:
     """False: only this node writes and reads there, and the nodes hand each other what they wrote."""
     owns_process: bool = False
     """Whether the agent's process ends with the run: then signals after the run are ignored."""
-    failed_exit_code: int = 1
-    """Exit code of a process that published its verdict from another thread than the main one."""
 
 
 @dataclass(frozen=True, slots=True)

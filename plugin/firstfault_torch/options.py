@@ -155,6 +155,8 @@ class Options:
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch restarts after any
     failure."""
+    stops_repeats: bool = False
+    """As `RetryContext.stops_repeats`; for schedulers that retry without a budget of their own."""
     watchdog: Watchdog | None = None
     """Deadlines for the workers; None: off."""
     hang: Hang | None = Hang()

@@ -36,7 +36,7 @@ from firstfault_torch.agent.stop_processes import kill_orphans
 from firstfault_torch.conclusion import sealed_verdict
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node, import_conclusion_modules
 from firstfault_torch.conclusion.notifications import notify
-from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
+from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
 from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors
@@ -124,7 +124,7 @@ def build_node_context(engine: Engine, options: Options) -> NodeContext:
 
 def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
     """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.worker_monitor.recorded`)."""
-    node_context = build_node_context(engine, options)
+    node_context = with_previous_verdict(build_node_context(engine, options))
     with (
         # The recorder ends before the signal handlers do: its last uploads must not be cut off by a signal.
         SignalWatch(parse_signals(job.signals)) as signals,
@@ -294,8 +294,8 @@ def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
         path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.node_context.identity.is_folder_shared)}"
         seconds = time_limits.HANDOVER_TIMEOUT_SECONDS
         others.append(partial(put_on_node, path, sealed.bundle, sealed.node_context, seconds))
-    if sealed.conclusion is not None and sealed.decision.retry:
-        others.append(partial(hand_over_verdict, sealed.node_context, sealed.document, settings.shutdown_requested))
+    if sealed.conclusion is not None:  # a scheduler may run the job again, whatever was decided
+        others.append(partial(hand_over_verdict, sealed.node_context, sealed, settings.shutdown_requested))
     ended = [start_in_thread(call, "leaving files for the next attempt and for readers") for call in others]
     with suppress_internal_errors("publishing the verdict"):
         sealed = settings.engine.publish(sealed, shutdown_requested=settings.shutdown_requested)
@@ -350,4 +350,4 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
     # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
-    os._exit(end.node_context.identity.failed_exit_code)
+    os._exit(settings.engine.choose_exit_code(sealed))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from firstfault.errors import UsageError
 from firstfault.evidence.texts import is_unexplained_write
-from firstfault.model import CATEGORIES, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
+from firstfault.model import CATEGORIES, Action, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
 from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, OF_LOGS
 from firstfault.model.job import Progress
 
@@ -27,6 +27,13 @@ _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 _UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
 _NO_PROOF_REASON = "maybe temporary, but not proven (to allow retries, raise a recoverable error)"
 _UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
+_UNCERTAIN_REASONS = {_UNKNOWN_CAUSE_REASON, _NO_PROOF_REASON, _UNEXPLAINED_WRITE_REASON}
+_OF_PLATFORM = {"preemption", "node_lost"}
+"""Categories of failures that may repeat by chance."""
+_MIN_TRAINED_SECONDS = 60
+_REPEAT_MINUTES = 10
+"""An attempt that trained longer had overcome the fault of the one before."""
+_MAX_FAILED_STARTS = 3
 _CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
 """Categories that describe how a process ended, not why."""
 
@@ -51,6 +58,18 @@ class RetryContext:
     """As `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
     """Progress of the training in its last round."""
+    lifetime_seconds: float = 0.0
+    """From the start of the attempt to its failure; 0: unknown."""
+    failed_starts: int = 0
+    """Attempts in a row, before this one, that failed before they had trained for a minute."""
+    stops_repeats: bool = False
+    """Whether an attempt isn't repeated, whatever the policy votes, if it failed with the fault of the one before and
+    without progress, or at the start for the third time. Schedulers that retry without a budget need it."""
+
+    @property
+    def trained_seconds(self) -> float:
+        """How long the ranks had trained; without known collectives, how long the attempt took."""
+        return self.progress.seconds if self.progress.collectives else self.lifetime_seconds or self.progress.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +291,37 @@ def made_progress(*, minutes: float) -> ComposablePolicy:
         raise UsageError(f"made_progress needs a number of minutes above 0, not {minutes!r}")
 
     def vote(_verdict: Verdict, context: RetryContext) -> Vote:
-        trained = context.progress.seconds / 60
+        trained = context.trained_seconds / 60
         # rounded down: "30 of 30 min" must not be a reason against a retry
         return Vote(retry=trained >= minutes, reason=f"trained for {int(trained)} of {minutes:g} min")
 
     return ComposablePolicy(vote)
+
+
+def stuck_at_start(*, attempts: int) -> ComposablePolicy:
+    """True if this attempt and those before, at least `attempts` in a row, failed before they had trained for a minute.
+
+    For use with `~`: ``default_policy() & ~stuck_at_start(attempts=3)`` stops a job with a new error at each start.
+
+    Raises:
+        UsageError: `attempts` isn't a number above 0.
+    """
+    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+        raise UsageError(f"stuck_at_start needs a number of attempts above 0, not {attempts!r}")
+
+    def vote(verdict: Verdict, context: RetryContext) -> Vote:
+        count = _count_failed_starts(verdict, context)
+        return Vote(retry=count >= attempts, reason=f"{count} attempts in a row failed at their start")
+
+    return ComposablePolicy(vote)
+
+
+def _count_failed_starts(verdict: Verdict, context: RetryContext) -> int:
+    # a preemption or a lost node shows nothing about the job
+    if verdict.category in _OF_PLATFORM:
+        return context.failed_starts
+    is_failed_start = context.lifetime_seconds > 0 and context.trained_seconds < _MIN_TRAINED_SECONDS
+    return context.failed_starts + 1 if is_failed_start else 0
 
 
 @_to_factory
@@ -319,6 +364,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         vote = Vote(bool(vote.retry), str(vote.reason), None if vote.origin is None else Origin(vote.origin))
     except ValueError as error:
         raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
+    repeats = _find_repeat(verdict, context)
+    if vote.retry and repeats and context.stops_repeats:
+        vote = Vote(retry=False, reason=repeats)
     if vote.retry:
         # Flyte counts retries of USER errors against the task's `retries`, and those of SYSTEM errors separately.
         origin = vote.origin or Origin.USER
@@ -336,7 +384,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
-        reason = vote.reason if policy is not None else _explain_no_retry(verdict, context)
+        reason = vote.reason if policy is not None or vote.reason == repeats else _explain_no_retry(verdict, context)
     if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
         reason = f"{reason}, and {same_fault.reason}"
     return Decision(
@@ -346,7 +394,27 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         enforced=context.pods_alive,
         reason=reason,
         retries_left=context.retries_left,
+        action=_choose_action(verdict, context, vote, repeats),
+        failed_starts=_count_failed_starts(verdict, context),
     )
+
+
+def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
+    """Return why another attempt would only repeat this one; empty: nothing shows that."""
+    if verdict.category in _OF_PLATFORM or context.restarts_left is not None:
+        return ""
+    same_fault = same_fault_again()(verdict, context)
+    if same_fault and not made_progress(minutes=_REPEAT_MINUTES)(verdict, context):
+        return f"{same_fault.reason}, and this one made no progress"
+    stuck = stuck_at_start(attempts=_MAX_FAILED_STARTS)(verdict, context)
+    return stuck.reason if stuck else ""
+
+
+def _choose_action(verdict: Verdict, context: RetryContext, vote: Vote, repeats: str) -> Action:
+    if vote.retry:
+        return Action.SYSTEM if vote.origin is Origin.SYSTEM else Action.RETRY
+    is_unknown = _explain_no_retry(verdict, context) in _UNCERTAIN_REASONS
+    return Action.UNKNOWN if is_unknown and not repeats else Action.STOP
 
 
 def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from firstfault_torch.engine import RecoverableError
+
 FAULT = sys.argv[1]
 FAULT_AT, STEPS = 3, 6
 LONG_S, HANG_S = 300, 5
@@ -31,6 +33,10 @@ def fails(fault: str) -> None:
         sys.exit()
     if fault == "raise":
         raise ValueError("batch 7 has no labels")
+    if fault == "recoverable":
+        raise RecoverableError("the queue is full")
+    if fault == "previous":
+        raise ValueError(os.environ["FIRSTFAULT_PREVIOUS"])
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault != "none":

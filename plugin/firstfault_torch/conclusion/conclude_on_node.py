@@ -148,6 +148,9 @@ def _build_retry_context(
         retries_left=count_retries_left(attempt, options.retries, previous.decision if previous is not None else None),
         pods_alive=engine.enforces(job),
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+        lifetime_seconds=max(time.time() - node_context.incarnation / 1000, 0.0),
+        failed_starts=previous.decision.failed_starts if previous is not None else 0,
+        stops_repeats=options.stops_repeats,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from functools import partial
+from dataclasses import replace
 
 from firstfault.model import Decision, Origin
+from firstfault.store import join
 from firstfault_torch import time_limits
 from firstfault_torch.conclusion.sealed_verdict import adopt_sealed_verdict
 from firstfault_torch.engine import SealedVerdict
@@ -13,18 +15,48 @@ from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.node_context import NodeContext
 
-VERDICT = "firstfault/verdict.pb"
-"""Below an attempt's handover URI."""
+VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
+"""Below an attempt's handover URI; the second for programs that act on it, such as a script of the scheduler."""
+_MAX_RANKS = 16
+PREVIOUS_VARIABLE = "FIRSTFAULT_PREVIOUS"
+"""Tells a program how the attempt before ended, as JSON, so that it can lower its batch size or skip a shard."""
 
 
 def hand_over_verdict(
-    node_context: NodeContext, document: bytes, shutdown_requested: threading.Event | None = None
+    node_context: NodeContext, sealed: SealedVerdict, shutdown_requested: threading.Event | None = None
 ) -> None:
-    """Write a sealed ``error.pb`` for the next attempt; a failure is only logged."""
+    """Write a verdict for the next attempt and for schedulers; a failure is only logged."""
     where = node_context.identity.handover_uri
-    if where and document:
-        put, doing = partial(put_file, where, VERDICT, document), "leaving the verdict for the next attempt"
+    if where and sealed.document:
+
+        def put() -> None:
+            put_file(where, VERDICT, sealed.document)
+            put_file(where, VERDICT_JSON, sealed.seal.json.encode())
+
+        doing = "leaving the verdict for the next attempt"
         call_with_timeout(put, time_limits.HANDOVER_TIMEOUT_SECONDS, doing, shutdown_requested)
+
+
+def with_previous_verdict(node_context: NodeContext) -> NodeContext:
+    """Return the context with `PREVIOUS_VARIABLE` for the workers; costs one request, in a repeated attempt only."""
+    seconds = time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
+    found, identity = find_previous_verdict(node_context, seconds), node_context.identity
+    if found is None:
+        return node_context
+    verdict, decision = found.verdict, found.decision
+    told = {
+        "attempt": identity.attempt - 1,
+        "headline": verdict.headline,
+        "category": verdict.category,
+        "ranks": verdict.ranks[:_MAX_RANKS],
+        "node": verdict.node,
+        "action": decision.action.value,
+        "reason": decision.reason,
+        "failed_starts": decision.failed_starts,
+        "file": join(identity.previous_handover_uri, VERDICT_JSON),
+    }
+    variables = {**identity.worker_environment, PREVIOUS_VARIABLE: json.dumps(told)}
+    return replace(node_context, identity=replace(identity, worker_environment=variables))
 
 
 def find_previous_verdict(

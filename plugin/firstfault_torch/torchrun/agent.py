@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,12 +28,11 @@ from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, TORCHRUN_STOP_GRACE_SECONDS
+from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
 from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, read_options, who
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
-_FAILED = 1
-"""The exit code of a launcher after its job failed, as torchrun's."""
 _ROWS = ("Where", "Retry", "Next")
 """The rows of the report that a failed job ends with."""
 _RUN_PATH = "run_script_path"
@@ -111,13 +111,16 @@ class TorchrunAgent(LocalElasticAgent):
             results = run_node(job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
             if is_program and failed.verdict is not None:
+                code = engine.choose_exit_code(failed.verdict)
                 if not failed.verdict.durable:
                     # os._exit skips Python's flush at the end; `announce` has flushed stderr.
                     sys.stdout.flush()
-                    os._exit(_FAILED)  # Python's end would wait for a thread that waits for the folder
-                # No worker of this node failed, and torch has no exception for that: the exit code is torchrun's.
-                if isinstance(failed.error, PeerFailedError):
-                    raise SystemExit(_FAILED) from None
+                    os._exit(code)  # Python's end would wait for a thread that waits for the folder
+                # For a node without a failed worker torch has no exception, and for other codes neither.
+                if isinstance(failed.error, PeerFailedError) or code != FAILED:
+                    # a scheduler ends all nodes once the first one has left: its signal must not change the code
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                    raise SystemExit(code) from None
                 _silence_log_of_error(failed.error)
             # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
             if isinstance(failed.error, ChildFailedError):
@@ -171,6 +174,10 @@ class TorchrunEngine(PlainEngine):
             call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node")
         return published
 
+    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+        """Return the code that the user's settings give to the decision."""
+        return choose_exit_code(verdict)[0]
+
     @property
     def _on_node(self) -> Path:
         run, attempt = split_name(self.identity().output_prefix)
@@ -186,6 +193,8 @@ class TorchrunEngine(PlainEngine):
         if (self._on_node / ERROR_FILE).exists() and prefix != str(self._on_node):
             lines.append(f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)")
             prefix = str(self._on_node)
+        if observed := choose_exit_code(verdict)[1]:
+            lines.append(f"  Observed: {observed}")
         lines.append(f"  More: firstfault show {prefix}")
         sys.stderr.write("\n".join([*lines, ""]))
         sys.stderr.flush()

@@ -22,6 +22,7 @@ from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
+from firstfault_torch.torchrun import exit_codes
 
 # --- the user's options, each with its variable -----------------------------------------------------------------------
 
@@ -43,6 +44,11 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def _check_exit_codes(text: str) -> str:
+    exit_codes.parse_exit_codes(text)
+    return text
 
 
 def _parse_hang(text: str) -> str:
@@ -87,6 +93,19 @@ _SETTINGS = (
         "seconds without progress after which the agents report the straggler, or end the job: "
         "warn:60 (default), warn:60,end:300, or off",
     ),
+    _Setting(
+        "--ff-exit-codes",
+        exit_codes.CODES_VARIABLE,
+        _check_exit_codes,
+        f"exit codes that tell a scheduler what to do after a failure: default ({exit_codes.PRESETS['default']}), "
+        "pytorchjob, or a list like that. Not set: 1 after any failure",
+    ),
+    _Setting(
+        "--ff-decisions",
+        exit_codes.MODE_VARIABLE,
+        _one_of(lambda: exit_codes.MODES),
+        "what happens to decisions: off, observe (print what would have been done) or act (default)",
+    ),
 )
 
 
@@ -124,7 +143,7 @@ def read_options(environment: Any = os.environ, **others: Any) -> Options:
     strategy = environment.get(_STRATEGY) or DEFAULT_STRATEGY
     hang = parse_hang(environment.get(_HANG) or DEFAULT_HANG)
     follows = environment.get(_RESTARTS) != _AS_TORCH
-    return Options(strategy=strategy, restarts_follow_policy=follows, hang=hang, **others)
+    return Options(strategy=strategy, restarts_follow_policy=follows, hang=hang, stops_repeats=True, **others)
 
 
 # --- the names of the job, its attempt and this node ------------------------------------------------------------------

@@ -71,7 +71,6 @@ class FlyteEngine:
             previous_handover_uri=self.previous_raw_prefix,
             worker_environment={STRATEGY_VARIABLE: self.strategy},
             owns_process=self.in_pod,
-            failed_exit_code=0,  # flytekit's entrypoint also exits with 0 after it has uploaded an error
         )
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
@@ -127,6 +126,11 @@ class FlyteEngine:
     def announce(self, verdict: SealedVerdict) -> None:
         """Log the report."""
         logger.error("%s", verdict.seal.message)
+
+    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+        """Return 0, with which flytekit's entrypoint also exits after it has uploaded an error."""
+        del verdict
+        return 0
 
     def enforces(self, job: JobErrors) -> bool:
         """Whether Flyte reads the error files: it doesn't after a whole pod died."""

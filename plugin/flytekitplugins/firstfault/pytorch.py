@@ -86,7 +86,7 @@ def _conclude(
     # Before the verdict is published: Flyte may start the next attempt once it has read the verdict, and that attempt
     # looks for this copy.
     if verdict.decision.retry:
-        hand_over_verdict(node_context, verdict.document)
+        hand_over_verdict(node_context, verdict)
     engine.announce(verdict)
     return verdict
 

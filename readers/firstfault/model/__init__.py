@@ -29,6 +29,7 @@ from firstfault.model.failure import (
 )
 from firstfault.model.job import (
     Coverage as Coverage,
+    Action as Action,
     Decision as Decision,
     JobErrors as JobErrors,
     LogTail as LogTail,

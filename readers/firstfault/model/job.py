@@ -439,6 +439,19 @@ class Verdict:
         return tuple(zip(self.why, sources, strict=False))
 
 
+class Action(str, enum.Enum):
+    """What a scheduler should do after a failed attempt."""
+
+    RETRY = "retry"
+    SYSTEM = "system"
+    """Run it again, and don't count that against the user: the platform is at fault."""
+    STOP = "stop"
+    UNKNOWN = "unknown"
+    """Nothing shows whether a retry would help: the scheduler's own rule is as good."""
+    UNNAMED = ""
+    """Written by a version without actions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Whether to run the task again, and which retry budget pays."""
@@ -451,6 +464,9 @@ class Decision:
     reason: str
     retries_left: int | None = None
     """Unused `retries` of the task, before this decision; None: unknown."""
+    action: Action = Action.UNNAMED
+    failed_starts: int = 0
+    """Attempts in a row, this one included, that failed before they had trained for a minute."""
 
     @property
     def is_spent(self) -> bool:

@@ -57,6 +57,8 @@ class JsonField:
     """Description in the schema and in docs/reference/format.md."""
     is_flat: bool = False
     """Whether the keys of the nested object are attributes of the surrounding model."""
+    default: Any = None
+    """Its JSON value in documents of earlier versions, which lack the key; None: no version lacked it."""
 
 
 class JsonObject(JsonType):
@@ -67,7 +69,8 @@ class JsonObject(JsonType):
             field.key: field.json_type.schema | ({"description": field.meaning} if field.meaning else {})
             for field in fields
         }
-        schema = {"type": "object", "required": [field.key for field in fields], "properties": described}
+        required = [field.key for field in fields if field.default is None]
+        schema = {"type": "object", "required": required, "properties": described}
 
         def write(value: Any) -> dict[str, Any]:
             return {
@@ -78,7 +81,8 @@ class JsonObject(JsonType):
         def read(json_value: Any) -> Any:
             attributes: dict[str, Any] = {}
             for field in fields:  # keys of a later version are ignored
-                part = field.json_type.read(json_value[field.key])
+                value = json_value[field.key] if field.default is None else json_value.get(field.key, field.default)
+                part = field.json_type.read(value)
                 attributes |= part if field.is_flat else {field.name or field.key: part}
             return model(**attributes)
 
@@ -220,6 +224,11 @@ VERDICT = JsonObject(
         is_flat=True,
     ),
 )
+ACTION_MEANING = (
+    "What a scheduler should do: `retry`; `system`: retry, and don't count it, the platform is at fault; `stop`: it "
+    "would probably fail again; `unknown`: the scheduler's own rule is as good. Empty: an older version wrote this."
+)
+FAILED_STARTS_MEANING = "Attempts in a row, this one included, that failed before they had trained for a minute."
 DECISION = JsonObject(
     Decision,
     JsonField("retry", FLAG),
@@ -228,6 +237,8 @@ DECISION = JsonObject(
     JsonField("enforced", FLAG),
     JsonField("reason", TEXT),
     JsonField("retries_left", _make_nullable(COUNT)),
+    JsonField("action", _enum_type(model.Action), meaning=ACTION_MEANING, default=""),
+    JsonField("failed_starts", COUNT, meaning=FAILED_STARTS_MEANING, default=0),
 )
 
 

@@ -1,0 +1,56 @@
+"""Exit codes that carry the decision on a failed job to its scheduler: ``--ff-exit-codes``.
+
+All nodes settle on one verdict, so all leave with the same code, also those that were only stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import ArgumentTypeError
+from typing import TYPE_CHECKING
+
+from firstfault.model import Action
+
+if TYPE_CHECKING:
+    from firstfault_torch.engine import SealedVerdict
+
+CODES_VARIABLE, MODE_VARIABLE = "FIRSTFAULT_EXIT_CODES", "FIRSTFAULT_DECISIONS"
+MODES = ("off", "observe", "act")
+"""What happens to decisions; observe: firstfault only prints what it would have done."""
+FAILED = 1
+"""torchrun's own exit code."""
+PRESETS = {
+    "default": "retry:75,system:79,stop:93",
+    # Kubeflow's PyTorchJob with restartPolicy ExitCode retries codes from 128 on
+    "pytorchjob": "retry:203,system:207,stop:93",
+}
+_CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,|$))+")
+_MAX_CODE = 255
+
+
+def parse_exit_codes(text: str) -> dict[Action, int]:
+    """Return the exit code of each action in a list like "retry:75,system:79,stop:93", or in a preset of that name.
+
+    Raises:
+        ArgumentTypeError: it is neither, or has a code that isn't from 1 to 255.
+    """
+    listed = PRESETS.get(text, text)
+    pairs = [item.split(":") for item in listed.split(",")] if _CODES.fullmatch(listed) else []
+    codes = {Action(name): int(code) for name, code in pairs}
+    if not codes or not all(0 < code <= _MAX_CODE for code in codes.values()):
+        presets = ", ".join(PRESETS)
+        raise ArgumentTypeError(f"must be {presets}, or codes from 1 to 255 as in {PRESETS['default']}, not {text!r}")
+    return codes
+
+
+def choose_exit_code(verdict: SealedVerdict | None) -> tuple[int, str]:
+    """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done."""
+    listed, mode = os.environ.get(CODES_VARIABLE, ""), os.environ.get(MODE_VARIABLE) or "act"
+    if verdict is None or not listed or mode == "off":
+        return FAILED, ""
+    decision = verdict.decision
+    code = parse_exit_codes(listed).get(decision.action, FAILED)
+    attempt = verdict.node_context.identity.attempt
+    told = f"would have left with exit code {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
+    return (FAILED, told) if mode == "observe" else (code, "")

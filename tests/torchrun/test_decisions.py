@@ -1,0 +1,57 @@
+"""What schedulers are told about a failed job: exit codes, and what the next attempt's program can read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.cascades.cases import Way
+from tests.torchrun.nodes import Job, run_job
+
+pytestmark = pytest.mark.jobs
+
+FAULTY = str(Path(__file__).parent / "faulty.py")
+WAY = Way("forked", "c10d", "common")
+
+
+def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
+    """Run an attempt of a job on two nodes with a rank each, in a common folder."""
+    names = {"FIRSTFAULT_JOB": "job", "FIRSTFAULT_ATTEMPT": str(attempt), "FIRSTFAULT_EXIT_CODES": "default"}
+    environments = dict.fromkeys((0, 1), names | variables)
+    return run_job(folder, [FAULTY, fault], WAY, options=("--nproc-per-node=1",), environments=environments)
+
+
+def _codes(job: Job) -> list[int]:
+    return [node.code for node in job.nodes]
+
+
+def test_a_bug_runs_once(tmp_path: Path) -> None:
+    """All nodes leave with the code that stops the job, whichever of them failed."""
+    job = _run(tmp_path, "raise")
+    assert _codes(job) == [93, 93]
+    assert "Observed" not in job.nodes[0].err
+    written = json.loads((tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text())
+    assert (written["decision"]["action"], written["decision"]["failed_starts"]) == ("stop", 1)
+
+
+def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
+    """A recoverable exception runs again once; the program of the next attempt can read why the one before failed."""
+    assert _codes(_run(tmp_path, "recoverable")) == [75, 75]
+    again = _run(tmp_path, "recoverable", 1)
+    assert _codes(again) == [93, 93]
+    assert "made no progress" in again.nodes[0].err
+    told = _run(tmp_path, "previous", 2).nodes[0].headline
+    assert '"attempt": 1' in told
+    assert "the queue is full" in told
+
+
+def test_observed(tmp_path: Path) -> None:
+    """In the mode "observe" nothing changes, and each node prints what would have happened."""
+    job = _run(tmp_path, "raise", FIRSTFAULT_DECISIONS="observe")
+    assert _codes(job) == [1, 1]
+    assert all("  Observed: would have left with exit code 93 (stop) after attempt 0: " in n.err for n in job.nodes)
+
+
+def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:
+    """A process that was killed by somebody unknown leaves with torchrun's own exit code."""
+    assert _codes(_run(tmp_path, "kill")) == [1, 1]
