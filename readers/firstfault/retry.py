@@ -17,6 +17,8 @@ from firstfault.model import CATEGORIES, Action, Decision, Kind, Origin, Resourc
 from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, OF_LOGS
 from firstfault.model.job import Progress
 
+DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
+"""What happens to decisions where a scheduler doesn't read them itself; observe: a line tells what would happen."""
 _TIME_LIMIT_REASON = "the attempt reached its time limit, and a retry probably would too"
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a GPU driver error."""

@@ -11,13 +11,12 @@ from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING
 
 from firstfault.model import Action
+from firstfault.retry import DECISIONS_VARIABLE
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import SealedVerdict
 
-CODES_VARIABLE, MODE_VARIABLE = "FIRSTFAULT_EXIT_CODES", "FIRSTFAULT_DECISIONS"
-MODES = ("off", "observe", "act")
-"""What happens to decisions; observe: firstfault only prints what it would have done."""
+CODES_VARIABLE = "FIRSTFAULT_EXIT_CODES"
 FAILED = 1
 """torchrun's own exit code."""
 PRESETS = {
@@ -46,7 +45,7 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
 
 def choose_exit_code(verdict: SealedVerdict | None) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done."""
-    listed, mode = os.environ.get(CODES_VARIABLE, ""), os.environ.get(MODE_VARIABLE) or "act"
+    listed, mode = os.environ.get(CODES_VARIABLE, ""), os.environ.get(DECISIONS_VARIABLE) or "act"
     if verdict is None or not listed or mode == "off":
         return FAILED, ""
     decision = verdict.decision

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from firstfault.errors import UsageError
+from firstfault.retry import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
@@ -102,8 +103,8 @@ _SETTINGS = (
     ),
     _Setting(
         "--ff-decisions",
-        exit_codes.MODE_VARIABLE,
-        _one_of(lambda: exit_codes.MODES),
+        DECISIONS_VARIABLE,
+        _one_of(lambda: DECISION_MODES),
         "what happens to decisions: off, observe (print what would have been done) or act (default)",
     ),
 )

@@ -1,0 +1,1 @@
+"""Carries out decisions on Slurm: ``firstfault requeue``. Optional; nothing imports it."""

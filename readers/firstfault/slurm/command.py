@@ -1,0 +1,98 @@
+"""``firstfault requeue``: runs a failed job of Slurm again, if the verdict on it says that this makes sense."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from firstfault.attempt_data import read_attempt
+from firstfault.cli import EXIT, debug_option
+from firstfault.errors import ObjectNotFoundError
+from firstfault.layout import parse_attempt_number
+from firstfault.model import Action
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.retry import DECISION_MODES, DECISIONS_VARIABLE, RetryContext, host_evidence
+from firstfault.run_folder import FOLDERS
+from firstfault.slurm.job import SlurmJob, find_job_id
+from firstfault.store import join, open_store
+from firstfault.utils.run_sync import run_sync
+
+_COUNT_FILE = "requeues.json"
+"""In the run's folder. SLURM_RESTART_COUNT also counts preemptions and what an administrator did."""
+
+
+@click.command()
+@click.argument("uri", required=False, default="")
+@click.option("--job", "job_id", default=find_job_id, metavar="ID", help="Id of the job. Default: the one around.")
+@click.option("--max", "most", type=click.IntRange(min=0), default=3, show_default=True, help="Requeues that count.")
+@click.option("--exclude-bad-node", is_flag=True, help="Don't use a machine again that is proven to be faulty.")
+@click.option(
+    "--decisions",
+    type=click.Choice(DECISION_MODES),
+    envvar=DECISIONS_VARIABLE,
+    default="act",
+    show_default=True,
+    help="observe: only print what would be done. off: do nothing.",
+)
+@debug_option
+def requeue(uri: str, job_id: str, most: int, exclude_bad_node: bool, decisions: str) -> int:
+    """Run a failed job of Slurm again, unless its failure would only repeat.
+
+    URI is the folder of the run. By default it is the job's below FIRSTFAULT_FOLDER or .firstfault/torchrun. A failure
+    of unknown cause counts as one that may be temporary; the same fault twice without progress ends the requeues, and
+    requeues after failures of the platform don't count.
+
+    \b
+    Exit codes: 0 requeued, or nothing has failed; 1 not requeued; 2 usage; 3 there is no verdict on this start.
+
+    \b
+    Examples, in the job's script and as a helper that Slurm starts after a failure:
+      srun firstfault torchrun ... train.py || firstfault requeue --max 3 --exclude-bad-node
+      sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
+    """  # noqa: D301 - click's mark of lines to keep
+    if not job_id:
+        raise click.UsageError("this isn't a job of Slurm; name one with --job")
+    job = SlurmJob(job_id)
+    root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or FOLDERS[0]
+    read = read_attempt(uri or join(root, job_id), MultiErrorFileOutputReader)
+    if read.succeeded:
+        return EXIT.OK
+    place = parse_attempt_number(read.uri)
+    start = int(job.read_fields().get("Restarts", "0"))
+    if read.conclusion is None or place is None or place[1] != start:
+        click.echo(f"firstfault: job {job_id} isn't requeued: no verdict on its start {start}", err=True)
+        return EXIT.NOTHING_FOUND
+    verdict, decision, run = read.conclusion.verdict, read.conclusion.decision, place[0]
+    count = run_sync(_read_count(run))
+    is_free = decision.action is Action.SYSTEM
+    why = decision.reason if decision.action is Action.STOP else ""
+    why = why or ("" if is_free or count < most else f"all {most} requeues are used up")
+    exclude = verdict.node or "" if exclude_bad_node and host_evidence()(verdict, RetryContext()) else ""
+    plan = f"stops: {why}" if why else f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
+    if decisions != "act":
+        plan = f"firstfault would have done this: job {job_id} {plan}"
+        click.echo(plan if decisions == "observe" else "", err=True, nl=decisions == "observe")
+        return EXIT.TOOL_FAILED
+    click.echo(f"firstfault: job {job_id} {plan}", err=True)
+    if why:
+        return EXIT.TOOL_FAILED
+    run_sync(_write_count(run, count + (not is_free)))
+    refused = job.requeue(exclude=exclude, headline=verdict.headline)
+    for line in refused:
+        click.echo(f"firstfault: Slurm didn't do this: {line}", err=True)
+    return EXIT.TOOL_FAILED if refused else EXIT.OK
+
+
+async def _read_count(run: str) -> int:
+    async with open_store(run) as store:
+        try:
+            return int(json.loads(await store.get(_COUNT_FILE))["count"])
+        except (ObjectNotFoundError, ValueError, KeyError, TypeError):
+            return 0
+
+
+async def _write_count(run: str, count: int) -> None:
+    async with open_store(run) as store:
+        await store.put(_COUNT_FILE, json.dumps({"count": count}).encode())
