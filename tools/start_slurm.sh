@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# start_slurm.sh: a Slurm of two nodes on this machine, gpu-a and gpu-b, for `make consoles`; as root.
-# Its files are in build/slurm; SLURM_CONF=build/slurm/slurm.conf scontrol shutdown ends it. Does nothing if it runs.
+# start_slurm.sh [FOLDER]: a Slurm of two nodes on this machine, gpu-a and gpu-b, for `make consoles` and CI; as root.
+# Its files are in FOLDER, by default build/slurm; SLURM_CONF=FOLDER/slurm.conf scontrol shutdown ends it.
+# Does nothing if it runs.
 # Needs: apt-get install --no-install-recommends slurmd slurmctld slurm-client munge; without it, nothing is started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v slurmctld >/dev/null || exit 0
-folder=$PWD/build/slurm
+folder=${1:-$PWD/build/slurm}
 export SLURM_CONF=$folder/slurm.conf
 if [ -f "$SLURM_CONF" ] && timeout 10 sinfo -h >/dev/null 2>&1; then exit 0; fi
 rm -rf "$folder"

@@ -35,6 +35,9 @@ def fails(fault: str) -> None:
         raise ValueError("batch 7 has no labels")
     if fault == "recoverable":
         raise RecoverableError("the queue is full")
+    if fault == "ecc":  # as torch raises it
+        code = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+        exec(compile(code, "/v/lib/python3/site-packages/torch/cuda/__init__.py", "exec"))  # noqa: S102
     if fault == "previous":
         raise ValueError(os.environ["FIRSTFAULT_PREVIOUS"])
     if fault == "kill":
