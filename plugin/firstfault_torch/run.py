@@ -26,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from firstfault.conclude import RestartContext, build_restart_record, explain_unused_restarts
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
+from firstfault.recorder.termination_message import write_termination_message
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
 from firstfault_torch.agent.launch import Job, RoundEnd, build_job, launch_agent
@@ -311,6 +312,8 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
         return
     with suppress_internal_errors("printing what failed"):
         engine.announce(sealed)
+    with suppress_internal_errors("writing the container's termination message"):
+        write_termination_message(sealed.seal.message)
     with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does

@@ -157,6 +157,45 @@ def test_progress(seconds: float, is_enough: bool) -> None:
         retry.made_progress(minutes=0)
 
 
+_AGAIN: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifetime_seconds": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("context", "action", "failed_starts"),
+    [
+        ({"lifetime_seconds": 30.0}, "system", 1),
+        (_AGAIN, "stop", 1),
+        (_AGAIN | {"lifetime_seconds": 3600.0}, "system", 0),
+        (_AGAIN | {"lifetime_seconds": 3600.0, "progress": model.Progress(9, 20.0)}, "stop", 1),
+        ({"lifetime_seconds": 30.0, "failed_starts": 2}, "stop", 3),
+        ({"lifetime_seconds": 90.0, "failed_starts": 2}, "system", 0),
+        ({"failed_starts": 2}, "system", 0),
+        (_AGAIN | {"restarts_left": 1}, "system", 1),
+    ],
+)
+def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> None:
+    """An attempt that only repeats the one before, or that never gets anywhere, ends the retries; progress doesn't."""
+    verdict = _verdict()
+    found = retry.decide(verdict, _yes, retry.RetryContext(stops_repeats=True, **context))
+    assert (found.action.value, found.failed_starts) == (action, failed_starts)
+    assert found.retry is (action != "stop")
+    assert retry.decide(verdict, _yes, retry.RetryContext(**context)).retry
+    lost = retry.decide(replace(verdict, category="node_lost"), _yes, retry.RetryContext(stops_repeats=True, **context))
+    assert (lost.retry, lost.failed_starts) == (True, context.get("failed_starts", 0))
+
+
+def test_actions() -> None:
+    """What nothing shows is left to the scheduler; a known fault isn't."""
+    again = retry.RetryContext(previous_fingerprint=_verdict().fingerprint)
+    assert retry.decide(_verdict()).action is model.Action.STOP
+    assert retry.decide(_verdict(category="signal")).action is model.Action.UNKNOWN
+    assert retry.decide(_verdict(category="signal"), None, again).action is model.Action.STOP
+    assert retry.decide(_verdict(), lambda *_: retry.Vote(retry=True, reason="x")).action is model.Action.RETRY
+    assert retry.stuck_at_start(attempts=2)(_verdict(), retry.RetryContext(failed_starts=1, lifetime_seconds=5.0))
+    with pytest.raises(UsageError, match="attempts above 0"):
+        retry.stuck_at_start(attempts=0)
+
+
 def test_a_vote_of_other_types() -> None:
     """A policy's vote is converted, so that its decision can be stored; an origin that does not exist is refused."""
 
@@ -342,6 +381,7 @@ def test_an_unknown_root() -> None:
         origin=model.Origin.UNKNOWN,
         enforced=True,
         reason="it's unclear whether a retry would help",
+        action=model.Action.UNKNOWN,
     )
     some = (retry.explicit(), retry.declared(), retry.same_fault_everywhere(), retry.same_fault_again())
     policies = (*some, retry.host_evidence(), retry.never(), retry.on_category("data"))

@@ -16,6 +16,7 @@ from firstfault.testing import START_NS
 _NAMES = {**vars(model), **vars(typing), "AttemptSummary": AttemptSummary}
 _VALUES: dict[type, Any] = {int: 3, float: 1.5, bool: False, str: "", type(None): None}
 _CHOSEN: dict[type, Any] = {
+    model.Action: model.Action.STOP,
     model.Kind: model.Kind.NON_RECOVERABLE,
     model.Origin: model.Origin.USER,
     model.Writer: model.Writer.WORKER,

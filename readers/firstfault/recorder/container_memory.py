@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from firstfault import model
 
+_SHORTAGE = 0.95
 _NO_LIMIT_BYTES = 2**60
 """A larger limit means no limit: version 1 writes the largest number of whole pages for that."""
 
@@ -63,6 +65,20 @@ class MemoryWatch:
         self._used = used
         if used is not None and (self._watermark is None or used > self._watermark):
             self._watermark, self._watermark_ns = used, time.time_ns()
+
+    def find_shortage(self) -> tuple[int, int] | None:
+        """Return the memory in use and the limit if less than a twentieth is left; page cache that isn't used is left.
+
+        Kubernetes counts the same: the working set.
+        """
+        used, limit = self._used, self._number("limit")
+        if used is None or not limit or used < _SHORTAGE * limit or self._limited is None:
+            return None
+        inactive = re.search(
+            r"^(?:total_)?inactive_file (\d+)", _read_text(self._limited / "memory.stat"), re.MULTILINE
+        )
+        used -= int(inactive[1]) if inactive is not None else 0
+        return (used, limit) if used >= _SHORTAGE * limit else None
 
     def report(self) -> model.Resources:
         """Return the current figures; None for one that could not be read.

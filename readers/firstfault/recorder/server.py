@@ -35,6 +35,7 @@ from firstfault.recorder.folder import (
 )
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
+from firstfault.recorder.termination_message import describe_memory, write_termination_message
 from firstfault.recorder.uploads import Uploads, log_line, read_if_exists
 from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
@@ -72,6 +73,8 @@ class _Server:
         self._folder = folder
         self._settings = settings
         self._memory = MemoryWatch()
+        self._warning = ""
+        """Of a shortage of memory, in the container's termination message."""
         self._uploads = Uploads(settings.output_prefix)
         self._ended = asyncio.Event()
         self._connections = 0
@@ -103,7 +106,18 @@ class _Server:
         """Sample the memory; return when the folder is gone."""
         while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
+            await self._warn_of_shortage()
             await asyncio.sleep(time_limits.MEMORY_SAMPLE_INTERVAL_SECONDS)
+
+    async def _warn_of_shortage(self) -> None:
+        """Leave a message before memory runs out: the kernel may kill the whole container, and nobody could say why."""
+        shortage = self._memory.find_shortage()
+        if shortage is not None and not self._warning:
+            self._warning = await asyncio.to_thread(describe_memory, *shortage, self._folder, self._settings.agent_pid)
+            write_termination_message(self._warning)
+        elif shortage is None and self._warning:
+            write_termination_message("", only_instead_of=self._warning)
+            self._warning = ""
 
     # --- requests -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,63 @@
+"""The termination message of a container: ``kubectl describe pod`` shows it after the container has ended.
+
+It needs no storage, and it is all that is left of a container that the kernel killed for its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from firstfault.recorder.folder import NodeFolder
+from firstfault.recorder.orphans import find_orphans
+
+VARIABLE = "FIRSTFAULT_TERMINATION_LOG"
+_DEFAULT = Path("/dev/termination-log")
+_OURS = "firstfault: "
+_MAX_BYTES = 4096
+"""Kubernetes's limit."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def write_termination_message(text: str, *, only_instead_of: str | None = None) -> None:
+    """Replace the message, unless the program has written one; never raises.
+
+    Args:
+        text: becomes the message, cut off at Kubernetes's limit; empty: none.
+        only_instead_of: replace only this text.
+    """
+    given = os.environ.get(VARIABLE, "")
+    path = Path(given) if given else _DEFAULT
+    data = f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
+    with contextlib.suppress(OSError):
+        # Kubernetes makes its file: elsewhere, such a file in /dev would be litter
+        if path.is_file() or given:
+            current = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+            expected = _OURS if only_instead_of is None else f"{_OURS}{only_instead_of}"
+            if current.startswith(expected) or (not current and only_instead_of is None):
+                path.write_bytes(data.decode(errors="ignore").encode())
+
+
+def describe_memory(used_bytes: int, limit_bytes: int, folder: NodeFolder, agent_pid: int) -> str:
+    """Return "memory at 97 % of 80.0 GiB, rank 3 largest (31.2 GiB)", with the largest process of a node's workers."""
+    sessions = folder.sessions
+    with contextlib.suppress(OSError):
+        sessions |= {os.getsid(agent_pid)}
+    largest = max(((_read_resident_bytes(pid), pid) for pid in find_orphans(folder.path, sessions)), default=None)
+    text = f"memory at {used_bytes * 100 // limit_bytes} % of {limit_bytes / 2**30:.1f} GiB"
+    return f"{text}, {_name(largest[1])} largest ({largest[0] / 2**30:.1f} GiB)" if largest else text
+
+
+def _read_resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    return 0  # it has just ended
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"RANK="):
+                return f"rank {variable[5:].decode(errors='replace')}"
+    return f"process {pid}"
