@@ -15,6 +15,7 @@ import click
 
 from firstfault.errors import UsageError
 from firstfault.store import get_scheme
+from firstfault.store.settings import find_storage
 from firstfault.utils.text import printable
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def reader_options(command: Any) -> Any:
 
 SCHEMES_GROUP = "firstfault.schemes"
 """Entry-point group: the scheme, and a function from a URI to the attempt's output prefix."""
-_STORAGES = {"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"}
 
 
 def resolved(uri: str) -> str:
@@ -139,7 +139,7 @@ def resolved(uri: str) -> str:
     """
     scheme = get_scheme(uri)
     # no distribution can redirect the URI of a storage
-    if scheme in _STORAGES:
+    if find_storage(scheme):
         return uri
     import importlib.metadata  # noqa: PLC0415 - slow, and storages don't need it
 
