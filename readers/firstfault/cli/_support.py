@@ -189,36 +189,6 @@ def echo(text: str) -> None:
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 
 
-def check_file(path: str) -> None:
-    """Check that a file can be written, before the work for its content.
-
-    Raises:
-        UsageError: `path` is empty or a folder, or its folder is missing or not writable.
-    """
-    target, obstacle = Path(path), ""
-    try:
-        if not path:
-            obstacle = "the name is empty; pass a file"
-        elif target.is_dir():
-            obstacle = "it is a folder; pass a file in it"
-        elif not target.parent.is_dir():
-            obstacle = f"the folder {str(target.parent)!r} doesn't exist; create it first"
-        else:
-            # a file is written under another name and renamed, a device is opened
-            is_new = not target.exists()
-            needed = [*([] if is_new else [target]), *([target.parent] if is_new or target.is_file() else [])]
-            if not all(os.access(place, os.W_OK) for place in needed):
-                obstacle = "permission denied; pass a writable file"
-    except (OSError, ValueError) as error:  # not a valid file name
-        obstacle = f"{_format_reason(error)}; pass another file"
-    if obstacle:
-        raise UsageError(f"cannot write {path!r}: {obstacle}")
-
-
-def _format_reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
 def write_file(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically.
 
@@ -242,4 +212,4 @@ def write_file(path: str | Path, text: str) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {_format_reason(error)}; pass another file") from error
+        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}; pass another file") from error
