@@ -31,6 +31,7 @@ _NO_THREAD = "can't start new thread"
 _AT_THE_END = "at interpreter shutdown"
 MAX_CONSECUTIVE_ERRORS = 3
 """Internal errors in a row after which a loop ends."""
+_LONGEST_CHAIN = 50
 _refused_threads = threading.Event()
 """Set after the first warning that the system allows no more threads: one warning is enough."""
 
@@ -223,3 +224,14 @@ def try_call(call: Callable[[], T], kind: type[BaseException] = BaseException) -
         return call(), None
     except kind as error:
         return None, error
+
+
+def iter_chain(error: BaseException | None) -> list[BaseException]:
+    """Return `error` and its chain of causes and contexts, nearest first."""
+    chain: list[BaseException] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and len(chain) < _LONGEST_CHAIN:
+        seen.add(id(error))
+        chain.append(error)
+        error = error.__context__ if error.__cause__ is None else error.__cause__  # a user's class may have no truth
+    return chain

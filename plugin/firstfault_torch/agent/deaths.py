@@ -13,7 +13,7 @@ from typing import Any
 from firstfault import model
 from firstfault.exceptions.stack_dumps import add_raise_point, add_source_lines
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.model.failure import CTRL_C
+from firstfault.model.failure import CTRL_C, STOPS
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.failures.torch_error_file import read_error_file, read_traceback
@@ -120,7 +120,7 @@ class WorkerStop:
         return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
 
 
-_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
+_TEARDOWN_SIGNALS = STOPS | {"SIGKILL"}
 """Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
 
 

@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreError
-from firstfault.model import JobErrors, NodePresence, Phase
+from firstfault.model import JobErrors, NodePresence
+from firstfault.model.job import nodes_done
 from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.wire.json_schemas import to_json
@@ -193,11 +194,5 @@ def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
 
     Nodes that can't settle on a verdict through their store have lost its host.
     """
-    if time.monotonic() - began < time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS:
-        return False
-    # The roster keeps entries of earlier rounds. A node that failed there and restarted has not reported in this one.
-    last = max((entry.place.round for entry in roster), default=0)
-    current = [entry for entry in roster if entry.place.round == last]
-    nodes = max((entry.place.group_world_size for entry in current), default=0)
-    done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
-    return nodes > 1 and len(done) >= nodes - 1
+    has_waited = time.monotonic() - began >= time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS
+    return has_waited and nodes_done(roster, missing=1)

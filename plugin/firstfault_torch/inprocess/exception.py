@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from firstfault_torch.guard import try_call
-
-_LONGEST_CHAIN = 20
-"""Causes of an exception that are looked at."""
 
 _LENGTH = 300
 """Characters of a line about an exception."""
@@ -42,17 +37,6 @@ class RankShouldRestart(BaseException):
 
     It isn't an `Exception`, so that ``except Exception`` in the function doesn't catch it.
     """
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the causes and contexts of an exception, nearest first; of a long chain the first ones."""
-    # Bounded: user code may set __cause__ in a circle.
-    for _ in range(_LONGEST_CHAIN):
-        following = error.__context__ if error.__cause__ is None else error.__cause__
-        if following is None:
-            return
-        yield following
-        error = following
 
 
 def one_line(error: BaseException) -> str:

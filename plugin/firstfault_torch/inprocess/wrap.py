@@ -26,7 +26,7 @@ from typing_extensions import Self
 from firstfault.model.failure import RESTARTED
 from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
-from firstfault_torch.guard import logger, suppress_internal_errors, try_call
+from firstfault_torch.guard import iter_chain, logger, suppress_internal_errors, try_call
 from firstfault_torch.inprocess.exception import (
     HealthCheckError,
     InternalError,
@@ -34,7 +34,6 @@ from firstfault_torch.inprocess.exception import (
     RankShouldRestart,
     RestartAbort,
     RestartError,
-    causes,
     one_line,
 )
 from firstfault_torch.inprocess.hooks import Compose, destroy_process_groups
@@ -545,7 +544,7 @@ def _own(error: BaseException | None, *, is_interrupted: bool) -> BaseException 
         if interruptions is None:
             return error
         return None if is_interrupted else others
-    return None if is_interrupted and any(isinstance(one, RankShouldRestart) for one in causes(error)) else error
+    return None if is_interrupted and any(isinstance(one, RankShouldRestart) for one in iter_chain(error)) else error
 
 
 class Wrapper(InProcessOptions):

@@ -30,26 +30,14 @@ from typing import Any
 
 from firstfault.model import FrameInfo
 from firstfault_torch.compat.torch_worker import group_teardown
-from firstfault_torch.guard import ignore_worker_signals, suppress_internal_errors
+from firstfault_torch.guard import ignore_worker_signals, iter_chain, suppress_internal_errors
 from firstfault_torch.node_context import Moment
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
-_LONGEST_CHAIN = 50
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
 _MAX_TRACEBACK_SEARCHES = 2
 """For a frame's traceback: each looks at all objects of the process, and the agent waits a fraction of a second."""
-
-
-def iter_chain(error: BaseException | None) -> list[BaseException]:
-    """Return `error` and its chain of causes and contexts, nearest first."""
-    chain: list[BaseException] = []
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen and len(chain) < _LONGEST_CHAIN:
-        seen.add(id(error))
-        chain.append(error)
-        error = error.__context__ if error.__cause__ is None else error.__cause__  # a user's class may have no truth
-    return chain
 
 
 def get_moment(error: BaseException) -> Moment:

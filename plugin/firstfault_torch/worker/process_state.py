@@ -28,8 +28,7 @@ from firstfault_torch import time_limits
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_worker import flight_recorders, unread_backends
 from firstfault_torch.failures.capture import capture
-from firstfault_torch.guard import call_with_timeout, suppress_internal_errors, try_call
-from firstfault_torch.worker.in_flight import iter_chain
+from firstfault_torch.guard import call_with_timeout, iter_chain, suppress_internal_errors, try_call
 
 _MAX_THREADS = 10
 _MAX_MEMBERS = 256

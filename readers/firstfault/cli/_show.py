@@ -36,12 +36,6 @@ class Forms:
     """File of the page; None: none."""
 
 
-def _check_writable(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and value != _STDOUT:
-        cli.check_file(value)
-    return value
-
-
 @click.command()
 @cli.uri_argument(required=False)
 @click.argument("more_logs", nargs=-1, type=click.Path(exists=True))
@@ -61,11 +55,7 @@ def _check_writable(_context: click.Context, _parameter: click.Parameter, value:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
 @click.option(
-    "--html",
-    metavar="FILE",
-    callback=_check_writable,
-    shell_complete=cli.complete_files,
-    help="Write a self-contained HTML file; - is stdout.",
+    "--html", metavar="FILE", shell_complete=cli.complete_files, help="Write a self-contained HTML file; - is stdout."
 )
 @cli.debug_option
 def show(  # noqa: PLR0913, PLR0917 - click's options
@@ -195,7 +185,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
 
 
 def _print(report: Report, forms: Forms) -> None:
-    if forms.html:
+    if forms.html is not None:
         from firstfault.render.html import page  # noqa: PLC0415 - as above
 
         if forms.html == _STDOUT:
@@ -213,7 +203,7 @@ def _print(report: Report, forms: Forms) -> None:
         from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
 
         cli.echo(markdown(report).rstrip("\n"))
-    elif not forms.html:
+    elif forms.html is None:
         cli.show_report(report, verbose=forms.verbose)
 
 

@@ -15,6 +15,7 @@ import click
 
 from firstfault.errors import UsageError
 from firstfault.store import get_scheme
+from firstfault.store.settings import find_storage
 from firstfault.utils.text import printable
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def reader_options(command: Any) -> Any:
 
 SCHEMES_GROUP = "firstfault.schemes"
 """Entry-point group: the scheme, and a function from a URI to the attempt's output prefix."""
-_STORAGES = {"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"}
 
 
 def resolved(uri: str) -> str:
@@ -139,7 +139,7 @@ def resolved(uri: str) -> str:
     """
     scheme = get_scheme(uri)
     # no distribution can redirect the URI of a storage
-    if scheme in _STORAGES:
+    if find_storage(scheme):
         return uri
     import importlib.metadata  # noqa: PLC0415 - slow, and storages don't need it
 
@@ -189,36 +189,6 @@ def echo(text: str) -> None:
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 
 
-def check_file(path: str) -> None:
-    """Check that a file can be written, before the work for its content.
-
-    Raises:
-        UsageError: `path` is empty or a folder, or its folder is missing or not writable.
-    """
-    target, obstacle = Path(path), ""
-    try:
-        if not path:
-            obstacle = "the name is empty; pass a file"
-        elif target.is_dir():
-            obstacle = "it is a folder; pass a file in it"
-        elif not target.parent.is_dir():
-            obstacle = f"the folder {str(target.parent)!r} doesn't exist; create it first"
-        else:
-            # a file is written under another name and renamed, a device is opened
-            is_new = not target.exists()
-            needed = [*([] if is_new else [target]), *([target.parent] if is_new or target.is_file() else [])]
-            if not all(os.access(place, os.W_OK) for place in needed):
-                obstacle = "permission denied; pass a writable file"
-    except (OSError, ValueError) as error:  # not a valid file name
-        obstacle = f"{_format_reason(error)}; pass another file"
-    if obstacle:
-        raise UsageError(f"cannot write {path!r}: {obstacle}")
-
-
-def _format_reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
 def write_file(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically.
 
@@ -242,4 +212,4 @@ def write_file(path: str | Path, text: str) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {_format_reason(error)}; pass another file") from error
+        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}; pass another file") from error

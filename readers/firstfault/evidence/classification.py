@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from firstfault.evidence.library_calls import DATA_LOADER_FOLDER, classify_by_library_call, was_raised_by_config_parser
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
+from firstfault.evidence.texts import PATTERNS, Classification, Pointer, classify, full_disk
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fatal_text import extract_fatal_text, find_native_lines, find_telling_line
@@ -58,9 +58,6 @@ _KEPT_SIGNATURES = {BARRIER_REPORT, MISMATCH, STORE_WAIT, "barrier-timed-out-tas
 _MISSING_FILE, _LOADER_FILE = "missing-file", "torch/utils/data/"
 _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
-_CHECKPOINT_RANKS = re.compile(
-    r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
-)
 _WAIT_CATEGORY = "hang"
 """Category of the signatures of waits that timed out."""
 _LINE_NUMBER = re.compile(r":\d+ in ")
@@ -73,10 +70,6 @@ _UNCATCHABLE_SIGNALS = CRASHES | {"SIGKILL"}
 """Signals that a handler can't catch, or hardly ever does: the signal itself is how the process ended."""
 _FAULTHANDLER_THREAD_LINE = "Current thread 0x"
 """In faulthandler's output if the fatal signal hit a Python thread, not one of a native library."""
-_LOG_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
-"""Lines of a log below the level of an error."""
-_NAMED_EXCEPTION = re.compile(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)): \S")
-"""An exception's type and message in a line that the program itself logged."""
 _MAX_LOG_LINES = 100
 """Lines at the end of a log that are searched for a timeout."""
 
@@ -352,7 +345,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
     """Return the failed ranks listed in a CheckpointException of torch; empty for other exceptions."""
-    matches = filter(None, (_CHECKPOINT_RANKS.search(link.message) for link in iter_exceptions(exception)))
+    matches = filter(None, (PATTERNS["checkpoint_ranks"].search(link.message) for link in iter_exceptions(exception)))
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
@@ -396,7 +389,7 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
     Such a line overrides a traceback above it with a different exception: the program may have handled that one.
     """
     line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
-    named = _NAMED_EXCEPTION.search(line)
+    named = PATTERNS["named_exception"].search(line)
     if named is None or printed is None or not names_a_peer(line):
         return ""
     return line if named["type"] not in map(get_short_name, iter_exceptions(printed.exception)) else ""
@@ -486,7 +479,7 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
 
 def prints_a_peers_error(stderr: str) -> bool:
     """Whether a process printed an error about a lost peer; notices about the job's store don't count."""
-    told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
+    told = "\n".join(line for line in stderr.splitlines() if not PATTERNS["log_notice"].search(line))
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 

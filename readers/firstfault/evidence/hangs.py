@@ -33,6 +33,7 @@ from firstfault.evidence.progress import (
     group_progress,
     parse_progress,
 )
+from firstfault.evidence.texts import PATTERNS
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
@@ -61,9 +62,6 @@ EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
 MISSING_RANKS_REPORTS = {"barrier-timed-out-tasks", "desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
-_MISSING_RANKS = re.compile(
-    r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass|^/job:\S*/task:(?P<task>\d+)$", re.MULTILINE
-)
 COLLECTIVES_FILE = re.compile(r"torch/distributed/distributed_c10d\.py$")
 SUBGROUP_CALL = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
 """Calls that may differ between ranks: operations in a subgroup, sends and receives."""
@@ -506,7 +504,7 @@ def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tupl
     ]
     missing = {rank for _, rank in reports if rank is not None}
     for item, _ in reports:
-        for found in _MISSING_RANKS.finditer(item.failure.message):
+        for found in PATTERNS["missing_ranks"].finditer(item.failure.message):
             missing |= {int(rank) for rank in (found["ranks"] or found["task"]).split(",")}
     missing -= {item.failure.rank for item, _ in reports}
     return [(rank, "a report of missing ranks names it") for rank in sorted(missing)]

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import Classification
+from firstfault.evidence.texts import PATTERNS, Classification
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions, list_library_calls
 from firstfault.model import ExceptionInfo
 
 DATA_LOADER_FOLDER = "torch/utils/data/"
-_CHECKPOINT_LOADERS = re.compile(
-    r"(?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py \w*(?:load|read)\w*$"
-    r"|-packages/\S* _?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$"
-    r"|-packages/\S*checkpoint\S* _?(?:load|read|restore|resume)\w*$"
-)
-_CONFIG_PARSERS = re.compile(
-    r"/argparse\.py |-packages/(?:absl|click|draccus|fire|hydra|jsonargparse|omegaconf|transformers/hf_arg|typer|tyro)"
-)
-"""Functions of libraries that read a checkpoint, a command line or a configuration."""
-_PARSER_INTERNALS = re.compile(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py |/pydantic")
-"""Functions that the parsers call; skipped to find the parser itself."""
 _MAX_LIBRARY_FRAMES = 8
 """Maximum number of library frames to search: farther out, the library may be the one that calls the training."""
 
@@ -35,13 +24,16 @@ def classify_by_library_call(exception: ExceptionInfo, found: Classification) ->
     if is_data or not (is_cut or (found.role is Role.PRIMARY and not found.is_specific)):
         return found
     called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
-    if any(map(_CHECKPOINT_LOADERS.search, called)):
+    if any(map(PATTERNS["checkpoint_loader"].search, called)):
         return replace(found, role=Role.PRIMARY, category="checkpoint")
-    parses = next((_CONFIG_PARSERS.search(name) for name in called if not _PARSER_INTERNALS.search(name)), None)
-    return replace(found, role=Role.PRIMARY, category="config") if parses else found
+    return replace(found, role=Role.PRIMARY, category="config") if _is_parser_called(called) else found
 
 
 def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
     """Whether a command line or configuration parser raised, directly or in a function that it called."""
-    called = next((name for name in list_library_calls(exception) if not _PARSER_INTERNALS.search(name)), "")
-    return _CONFIG_PARSERS.search(called) is not None
+    return _is_parser_called(list_library_calls(exception))
+
+
+def _is_parser_called(called: Iterable[str]) -> bool:
+    name = next((name for name in called if not PATTERNS["parser_internals"].search(name)), "")
+    return PATTERNS["config_parser"].search(name) is not None

@@ -10,34 +10,15 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from firstfault.evidence.signatures import Pattern
+from firstfault.evidence.texts import PATTERNS, RE2_PATTERNS
 from firstfault.model import Collective, CollectiveProgress, WorkerError
 from firstfault.model.failure import DEFAULT_GROUP, format_group_name
 
-PRINTED_COUNTERS = Pattern(
-    r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
-    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
-    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
-)
-"""Printed by torch's watchdogs and monitors since 2.2."""
-TIMED_OUT_WORK = Pattern(
-    r"Work\w*\(\s*SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
-    r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
-)
-"""The collective that timed out."""
-RUN_TIME = Pattern(
-    r"(?:ran for|\[TC\][^\n]*Operation timed out after) (?P<ms>\d{1,12}) (?:milliseconds before timing out|ms\b)"
-)
-"""The run time of the collective that timed out; torch 2.15's second NCCL backend prints nothing else about it."""
 UNNAMED_GROUP = ""
 """The group of a text or a recorder without a group name."""
 MAX_LISTED_MEMBERS = 8
 """Maximum number of ranks listed in a sentence."""
 UNKNOWN_GROUP_SIZE = 1 << 30
-COLLECTIVE_NEEDING_ALL_RANKS = re.compile(
-    r"nccl\w*:_?(?:all_?reduce|all_?gather|reduce_scatter|all_?to_?all|barrier)(?!.*coalesced)", re.IGNORECASE
-)
-"""A collective that completes on no rank before all ranks have contributed their data."""
 SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 
 Progress = dict[str, dict[int, CollectiveProgress]]
@@ -48,14 +29,14 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     """Parse each group's progress from the last lines of torch's watchdog or monitor."""
     counted: dict[str, CollectiveProgress] = {}
     numbers: dict[str, str] = {}
-    for found in PRINTED_COUNTERS.find_all(text):
+    for found in RE2_PATTERNS["printed_counters"].find_all(text):
         guid, description = found["guid"], found.get("description", "")
         name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
         numbers[found.get("number", "")] = name
     # The line about the timed-out collective has no group. Counters printed for the same collective number name the
     # group; without them, it is clear only if at most one group was printed.
-    for found in TIMED_OUT_WORK.find_all(text)[:1]:
+    for found in RE2_PATTERNS["timed_out_work"].find_all(text)[:1]:
         number, operation = int(found["number"]), found["operation"]
         sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
         work = Collective(number, operation, sizes, state="started")
@@ -72,7 +53,7 @@ def get_printed_text(failure: WorkerError) -> str:
 
 def get_waited_ns(failure: WorkerError) -> int:
     """Return the time in a collective until the watchdog's timeout, nanoseconds; 0: unknown."""
-    found = RUN_TIME.search(get_printed_text(failure))
+    found = RE2_PATTERNS["run_time"].search(get_printed_text(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
 
@@ -259,7 +240,7 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
     return (
         first is not None
         and first.sequence <= ended
-        and COLLECTIVE_NEEDING_ALL_RANKS.match(first.operation) is not None
+        and PATTERNS["collective_of_all_ranks"].match(first.operation) is not None
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from firstfault.evidence.signatures import (
     ANY_EXCEPTION,
@@ -29,32 +30,13 @@ from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import get_shell_signal
 from firstfault.utils.text import extract_sentence
+from firstfault.utils.toml import Patterns, parse_toml
 
 _MAX_CHARACTERS_READ = 20_000
 """Maximum number of characters of a text that are searched: half at its start, half at its end."""
-_EXCEPTION = re.compile(
-    r"(?:[A-Za-z_]\w*(?:\.|::))*(?:[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Iteration|Killed|Lost)|"
-    r"Exception|system_error|bad_alloc)"
-)
-_CPP_TERMINATE_PREFIX = re.compile(
-    r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE
-)
-"""The C++ runtime's prefix of an uncaught exception."""
-_SIZES = Pattern(
-    r"Tried to allocate (?P<asked>\d+(?:\.\d+)?) (?P<unit>[KMGTPE])iB"
-    r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
-)
-_CONTINUES = Pattern(
-    r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE|WARNING)[ \t\])|:]|"
-    r"(?:^|[ \[|])(?-i:WARN)[\]:|]|(?-i:\bI\d{3,4}) \d\d:\d\d:|(?:^|[ :])(?-i:\w*Warning): )[^\n]*$|"
-    r"^[^\n]*(?:\b(?:ignor|skipp)(?:ed|ing)\b|\bfall(?:s|ing)? ?back\b|\bretrying\b|\bretry (?:in|\d+/)|\bRetry\(|"
-    r"\btrying again\b|thrown while requesting|\bfrom scratch\b|\bstart\w* from random\b|"
-    r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
-)
-"""Log lines below the level of an error, and lines which show that the program continued: a fallback, a retry."""
-_PROGRESS = Pattern(
-    r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
-)
+_TABLE = parse_toml(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+PATTERNS = Patterns(_TABLE["pattern"])
+RE2_PATTERNS = {name: Pattern("".join(map(str.strip, text.splitlines()))) for name, text in _TABLE["re2"].items()}
 _MANY_LINES = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures of exceptions that no specific signature matches."""
@@ -112,7 +94,7 @@ def classify(
     text = f"{exception_type}: {message}" if exception_type else message
     if len(text) > _MAX_CHARACTERS_READ:
         text = f"{text[: _MAX_CHARACTERS_READ // 2]}\n{text[-_MAX_CHARACTERS_READ // 2 :]}"
-    left, noises = encoded(_CPP_TERMINATE_PREFIX.sub("", text)), []
+    left, noises = encoded(PATTERNS["cpp_terminate_prefix"].sub("", text)), []
     for noise in signatures.noise_filter.possible(left):
         if noise.search(left) is not None:
             noises.append(noise)
@@ -145,7 +127,7 @@ def _to_classification(signature: Signature, pointer: Pointer | None = None) -> 
 
 def _adjust_by_size(found: Classification, text: bytes) -> Classification:
     """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU: the size may be corrupt."""
-    sizes = _SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
+    sizes = RE2_PATTERNS["memory_sizes"].search(text) if found.signature == "gpu-out-of-memory" else None
     if sizes is not None:
         amounts = ((sizes["asked"], sizes["unit"]), (sizes["total"], sizes["of"]))
         asked, total = (float(number) * 1024.0 ** "KMGTPE".index(unit.upper()) for number, unit in amounts)
@@ -157,7 +139,7 @@ def _adjust_by_size(found: Classification, text: bytes) -> Classification:
 
 def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
     """Classify another rank's dump signal as a consequence if this rank had a collective outstanding."""
-    progress = _PROGRESS.search(text) if found.signature == "dump-signal" else None
+    progress = RE2_PATTERNS["last_work"].search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
     enqueued, completed = _parse_number(progress["enqueued"]), _parse_number(progress["completed"]) or 0
@@ -169,7 +151,7 @@ def _list_types(exception_type: str, bases: Iterable[str]) -> set[str]:
     given = [name for name in (exception_type, *bases) if name]
     names = {re.split(r"\.|::", name)[-1] for name in given}
     # a class that is defined in a function has "<locals>" in its name
-    if any(_EXCEPTION.fullmatch(name.replace("<locals>.", "")) for name in given):
+    if any(PATTERNS["exception_name"].fullmatch(name.replace("<locals>.", "")) for name in given):
         names.add(ANY_EXCEPTION)
     return names
 
@@ -180,7 +162,7 @@ def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes
     whole = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
     begin = whole if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0
-    return text[:begin] + _CONTINUES.cut_from(text[begin:])
+    return text[:begin] + RE2_PATTERNS["continues"].cut_from(text[begin:])
 
 
 def _build_pointer(found: Mapping[str, str]) -> Pointer | None:

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import replace
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.evidence.hangs import find_stragglers
-from firstfault.evidence.texts import find_message
+from firstfault.evidence.texts import PATTERNS, find_message
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import find_first_cause, iter_exceptions
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 
-STALL_WORDS = (
-    r"\b(?:no|without|lack of|missed|lost|stale) (?:\w+ )?(?:progress|activity|updates?)\b|heart[- _]?beat"
-    r"|watch[- _]?dog|\b(?:stall(?:s|ed)?|hangs?|hung|hanging|frozen|froze)\b|dead-?lock"
-)
-JOB_WIDE_WORDS = re.compile(rf"{STALL_WORDS}|\b(?:barrier|collective|peers?|ranks)\b", re.IGNORECASE)
-"""In the last output of a process that watched the whole job."""
-UNFINISHED_WAIT = re.compile(
-    rf"{STALL_WORDS}|\b(?:no|without) (?:\w+ )?(?:response|answer)\b|\b(?:stuck|unresponsive)\b"
-    r"|time[sd]?[- ]?out|deadline|\bwait(?:s|ed|ing)? (?:for|on|too|longer|\d)|\bg[ai]v(?:e|en|ing) up\b"
-    r"|\b(?:longer|more) than \d|(?:not|n't) (?:\w+ )?(?:respond|answer|arriv|advanc)"
-    r"|(?:not|n't) (?:\w+ )?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin time\b|\bwithin\b|\d ?s)",
-    re.IGNORECASE,
-)
-"""In the last output of a process with an unfinished wait."""
-UNRELATED_ERROR = re.compile(
-    r"^(?:Assertion|Attribute|FileNotFound|Import|Index|Key|Lookup|ModuleNotFound|Name|Type|Value)Error\b"
-    r"|(?i:\b(?:argument|config\w*|expected|invalid|missing|must|option|unknown|unrecogni[sz]ed)\b)"
-)
-NO_REASON_GIVEN = re.compile(r"\A\Z|[^\x00-\x7F]|\d ?(?:s|ms|m|min\w*|se[ckg]\w*)\b", re.IGNORECASE)
-"""Matches an empty text, another language, or a duration."""
 VAGUE_CATEGORIES = {"", "exit", "interrupted", "signal", "unknown", "user_code"}
 """Categories of failures without a matching signature."""
 MIN_RANKS = 2
@@ -56,9 +35,9 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     count = len(left) + len(diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left}))
     size = max(MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left))
     is_most = len(codes) == 1 and count * 2 > size
-    if not told and not (is_most and all(NO_REASON_GIVEN.search(_get_last_message(judged)) for judged in left)):
+    if not told and not (is_most and all(_mentions(judged, "no_reason_given") for judged in left)):
         return diagnosis
-    if count < MIN_RANKS and not JOB_WIDE_WORDS.search(_get_last_message(left[0])):
+    if count < MIN_RANKS and not _mentions(left[0], "stall", "job_wide"):
         return diagnosis  # it may have waited for anything
     others = _reclassify_as_waits(diagnosis, left)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
@@ -79,9 +58,9 @@ def find_stragglers_before_exits(diagnosis: Diagnosis, left: Collection[Classifi
 
 def reports_timed_out_wait(judged: ClassifiedFailure) -> bool:
     """Whether a process that exited on its own mentions an unfinished wait in its own output."""
-    words, is_victim = _get_last_message(judged), judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
+    is_victim = judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
     is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
-    return is_open and UNFINISHED_WAIT.search(words) is not None and UNRELATED_ERROR.search(words) is None
+    return is_open and _mentions(judged, "stall", "unfinished_wait") and not _mentions(judged, "unrelated_error")
 
 
 def _may_wait_for_peer(judged: ClassifiedFailure) -> bool:
@@ -95,7 +74,7 @@ def _may_wait_for_peer(judged: ClassifiedFailure) -> bool:
     ):
         return True
     has_called = any(progress.is_outstanding for progress in judged.failure.collectives)
-    return has_called or JOB_WIDE_WORDS.search(_get_last_message(judged)) is not None
+    return has_called or _mentions(judged, "stall", "job_wide")
 
 
 def _is_vague(judged: ClassifiedFailure) -> bool:
@@ -107,6 +86,12 @@ def _is_vague(judged: ClassifiedFailure) -> bool:
 def _is_exit(judged: ClassifiedFailure) -> bool:
     failure = judged.failure
     return _is_vague(judged) and failure.exception is None and bool(failure.exit_code) and not failure.signal
+
+
+def _mentions(judged: ClassifiedFailure, *names: str) -> bool:
+    """Whether one of these patterns is in the last message of a failed process."""
+    text = _get_last_message(judged)
+    return any(PATTERNS[name].search(text) for name in names)
 
 
 def _get_last_message(judged: ClassifiedFailure) -> str:

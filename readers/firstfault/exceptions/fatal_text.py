@@ -9,57 +9,14 @@ import re
 from collections.abc import Sequence
 
 from firstfault.exceptions.printed_tracebacks import RANK_PREFIX, find_chain_spans, find_tracebacks, strip_rank_prefix
+from firstfault.exceptions.texts import PATTERNS
 
-_SURVIVAL_NOTICE = re.compile(r"(?i)\b(?:(?:connect|try)ing again|(?:re-?try|reconnect|ignor|recover|skipp)ing)\b")
-"""In a line about something that the process survives."""
-_NATIVE_LINE = re.compile(
-    r"""
-    \[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\.(?:cpp|cc|hpp|h|cu):\d+\]   # torch's own log
-    |\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s|\]?:\[[EWF]\d{3,4}\s
-    |terminate\ called|^\s*what\(\):|^Exception\ raised\ from|^frame\ \#\d
-    |\bNCCL\ (?:WARN|INFO)\b|\bnccl[A-Z]\w{0,30}Error:|^Last\ error:
-    |\|CCL_(?:ERROR|WARN)\||\bUCX\s+(?:ERROR|FATAL|WARN)\b|\bFATAL:|^mlx\d|\bNVRM:|^EE?[A-Z0-9]\d{4}:
-    |\bAssertion\ [`'].{0,300}\ failed|^[FE]\d{4}\s\d\d:\d\d|\bCheck\ failed:|^\*\*\*\s
-    |^(?:malloc|free|realloc)\(\)|^munmap_chunk|^corrupted\s|^double\ free|^Fatal\ glibc|^\*+\s?stack\ smashing
-    |^Memory\ access\ fault|^HW\ Exception|^Aborted\b|^Bus\ error
-    |\bin-process\ restart:\ this\ rank\ is\ still\ at\   # firstfault's own, before it ends a rank
-    """,
-    re.VERBOSE,
-)
-"""In lines about an end by a signal, printed by native code: torch, NCCL and similar libraries, the C library."""
+_SURVIVAL_NOTICE = PATTERNS["survival_notice"]
+_NOISE_LINE = PATTERNS["noise_line"]
+_ADVICE_LINE = PATTERNS["advice_line"]
 _NCCL_LAST_ERROR = "Last error:"
 """Ends a line of NCCL; the next line has the cause of the error."""
-_DUMP_LINE = re.compile(
-    r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
-    r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
-)
 _CPP_WHAT_LINE = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
-_NOISE_LINE = re.compile(
-    r"""
-    \b\w*Warning:\ |^\s+warnings\.warn\(|\bwarnings\.warn\b|\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b
-    |^\[(?:rank\d+\]:\s?\[)?[WI]\d{0,4}\s|^[WI]\d{4}\s
-    |resource_tracker:|\bleaked\ \w+\ objects?\b|was\ not\ called\ before\ program\ exit|nodename\ nor\ servname
-    |^Exception\ ignored\ |^\s|^[\W_]*$|\d{1,3}%\|.*\||\bit/s\b|\bs/it\b
-    |^(?:Aborted|Killed|Terminated|Segmentation\ fault)\b.{0,30}$|^terminate\ called\b|^Fatal\ Python\ error
-    |^\S{0,200}/(?:site|dist)-packages/\S{1,200}\.py:\d+:\ |\bGLOBAL_RANK:\ \d
-    |^(?:OMP:|huggingface/tokenizers:|wandb:|Setting\ OMP_NUM_THREADS|I\ tensorflow|To\ disable\ this\ warning)
-    |\bdeprecated\b|newly\ initialized|^There\ were\ (?:missing|unexpected)\ keys
-    |^\#\d+\s|^frame\ \#\d|\(core\ dumped\)|^Extension\ modules:|^<\w+\ at\ 0x
-    """,
-    re.VERBOSE,
-)
-"""In lines that don't explain why a process ended: a library's, a progress bar's, or lines that just report the end."""
-_ADVICE_LINE = re.compile(
-    r"""(?xi)
-    ^\s|^[\W_]*$|^[^:]*\b(?:path|options|run):$
-    |^(?:set|export)\ .{0,20}\b(?:env|variable)|^(?:for|more)\ (?:an?\ )?(?:more|further|full|detail|help|list|info)
-    |^(?:note|hint|tip|help|usage|info|suggestion|warning):|^try\ (?:run|us|again|['"`-])|^(?:please|did\ you\ mean)\b
-    |^to\ (?:see|show|get|enable|disable|debug|suppress|silence|avoid|learn)\b|^(?:you\ (?:can|may|should)|if\ you)\b
-    |^(?:use|pass|run|add|see|check|visit|consider|available|traceback|stack)\b.{0,80}(?:--?\w|help|://|docs?\b|detail
-      |documentation|trace|hint|options|commands|issue)
-    """
-)
-"""In lines that continue the line above, or advise what to try."""
 _BOX_SIDES = re.compile(r"^[╭╰┌└│┃]─* ?|\s*─*[╮╯┐┘│┃]$")
 """Borders of a box around an error, such as click's and tyro's."""
 _EXIT_LINES_READ = 5
@@ -70,7 +27,7 @@ _ABORT_LINES_READ = 2
 
 def extract_fatal_text(stderr: str, signal: str) -> str:
     """Return the lines of stderr that belong to a process's end by `signal`; empty: it exited."""
-    lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP_LINE.match(line)]
+    lines = [line for line in stderr.splitlines() if line.strip() and not PATTERNS["dump_line"].match(line)]
     if signal == "SIGKILL":
         return ""  # the kernel kills the process between two instructions, so it prints nothing about that
     if signal:
@@ -93,7 +50,7 @@ def find_telling_line(stderr: str) -> str:
     Skips warnings, advice, progress bars, and lines that libraries print at the end.
     """
     plain_lines = map(strip_rank_prefix, stderr.splitlines())
-    lines = [line for line in plain_lines if line.strip() and not _DUMP_LINE.match(line)]
+    lines = [line for line in plain_lines if line.strip() and not PATTERNS["dump_line"].match(line)]
     candidates = [line.strip() for line in reversed(_extract_exit_lines(lines)) if not _NOISE_LINE.search(line)]
     return next((line for line in candidates if not _ADVICE_LINE.search(line)), candidates[0] if candidates else "")
 
@@ -123,7 +80,7 @@ def find_native_lines(lines: list[str]) -> list[str]:
     is_native = False
     for line in lines:
         is_continued = is_native and (line[:1].isspace() or native[-1].endswith(_NCCL_LAST_ERROR))
-        is_native = is_continued or _NATIVE_LINE.search(line) is not None
+        is_native = is_continued or PATTERNS["native_line"].search(line) is not None
         if is_native and line.strip():
             native.append(line)
     return native

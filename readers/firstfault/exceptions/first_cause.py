@@ -19,15 +19,10 @@ from firstfault.exceptions.exceptions_in_text import (
     unwrap_remote,
 )
 from firstfault.exceptions.source_files import find_library, is_library_file
+from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo
 
 _FRAMEWORK_PACKAGES = {"Python", "torch", "flytekit", "firstfault", "numpy"}
-_GENERIC_WRAPPER_TEXT = re.compile(
-    r"failed to run (?:stage backward|(?:full )?backward|forward|stage)|^Error (?:locating target|in call to target)"
-    r"|^An error occurred while generating the dataset|^RetryError\b|when making fake tensor call",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""In the messages of wrappers that libraries raise around any error."""
 _INTERRUPTION_TYPES = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
 """Exceptions that report how a task or an iterator ended, not why."""
 _VAGUE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
@@ -37,16 +32,6 @@ _MISSING_FEATURES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"
 _LOOKUP_TYPES = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
-_AFTERMATH_WORD = re.compile(
-    r"(?:\b|_)(?:abort|alert|cancel|cle?a|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|handle|kill|log|notif"
-    r"|print|record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)",
-    re.IGNORECASE,
-)
-"""Begins a word in the names of functions that a program calls after a failure, not instead of what failed."""
-_PEER_ERROR_WORD = re.compile(
-    r"(?i)\b(?:peers?|gloo|nccl|process group|monitored|timed out waiting|wait timeout|store)\b"
-)
-"""In the messages of errors between ranks, which a handler raises if all ranks take part in it."""
 _BLOCK_START = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
 _EXCEPT_CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
 _HANDLER_LINES_READ = 12
@@ -193,9 +178,10 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
         return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
-    if any(_AFTERMATH_WORD.search(text) for text in (code.partition("(")[0], *(frame.function for frame in below))):
+    names = (code.partition("(")[0], *(frame.function for frame in below))
+    if any(map(PATTERNS["aftermath_word"].search, names)):
         return False
-    if name not in _MISSING_FEATURES and any(_PEER_ERROR_WORD.search(link.message) for link in (outer, context)):
+    if name not in _MISSING_FEATURES and any(PATTERNS["peer_error"].search(link.message) for link in (outer, context)):
         return False
     is_own = bool(below) and _is_own_frame(below[0])
     is_again = is_own and _get_function(below[0]) in map(_get_function, context.frames[1:2])
@@ -231,7 +217,7 @@ def _skip_generic_wrappers(links: Sequence[ExceptionInfo], index: int) -> int:
         outer, inner = links[index], links[index + 1]
         has_wrapped = is_wrapper(outer, inner)
         is_clean_up = not has_wrapped and any(frame.function in _CLEAN_UP_FUNCTIONS for frame in outer.frames)
-        if not is_clean_up and not (has_wrapped and _GENERIC_WRAPPER_TEXT.search(outer.message)):
+        if not is_clean_up and not (has_wrapped and PATTERNS["generic_wrapper"].search(outer.message)):
             break
         index += 1
     return index

@@ -10,23 +10,17 @@ from functools import lru_cache
 
 from firstfault.exceptions.exceptions_in_text import EXCEPTION_LINE, get_short_name, parse_traceback, unwrap_remote
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions
+from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo
 from firstfault.utils.text import printable
 
 RANK_PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
 """Put before each line by torch, its launcher or srun."""
-_MESSAGE_PREFIX = re.compile(
-    r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
-    r"|\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*|Process group watchdog thread terminated with exception:\s*"
-    r"|\S{1,200}\.(?:cuh?|cpp|cc|h(?:pp)?):\d+:[^\n]{0,200}?(?=Assertion )"
-    r"|terminate called after throwing an instance of '[^']*'\s*"
-    r"|(?:/\S{0,200}/)?python[\d.]*: (?=can't |Error while finding |No module named ))+"
-)
 
 
 def strip_line_prefixes(line: str) -> str:
     """Return a line without the prefixes of loggers, NCCL, C++ and Python's interpreter."""
-    return _MESSAGE_PREFIX.sub("", strip_rank_prefix(line)).strip()
+    return PATTERNS["message_prefix"].sub("", strip_rank_prefix(line)).strip()
 
 
 def strip_rank_prefix(line: str) -> str:
@@ -49,22 +43,6 @@ _GROUP_BORDER = re.compile(r"^\s*[+-]{9,}\s*$")
 _INDENT = 2
 """Indentation of a member in the text of its exception group."""
 GROUP_GUTTER = re.compile(r"^\s*(?:[|+] ?)?")
-_HANDLED_NOTICE = re.compile(
-    r"^(?:Exception ignored |--- Logging error ---)"
-    r"|\b(?:re-?try(?:ing)?|retried|ignor(?:ed|ing)|recover(?:ed|ing)|skipp(?:ed|ing))\b(?!\s*=)",
-    re.IGNORECASE,
-)
-"""In the line above the traceback of an exception that the process survived."""
-_WARNING_LEVEL = re.compile(r"\bWARN(?:ING)?\b")
-"""Also in such a line. But it may be about something else if the process printed nothing more."""
-_PYTHON_WARNING = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
-"""Both lines of a Python warning; the second line is indented source. Neither is about a traceback below."""
-_UNRELATED_LINE = re.compile(
-    r"^(?:Exception ignored |--- Logging|Traceback \(|\[[EWFI]\d|\[rank\d|terminate called|Fatal Python error)"
-    r"|^\S+:\d+: \w*Warning: "
-    r"|^[\[(]?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|\b(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b *[:|\]-]"
-)
-"""A line that can't belong to the message of the exception above it."""
 _GROUP_EXISTS_ERROR = "trying to initialize the default process group twice"
 """Raised by torch if a program tries again after an error that left the process group behind."""
 STDERR_CHARS_READ = 32 * 1024
@@ -92,10 +70,10 @@ def find_printed_exception(stderr: str) -> PrintedException | None:
     continues.
     """
     lines = to_plain_lines(stderr[-STDERR_CHARS_READ:])
-    starts = [start for start in find_tracebacks(lines) if not _is_handled(lines, start, _HANDLED_NOTICE)]
+    starts = [start for start in find_tracebacks(lines) if not _is_handled(lines, start, PATTERNS["handled_notice"])]
     for start, printed in _iter_chains(lines, starts):
         # a warning with a traceback, after which the program printed more
-        if any(map(str.strip, printed.after)) and _is_handled(lines, start, _WARNING_LEVEL):
+        if any(map(str.strip, printed.after)) and _is_handled(lines, start, PATTERNS["warning_level"]):
             continue
         if is_double_init_error(printed.exception):
             return replace(printed, exception=add_first_try(printed.exception, lines[:start]))
@@ -129,7 +107,7 @@ def add_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionIn
 def _is_handled(lines: Sequence[str], start: int, notice: re.Pattern[str]) -> bool:
     """Whether the line above a traceback has a notice that the process survived the exception."""
     above = next((line for line in reversed(lines[max(start - 2, 0) : start]) if line.strip()), "")
-    return notice.search(above) is not None and not _PYTHON_WARNING.match(above)
+    return notice.search(above) is not None and not PATTERNS["python_warning"].match(above)
 
 
 def _iter_chains(lines: Sequence[str], starts: list[int]) -> Iterator[tuple[int, PrintedException]]:
@@ -175,7 +153,7 @@ def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[st
     if match is not None and match["group"]:
         return _parse_group(lines, len(match["gutter"]))
     raised = next((at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()), len(lines))
-    end = next((at for at in range(raised + 1, len(lines)) if _UNRELATED_LINE.search(lines[at])), len(lines))
+    end = next((at for at in range(raised + 1, len(lines)) if PATTERNS["unrelated_line"].search(lines[at])), len(lines))
     exception = parse_traceback("\n".join(lines[1:end]))
     if exception is None and raised < end and (match := EXCEPTION_LINE.match(lines[raised])):
         exception = ExceptionInfo(match["type"], match["message"] or "")  # the frames are missing

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern
-from firstfault.model.failure import get_shell_signal
+from firstfault.model.failure import SIGNALS_BY_DESCRIPTION, get_shell_signal
 from firstfault.utils.toml import parse_toml
 
 
@@ -70,17 +70,6 @@ LAUNCHER_FILE = re.compile(
 """Files of launchers, in the outermost frames of what they raise themselves."""
 LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
 """Exceptions in which a launcher reports that a process failed."""
-_SIGNALS = {
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-    "Killed": "SIGKILL",
-    "Segmentation fault": "SIGSEGV",
-    "Terminated": "SIGTERM",
-    "Trace/breakpoint trap": "SIGTRAP",
-}
-"""Signals as `strsignal` calls them."""
 
 
 class LauncherTable:
@@ -133,7 +122,7 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
         return None
     named = {name: value for name, value in found.groupdict().items() if value}
     ended_by = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
-    signal = _SIGNALS.get(ended_by, ended_by)
+    signal = SIGNALS_BY_DESCRIPTION.get(ended_by, ended_by)
     signal = get_signal_name(int(signal)) if signal.isdecimal() else signal
     code = int(named["code"]) if "code" in named else None
     return add_code(

@@ -6,6 +6,7 @@ import enum
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from firstfault.utils.text import size
 from firstfault.utils.toml import parse_toml
@@ -441,44 +442,26 @@ class WorkerError:
 
 # --- signals and exit codes -------------------------------------------------------------------------------------------
 
-SIGNALS: dict[str, str] = {
-    "SIGABRT": "the process aborted (a failed check in native code)",
-    "SIGBUS": "crashed with a bus error (often /dev/shm is full)",
-    "SIGFPE": "crashed in native code (division by zero or integer overflow)",
-    "SIGHUP": "terminated because its terminal or session was closed",
-    "SIGILL": "crashed in native code (an instruction that this processor does not have)",
-    "SIGINT": "interrupted, as by Ctrl-C",
-    "SIGKILL": "killed, sender unknown",
-    "SIGPIPE": "wrote to a pipe or socket without a reader",
-    "SIGQUIT": "terminated by a request to quit with a core dump",
-    "SIGSEGV": "crashed in native code (invalid memory access)",
-    "SIGSYS": "made a system call that its sandbox forbids",
-    "SIGTERM": "terminated from outside, not by its agent",
-    "SIGTRAP": "stopped at a trap in native code (a failed check, or a debugger's breakpoint)",
-    "SIGUSR1": "ended by a signal that schedulers send before a time limit",
-    "SIGUSR2": "ended by a signal with a meaning that depends on its sender",
-    "SIGXCPU": "used up its CPU time limit",
-    "SIGXFSZ": "wrote a file larger than its limit",
-}
+_ABOUT_SIGNALS = parse_toml(Path(__file__).with_name("signals.toml").read_text(encoding="utf-8"))
+SIGNALS: dict[str, str] = {name: about["meaning"] for name, about in _ABOUT_SIGNALS.items()}
 """What happened to a process that died by a signal which its agent didn't send."""
 
-CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS"}
+
+def _invert(key: str) -> dict[Any, str]:
+    """Return the signals by what ``signals.toml`` has about them under a key."""
+    return {about[key]: name for name, about in _ABOUT_SIGNALS.items() if key in about}
+
+
+CRASHES = {name for name, about in _ABOUT_SIGNALS.items() if about.get("kind") == "crash"}
 """Signals that the kernel sends because of the process's own instructions or system calls."""
-STOPS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
+STOPS = {name for name, about in _ABOUT_SIGNALS.items() if about.get("kind") == "stop"}
 """Signals that ask a process to exit."""
+SIGNALS_BY_DESCRIPTION = _invert("strsignal")
+"""Signals by the descriptions that C's strsignal returns and shells print."""
 _SHELL = 128
 """Offset of a shell's exit codes for signals: 128 + 9 is SIGKILL."""
-# 128 + n is ambiguous, since programs use such exit codes, too: only signals that end a training job in practice
-_OF_SHELLS = {2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-
-_OF_FAULTHANDLER = {
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Illegal instruction": "SIGILL",
-    "Floating": "SIGFPE",
-}
-"""Signals by the first words of faulthandler's message."""
+_OF_SHELLS = _invert("shell_number")
+_OF_FAULTHANDLER = _invert("faulthandler")
 _FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_OF_FAULTHANDLER)})", re.MULTILINE)
 
 

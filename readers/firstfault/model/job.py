@@ -318,8 +318,8 @@ def of_newest_incarnations(
     ]
 
 
-def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None) -> bool:
-    """Whether every node of the last round has reported.
+def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None, *, missing: int = 0) -> bool:
+    """Whether all nodes of the last round but `missing` ones have reported.
 
     `expected_nodes` overrides the number of nodes in the entries. Without entries, the result is False.
     """
@@ -327,7 +327,7 @@ def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None
     last = max((entry.place.round for entry in entries), default=0)
     current = of_newest_incarnations([entry for entry in entries if entry.place.round == last])
     expected = expected_nodes or max((entry.place.group_world_size for entry in current), default=0)
-    return expected > 0 and len(nodes_reported(current)) >= expected
+    return expected > missing and len(nodes_reported(current)) >= expected - missing
 
 
 def nodes_reported(roster: Iterable[NodePresence]) -> set[NodeKey]:

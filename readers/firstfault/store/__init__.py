@@ -1,7 +1,7 @@
 """Object storage: list without a cache, get, put. Doesn't interpret the bytes.
 
-Imports nothing of this library except `errors`. A client (obstore or fsspec) is imported on first use: each is slow to
-import, and one is enough.
+Imports nothing of this library except `errors` and `utils`. A client (obstore or fsspec) is imported on first use: each
+is slow to import, and one is enough.
 """
 
 from __future__ import annotations

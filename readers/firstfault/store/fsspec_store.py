@@ -53,7 +53,7 @@ class FsspecStore(Store):
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
         except ImportError as error:
-            extra = EXTRA_BY_SCHEME.get(self._protocol, "")
+            extra = settings.find_storage(self._protocol).get("extra", "")
             how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
             reason = f"reading {self._uri} needs a package that is not installed ({error})"
             raise UsageError(f"{reason}; {how}" if extra else reason) from error
@@ -216,7 +216,7 @@ class FsspecStore(Store):
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
         """See `Store.classify_error`; errors of fsspec, botocore, aiohttp, Google and Azure."""
-        name, line = type(error).__name__, _to_one_line(error)
+        name, line, known = type(error).__name__, _to_one_line(error), settings.read_storages()["errors"]
         region = _find_bucket_region(error)
         if region is not None:
             return StorageErrorKind.WRONG_REGION, region
@@ -226,17 +226,17 @@ class FsspecStore(Store):
             return StorageErrorKind.BUCKET_NOT_FOUND, line
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
             return StorageErrorKind.OBJECT_NOT_FOUND, ""
-        if name in CREDENTIALS_ERRORS and getattr(error, "response", None) is None:
+        if name in known["credentials"] and getattr(error, "response", None) is None:
             return StorageErrorKind.NO_CREDENTIALS, ""
-        if isinstance(error, PermissionError) or name in CREDENTIALS_ERRORS:
+        if isinstance(error, PermissionError) or name in known["credentials"]:
             return StorageErrorKind.REFUSED, line
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
         names = {base.__name__ for base in type(error).__mro__}
         # s3fs turns SlowDown, 503 and 500 into these errnos
         is_busy = isinstance(error, OSError) and error.errno in BUSY_ERRNOS
-        if isinstance(error, transient) or names & TRANSIENT_ERRORS or is_busy:
+        if isinstance(error, transient) or not names.isdisjoint(known["transient"]) or is_busy:
             return StorageErrorKind.NO_ANSWER, f"{name}: {line}"
-        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in STORAGE_PACKAGES:
+        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in known["packages"]:
             return StorageErrorKind.OTHER, f"{name}: {line}"
         return None
 
@@ -249,45 +249,14 @@ def _get_request_timeout_seconds() -> float:
     return settings.CONNECT_TIMEOUT_SECONDS + settings.READ_TIMEOUT_SECONDS
 
 
-EXTRA_BY_SCHEME = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
-
-CREDENTIALS_ERRORS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "DefaultCredentialsError",  # Google's
-    "ClientAuthenticationError",  # Azure's
-}
-
-STORAGE_PACKAGES = {"botocore", "aiohttp", "gcsfs", "google", "azure", "adlfs"}
-"""Packages that raise errors about the storage."""
-
-TRANSIENT_ERRORS = {  # of errors, or of their bases
-    "ServiceRequestError",  # Azure's
-    "ServiceResponseError",
-    "TransportError",  # Google's
-    "EndpointConnectionError",
-    "ConnectTimeoutError",
-    "ReadTimeoutError",
-    "ClientConnectionError",
-    "ResponseParserError",
-    "IncompleteReadError",
-    "IncompleteRead",
-    "ClientPayloadError",
-    "HTTPClientError",
-    "HttpError",
-}
-
 BUSY_ERRNOS = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
-
-
-WRONG_REGION_CODES = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
 
 
 def _find_bucket_region(error: Exception) -> str | None:
     """Return the bucket's region if S3 rejects the client's region, empty if unnamed; None for other errors."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in WRONG_REGION_CODES:
+    codes = settings.read_storages()["errors"]["wrong_region"]
+    if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in codes:
         return None
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region") or response["Error"].get("Region") or "")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.store import settings
-from firstfault.store.settings import AZURE_VARIABLES, build_storage_options
+from firstfault.store.settings import build_storage_options, find_storage
 from firstfault.store.uris import get_scheme
 
 CREDENTIALS_LIFETIME = dt.timedelta(minutes=10)
@@ -183,12 +183,13 @@ def _is_google_key_supported() -> bool:
 
 
 def _make_azure_client(container: str, overrides: Mapping[str, Any] | None) -> Any:
-    if not set(overrides or {}) <= set(AZURE_VARIABLES):
+    names = find_storage("az")["variables"]
+    if not set(overrides or {}) <= set(names):
         return None
     options = build_storage_options("az", overrides)
     if os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
         return None  # adlfs reads it, obstore doesn't
-    config = {option: options[option] for option in AZURE_VARIABLES if options.get(option)}
+    config = {option: options[option] for option in names if options.get(option)}
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         return None
     return _make_bucket_client("AzureStore", container, "", config)

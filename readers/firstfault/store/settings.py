@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from firstfault.errors import UsageError
+from firstfault.utils.toml import parse_toml
 
 CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 20
-GOOGLE_CREDENTIALS_ADVICE = (
-    "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run 'gcloud auth application-default login'"
-)
-AZURE_CREDENTIALS_ADVICE = (
-    "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY "
-    "(or FLYTE_AZURE_STORAGE_ACCOUNT_NAME and FLYTE_AZURE_STORAGE_ACCOUNT_KEY)"
-)
-CREDENTIALS_ADVICE = {
-    **dict.fromkeys(("gs", "gcs"), GOOGLE_CREDENTIALS_ADVICE),
-    **dict.fromkeys(("az", "abfs", "abfss"), AZURE_CREDENTIALS_ADVICE),
-}
-AWS_CREDENTIALS_ADVICE = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
-)
 
-AZURE_VARIABLES = {
-    "account_name": "FLYTE_AZURE_STORAGE_ACCOUNT_NAME",
-    "account_key": "FLYTE_AZURE_STORAGE_ACCOUNT_KEY",
-    "client_id": "FLYTE_AZURE_CLIENT_ID",
-    "client_secret": "FLYTE_AZURE_CLIENT_SECRET",
-    "tenant_id": "FLYTE_AZURE_TENANT_ID",
-}
-AWS_VARIABLES = {"key": "FLYTE_AWS_ACCESS_KEY_ID", "secret": "FLYTE_AWS_SECRET_ACCESS_KEY"}
-VARIABLES_BY_SCHEME = {
-    **dict.fromkeys(("s3", "s3a"), AWS_VARIABLES),
-    **dict.fromkeys(("az", "abfs", "abfss"), AZURE_VARIABLES),
-}
-"""For each scheme: fsspec's option, and flytekit's environment variable for it."""
+
+@cache
+def read_storages() -> dict[str, Any]:
+    """Return the tables of ``storages.toml``."""
+    return parse_toml(Path(__file__).with_name("storages.toml").read_text(encoding="utf-8"))
+
+
+def find_storage(scheme: str) -> dict[str, Any]:
+    """Return what is known about the storage with a scheme; empty for an unknown one."""
+    return next((row for row in read_storages()["storage"] if scheme in row["schemes"]), {})
 
 
 def describe_missing_credentials(protocol: str) -> str:
     """Return the advice for missing credentials."""
-    return f"no credentials; {CREDENTIALS_ADVICE.get(protocol, AWS_CREDENTIALS_ADVICE)}"
+    return f"no credentials; {find_storage(protocol).get('advice') or find_storage('s3')['advice']}"
 
 
 def describe_wrong_region(region: str) -> str:
@@ -60,7 +46,7 @@ def build_storage_options(protocol: str, overrides: Mapping[str, Any] | None = N
     Raises:
         UsageError: the endpoint isn't a URL.
     """
-    names = VARIABLES_BY_SCHEME.get(protocol, {})
+    names = find_storage(protocol).get("variables", {})
     options: dict[str, Any] = {option: os.environ[name] for option, name in names.items() if os.environ.get(name)}
     if protocol in {"s3", "s3a"}:
         options |= _s3_options()
