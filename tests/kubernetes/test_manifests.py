@@ -1,0 +1,107 @@
+"""The manifests of ``firstfault k8s`` against the controllers' own schemas, and the rules that schemas can't express.
+
+The schemas are those of JobSet's, Kubeflow Trainer's and PyTorchJob's CustomResourceDefinitions (Apache-2.0), without
+descriptions: versions 0.12, 2.3 and 1.9.4 of these projects. A JobSet's schema contains that of Kubernetes's Job.
+"""
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from firstfault.kubernetes.command import k8s
+from firstfault_torch.torchrun.exit_codes import PRESETS, parse_exit_codes
+
+HERE = Path(__file__).parent
+KINDS = ("job", "jobset", "pytorchjob", "trainjob")
+MAX_RULES = 20
+OF_CODE = "Container train for pod jobs/train-0 failed with exit code {} matching FailJob rule at index 0"
+PREEMPTED = "Pod jobs/train-0 has condition DisruptionTarget matching FailJob rule at index 1"
+
+
+def _strict(schema: Any) -> Any:
+    """Return a schema that refuses keys that it doesn't list."""
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        properties = {name: _strict(item) for name, item in schema["properties"].items()}
+        return {**schema, "properties": properties, "additionalProperties": False}
+    return {name: _strict(item) for name, item in schema.items()}
+
+
+def _schema(kind: str) -> Any:
+    name = "JobSet" if kind == "Job" else kind
+    schema = json.loads(gzip.decompress((HERE / f"{name}.json.gz").read_bytes()))
+    if kind == "Job":
+        jobs = schema["properties"]["spec"]["properties"]["replicatedJobs"]["items"]["properties"]
+        job = jobs["template"]["properties"]["spec"]
+        schema["properties"] |= {"spec": job}
+    schema["properties"]["metadata"] = {"type": "object"}
+    return _strict(schema)
+
+
+def documents(kind: str) -> list[dict[str, Any]]:
+    """Return the objects in the manifest that the command prints."""
+    return list(yaml.safe_load_all(CliRunner().invoke(k8s, [kind]).output))
+
+
+def _found(value: Any, key: str) -> list[Any]:
+    """Return all values of a key at any depth."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for name, item in items for found in ([item] if name == key else []) + _found(item, key)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas(kind: str) -> None:
+    """Each object fits the schema of its kind, which has all of its keys; a mistake in one is found."""
+    for item in documents(kind):
+        if item["kind"] == "Service":
+            continue
+        jsonschema.validate(item, _schema(item["kind"]))
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**item, "spec": {**item["spec"], "backoffLimits": 3}}, _schema(item["kind"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_of_the_api_server(kind: str) -> None:
+    """What Kubernetes checks beyond its schema, and that the codes are those with which workers leave."""
+    objects = documents(kind)
+    policies = _found(objects, "podFailurePolicy")
+    assert len(policies) == (kind != "pytorchjob")
+    for policy in policies:
+        assert set(_found(objects, "restartPolicy")) == {"Never"}
+        assert len(policy["rules"]) <= MAX_RULES
+        assert {rule["action"] for rule in policy["rules"]} == {"FailJob"}
+        assert set(_found(policy, "values")[0]) == set(parse_exit_codes("default").values())
+        assert _found(policy, "containerName") == [_found(objects, "containers")[0][0]["name"]]
+    [preset] = {item["value"] for item in _found(objects, "env")[0] if item["name"] == "FIRSTFAULT_EXIT_CODES"}
+    assert preset in PRESETS
+    assert (preset == "pytorchjob") is (kind == "pytorchjob")
+    assert [code >= 128 for code in parse_exit_codes("pytorchjob").values()] == [True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_rules_of_jobset(kind: str) -> None:
+    """The first rule whose pattern is in a Job's message decides."""
+    [policy] = _found(documents(kind), "failurePolicy")
+
+    def action(message: str) -> str:
+        fitting = (rule for rule in policy["rules"] if any(map(re.compile(message_of(rule)).search, [message])))
+        return next((str(rule["action"]) for rule in fitting), "RestartJobSet")
+
+    def message_of(rule: dict[str, Any]) -> str:
+        return "|".join(rule["onJobFailureMessagePatterns"])
+
+    told = {code: action(OF_CODE.format(code)) for code in (75, 79, 93, 9, 193)}
+    assert told[93] == "FailJobSet"
+    assert told[79] == action(PREEMPTED) == "RestartJobSetAndIgnoreMaxRestarts"
+    assert {told[code] for code in (75, 9, 193)} == {"RestartJobSet"}
+    assert not _found(policy, "ttlSecondsAfterFinished")
