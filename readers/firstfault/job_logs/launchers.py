@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern
+from firstfault.job_logs.vocabulary import PATTERNS, SIGNALS
 from firstfault.model.failure import get_shell_signal
 from firstfault.utils.toml import parse_toml
 
@@ -62,27 +63,6 @@ class LauncherReport:
     reason: str = ""
 
 
-LAUNCHER_FILE = re.compile(
-    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
-    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
-    r"|ray/train/.*(?:controller|trainer)"
-)
-"""Files of launchers, in the outermost frames of what they raise themselves."""
-LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-"""Exceptions in which a launcher reports that a process failed."""
-_SIGNALS = {
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-    "Killed": "SIGKILL",
-    "Segmentation fault": "SIGSEGV",
-    "Terminated": "SIGTERM",
-    "Trace/breakpoint trap": "SIGTRAP",
-}
-"""Signals as `strsignal` calls them."""
-
-
 class LauncherTable:
     """The rows of ``launchers.toml``.
 
@@ -117,9 +97,6 @@ _compile = cache(re.compile)  # most logs need few of the patterns
 _MOST_TASKS = 16_384
 _LONGEST = 4096
 """Characters of a line in which reports are looked for."""
-_CODE_BELOW = re.compile(
-    r"^\W*(?:(?:Exit code|EXIT CODE):\s+|with errorcode )(?P<code>-?\d+)|^\W*KILLED BY SIGNAL: (?P<signal>\d+)"
-)
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
@@ -133,7 +110,7 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
         return None
     named = {name: value for name, value in found.groupdict().items() if value}
     ended_by = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
-    signal = _SIGNALS.get(ended_by, ended_by)
+    signal = SIGNALS.get(ended_by, ended_by)
     signal = get_signal_name(int(signal)) if signal.isdecimal() else signal
     code = int(named["code"]) if "code" in named else None
     return add_code(
@@ -158,7 +135,7 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
 
 def code_below(report: LauncherReport, text: str) -> LauncherReport:
     """Return a statement with the exit code in the line below it, if it has none itself."""
-    found = _CODE_BELOW.match(text)
+    found = PATTERNS["code_below"].match(text)
     has_none = report.kind is ReportKind.ENDED and report.exit_code is None and not report.signal
     if found is None or not has_none:
         return report
