@@ -23,6 +23,8 @@ ROOTS = {
 """Our packages, and the folder of each in a checkout."""
 OPTIONAL = (
     "readers/firstfault/job_logs",
+    "readers/firstfault/kubernetes",
+    "readers/firstfault/slurm",
     "plugin/firstfault_torch/hang",
     "plugin/firstfault_torch/inprocess",
     "plugin/firstfault_torch/notifiers.py",

@@ -11,8 +11,9 @@ A pipeline of small stages:
 7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
 8. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
 
-``launchers.toml`` has everything that is specific to a launcher. The result, a `Snapshot`, is judged, reported and
-retried like that of a recorded job. The entry point ``firstfault.job_logs`` names `snapshot_of`.
+``launchers.toml`` has what one launcher prints, and ``vocabulary.toml`` what others print, too. The result, a
+`Snapshot`, is judged, reported and retried like that of a recorded job. The entry point ``firstfault.job_logs`` names
+`snapshot_of`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from firstfault.job_logs.documents import build_documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
-from firstfault.job_logs.framing.labels import LOG_SUFFIX, RANK_WORD, Label
+from firstfault.job_logs.framing.labels import Label
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
+from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
@@ -42,18 +44,6 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 _Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
-_LOG = re.compile(
-    r"(?i)\.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)$|(?:log|stderr|stdout|slurm|nohup)[^/]*$"
-    r"|^(?:[^.]*(?:rank|worker|node|task|pod|proc)[^.]*|\d+)$"
-)
-"""Names of files in a folder that may be logs."""
-
-
-_JOB_IN_NAME = re.compile(r"^(?:slurm|job|jobid)[-_.](?P<job>\d{3,})")
-_SYSTEM_LOG = re.compile(
-    r"(?i)^(?:dmesg|kern(?:el)?|k8s|events?|journal|syslog|messages|nvidia-smi)[-_.]?(?P<node>.*)$"
-)
-"""Names of logs that aren't a job's, with the node."""
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -122,21 +112,21 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
-        found = (path for path in files_below(folder) if path not in dumps and _LOG.search(path.name))
+        found = (path for path in files_below(folder) if path not in dumps and PATTERNS["log_name"].search(path.name))
         names |= {path: str(path.relative_to(folder)) for path in found}
-    jobs = {match["job"]: path.name for path in names if (match := _JOB_IN_NAME.search(path.name))}
+    jobs = {match["job"]: path.name for path in names if (match := PATTERNS["job_in_name"].search(path.name))}
     if len(jobs) > 1:
         several = ", ".join(sorted(jobs.values())[:3])
         raise BadDocumentError(f"the logs are of {len(jobs)} jobs ({several} ...); give those of one")
-    system = {path: Label(node=match["node"]) for path in names if (match := _SYSTEM_LOG.match(path.stem))}
+    system = {path: Label(node=match["node"]) for path in names if (match := PATTERNS["system_log"].match(path.stem))}
     logs = [(path, names.pop(path), label) for path, label in system.items()]
     numbers = [re.findall(r"\d+", name) for name in names.values()]
     columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
     differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
     labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
     for (path, name), own in zip(names.items(), numbers, strict=True):
-        label = Label(node=LOG_SUFFIX.sub("", name) if len(names) > 1 else "")
-        if len(names) > 1 and (ranked := RANK_WORD.search(name)):
+        label = Label(node=PATTERNS["log_suffix"].sub("", name) if len(names) > 1 else "")
+        if len(names) > 1 and (ranked := PATTERNS["rank_word"].search(name)):
             label = Label(rank=int(ranked[1]))
         elif labels and labels == set(range(len(labels))):
             label = Label(task=int(own[differ[0]]))

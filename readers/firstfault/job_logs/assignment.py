@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.job_logs.framing.lines import TRACEBACK
-from firstfault.job_logs.launchers import LAUNCHER_FILE, ReportKind
+from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
 from firstfault.job_logs.tracebacks import Traceback, find_shared_tracebacks, find_tracebacks
+from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream
 
 _MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
-_RAY_TASK_ERROR = re.compile(r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:]+))?[^\n]*")
-_RAY_ACTOR_DIED = re.compile(
-    r"(?:ActorDiedError|WorkerCrashedError|actor died unexpectedly)[^\n]*(?:\n[^\n]*){0,8}?\n\s*pid: (?P<pid>\d{1,10})"
-    r"(?:\n[^\n]*){0,4}?\n\s*ip: (?P<ip>[\w.:]+)"
-)
-_ERROR_ON_RANK = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b[^\n]{0,200}?\b[Rr]ank[ =:]{1,2}(?P<rank>\d{1,6})\b")
-"""A logged error that names one rank."""
-_SPAWN_PROCESS_ERROR = re.compile(r"-- Process (?P<rank>\d{1,6}) terminated with the following error")
 
 
 class Assignment:
@@ -110,11 +102,11 @@ class Assignment:
         for excerpt in list(stream.excerpts):
             text = redact("\n".join(record.text for record in excerpt.lines))
             # in a chain of tasks, the last one's exception is the cause
-            if (task := next(reversed(list(_RAY_TASK_ERROR.finditer(text))), None)) is not None:
+            if (task := next(reversed(list(PATTERNS["ray_task_error"].finditer(text))), None)) is not None:
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
-            elif (died := _RAY_ACTOR_DIED.search(text)) is not None:
+            elif (died := PATTERNS["ray_actor_died"].search(text)) is not None:
                 process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
                 process.launcher_text = text[died.start() :].strip()
             else:
@@ -186,8 +178,8 @@ class Assignment:
 
     def _take_launcher_exception(self, found: Traceback) -> bool:
         """Take a traceback that a launcher printed, or that names its rank; return whether it is one."""
-        spawned = _SPAWN_PROCESS_ERROR.search("\n".join((*found.lines_around, found.text)))
-        logged = {int(named["rank"]) for line in found.lines_around if (named := _ERROR_ON_RANK.search(line))}
+        spawned = PATTERNS["spawn_process_error"].search("\n".join((*found.lines_around, found.text)))
+        logged = _ranks_in_errors(found.lines_around)
         if spawned is not None or (len(logged) == 1 and not found.is_handled and not found.is_before_success):
             process = self.processes.find(rank=int(spawned["rank"]) if spawned is not None else min(logged))
             if spawned is not None or not self._is_survived(process, found):
@@ -277,13 +269,13 @@ class Assignment:
         reports = (report.number for file, _, report in self.attempt.reports if file == stream.file)
         first_report = min(reports, default=1 << 62)
         above = [record for record in stream.tail if record.number < first_report]
-        above = list(itertools.takewhile(lambda record: not LAUNCHER_FILE.search(record.text), above))
+        above = list(itertools.takewhile(lambda record: not PATTERNS["launcher_file"].search(record.text), above))
         text = "\n".join(record.text for record in above)
         silent = [one for one in ended if one.raised is None and not one.text.strip()]
         # an unlabeled traceback that fits none of these processes would be given to each of them
         is_ambiguous = any(one.raised is not None and not one.is_known for one in everything)
         if not is_ambiguous and silent == ended and len({(one.exit_code, one.signal) for one in ended}) == 1:
-            blamed = {int(found["rank"]) for record in above if (found := _ERROR_ON_RANK.search(record.text))}
+            blamed = _ranks_in_errors(record.text for record in above)
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
                 process.text = text
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
@@ -297,3 +289,8 @@ class Assignment:
     def _has_agent_report(self) -> bool:
         """Whether torch's agent had the chance to report an exit, so its report isn't just cut off."""
         return self.attempt.is_torchrun and bool(self.attempt.reports or self.attempt.entries)
+
+
+def _ranks_in_errors(lines: Iterable[str]) -> set[int]:
+    """Return the ranks that logged errors name."""
+    return {int(found["rank"]) for found in map(PATTERNS["error_on_rank"].search, lines) if found is not None}

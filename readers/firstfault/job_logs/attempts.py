@@ -6,7 +6,6 @@ Marks are collected per node and file while reading, and counted at the end.
 from __future__ import annotations
 
 import itertools
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault.evidence.signatures import Pattern
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
+from firstfault.job_logs.vocabulary import ALTERNATIVES, PATTERNS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -34,16 +34,7 @@ _MAX_ATTEMPTS = 100
 """Those before count as one."""
 _OPENING_LINES = 20
 """First lines of an attempt, which show where another one begins."""
-_FAILURE_OUTPUT = Pattern(
-    r"(?-i:^\s|^$|Traceback|Error|rror:|^\[ERROR\]|^E[A-Z]\d{4}: |^\W*$|^[EWIF]\d{4} "
-    r"|^\[\w*\d*\]?:?\[?[EWF]\d{3,4} |^terminate called"
-    r"|^frame #|^Exception |^srun|^slurmstepd|^<|^[-=*]{4}| FAILED *$|_handler\])"
-)
-"""Found in lines that may follow a failure in the same attempt."""
-_PROGRESS = re.compile(r"(?i)\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b\W{0,3}(?P<step>\d{1,9})\b")
-_VARYING_PARTS = re.compile(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
-AGENT_LOG_LINE = re.compile(r"[EWIF]\d{4} (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d\.\d+) (?P<pid>\d+)?")
-"""Begins a line of torch's log in Python."""
+_FAILURE_OUTPUT = Pattern(f"(?-i:{'|'.join(ALTERNATIVES['failure_output'])})")
 
 
 class Progress(NamedTuple):
@@ -61,7 +52,7 @@ def progress_in(record: LogRecord) -> Progress | None:
     text = record.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
-    found = _PROGRESS.search(text)
+    found = PATTERNS["step"].search(text)
     return Progress(found["what"], int(found["step"]), record.number) if found is not None else None
 
 
@@ -162,7 +153,7 @@ class AttemptMarks:
         self._ended = True
 
     def _take_agent(self, record: LogRecord, report: LauncherReport) -> None:
-        found = AGENT_LOG_LINE.match(record.text)
+        found = PATTERNS["agent_log_line"].match(record.text)
         now = record.time_ns / 1e9 if record.time_ns is not None else None
         if found is not None:
             now = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + float(found["second"])
@@ -218,7 +209,7 @@ class AttemptMarks:
         if record.by_torch or _FAILURE_OUTPUT.search(record.text) is not None:
             self._count += _OPENING_LINES * bool(record.text.strip())  # what follows may be of the failure
             return False
-        shape = _VARYING_PARTS.sub("#", record.text.strip())[:200]
+        shape = PATTERNS["varying_part"].sub("#", record.text.strip())[:200]
         self._count += 1
         if self._ended and shape in self._opening:
             return self._begin(1, {})

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from firstfault.job_logs.launchers import interpret_code
-
-_BEGINS = re.compile(r"\bFAILED\s*$|^\s*Failures:\s*$|^\s*Root Cause(?: \(first observed failure\))?:\s*$")
-_ENTRY = re.compile(r"^\s*\[\d{1,6}\]:\s*$")
-_FIELD = re.compile(r"^\s{0,8}(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(?P<value>.*)$")
-_RULE = re.compile(r"^\s*[=*-]{20,}\s*$")
-_RANK = re.compile(r"(?P<rank>-?\d{1,7})(?: \(local_rank: (?P<local>-?\d{1,5})\))?")
-_CODE = re.compile(r"(?P<code>-?\d{1,5})(?: \(pid: (?P<pid>\d{1,10})\))?")
-_SIGNAL = re.compile(r"Signal \d+ \((?P<signal>SIG\w+)\)")
+from firstfault.job_logs.vocabulary import PATTERNS
 
 
 @dataclass(slots=True)
@@ -54,23 +46,23 @@ class Boxes:
 
     def take(self, number: int, line: str) -> bool:
         """Look at a line; return whether it belongs to a box."""
-        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and _BEGINS.search(line):
+        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and PATTERNS["box_begin"].search(line):
             self._is_within, self._in_traceback = True, False
             self._is_first = "Root Cause" in line
             return True
         if not self._is_within:
             return False
-        if _ENTRY.match(line):
+        if PATTERNS["box_entry"].match(line):
             self.entries.append(Entry(number, number, is_first=self._is_first))
             self._in_traceback = False
             return True
-        if _RULE.match(line):
+        if PATTERNS["box_rule"].match(line):
             # the last rule is below the root cause
             last = self.entries[-1] if self.entries else Entry(0)
             is_end = self._is_first and last.is_first and last.rank is not None
             self._is_within, self.ended, self._in_traceback = not is_end, self.ended or is_end, False
             return True
-        found = _FIELD.match(line)
+        found = PATTERNS["box_field"].match(line)
         if self.entries and found is not None:
             self.entries[-1].last = number
             self._take_field(self.entries[-1], found["name"], found["value"].strip())
@@ -83,16 +75,16 @@ class Boxes:
 
     def _take_field(self, entry: Entry, name: str, value: str) -> None:
         self._in_traceback = False
-        if name == "rank" and (rank := _RANK.match(value)):
+        if name == "rank" and (rank := PATTERNS["box_rank"].match(value)):
             entry.rank = int(rank["rank"]) if int(rank["rank"]) >= 0 else None
             entry.local_rank = int(rank["local"]) if rank["local"] else None
-        elif name == "exitcode" and (code := _CODE.match(value)):
+        elif name == "exitcode" and (code := PATTERNS["box_code"].match(value)):
             entry.exit_code, entry.signal = interpret_code(int(code["code"]))
             entry.pid = int(code["pid"]) if code["pid"] else None
         elif name in {"time", "host"}:
             setattr(entry, name, value)
         elif name in {"traceback", "msg"}:
-            if signal := _SIGNAL.match(value):
+            if signal := PATTERNS["box_signal"].match(value):
                 entry.signal = signal["signal"]
             elif value.startswith("Traceback"):
                 entry.traceback, self._in_traceback = [value], True

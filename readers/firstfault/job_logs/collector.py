@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.attempts import AGENT_LOG_LINE, AttemptIndex, AttemptMarks, Progress, progress_in
+from firstfault.job_logs.attempts import AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
+from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault.job_logs.attempts import Where
@@ -35,49 +35,8 @@ _MAX_EXCERPT_LINES = 200
 """Lines from a traceback on."""
 _MAX_EXCERPTS = 64
 """Tracebacks kept per label: the first and the last ones."""
-_CHAINED_TRACEBACK = re.compile(
-    r"The above exception was the direct cause|During handling of the above exception"
-    r"|terminated with the following error|\bCaught [\w.]+ in |^\s*Original Traceback|RemoteTraceback|^\s*\"\"\""
-    r"|\(RANK \d+\)"
-)
-"""Found above a traceback that belongs to the one before it."""
-_TORCHRUN_OUTPUT = re.compile(
-    r"torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)|torch\.distributed\.(?:elastic|run|launcher)"
-    r"|\bChildFailedError\b|\btorchrun\b"
-)
-_WORLD_SIZE = re.compile(
-    r"(?:\b|_)(?i:world(?:[_ ]?size)?)\W{1,3}(?P<world>\d{1,6})\b|\bnranks[ =:](?P<nranks>\d{1,6})\b"
-    r"|MEMBER: \d+/(?P<member>\d{1,6})|Starting with (?P<starting>\d{1,6}) processes"
-    r"|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(?P<of>\d{1,6})\b|process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b"
-)
-_FILE_HEADER = re.compile(r"==> (?P<path>\S+) <==\s*$")
-"""Printed by tail and head before the lines of each file."""
-_WORKERS_PER_NODE = re.compile(r"--nproc[_-]per[_-]node[= ](?P<count>\d{1,3})\b")
-_NODE_RANK = re.compile(r"--node[_-]rank[= ](?P<rank>\d{1,5})\b")
-_NODE_COUNT = re.compile(r"--nnodes[= ](?P<count>\d{1,5})\b")
 _MAX_COMMANDS = 100
 """Shell commands in one file that may start another job; later ones are ordinary lines."""
-_SHELL_COMMAND = re.compile(
-    r"^(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+[:~ ][^$\n]{0,80})?\$ (?:\w+=\S+ )*"
-    r"(?:\./\S|\S*python[\d.]* |torchrun |srun |sbatch |accelerate |deepspeed |mpirun |mpiexec |horovodrun "
-    r"|bash |sh |nohup |make |ray job submit |firstfault torchrun )"
-)
-_RANK_OF_PID = re.compile(
-    r"\b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b"
-    r"|\bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,? (?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b"
-)
-"""A line in which a program or its launcher prints both numbers of a process."""
-_HAS_CODE_BELOW = re.compile(r"(?:Exit code|EXIT CODE|KILLED BY SIGNAL):|with errorcode ")
-_HAS_WORLD_SIZE = re.compile(r"(?i:orld)|nranks|MEMBER|Starting with|ank.{1,8}(?:/| of )|process_count")
-_DECLARED_RANK = re.compile(
-    r"^\W{0,3}(?:INFO\W+)?(?:[\w.]+\.)?(?i:(?:global[_ ]?)?rank|process_index(?:\(\))?)\W{1,2}(?P<rank>\d{1,6})\b"
-)
-_INLINE_RANK = re.compile(
-    r"^(?:\[[EWIF][^\]\n]{1,120}\] )?\[(?:PG [^\]\n]{0,80}\(default_pg\) )?Rank (?P<rank>\d{1,6})\]"
-    r"|\bRankID:(?P<rank_id>\d{1,6})\b|\[rank=(?P<rank_is>\d{1,6}), world=\d|GLOBAL_RANK: (?P<global>\d{1,6}), MEMBER"
-)
-_INLINE_PID = re.compile(r"\(PID: ?(?P<pid>\d{1,10}),|^\S{0,12} ?\[PID: ?(?P<pid2>\d{1,10})\]")
-_NCCL_LINE_START = re.compile(r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S+ \S+ )?NCCL ")
 
 
 @dataclass(slots=True)
@@ -128,7 +87,8 @@ class Stream:
             self._size -= len(self.tail.popleft().text) + _LINE_OVERHEAD_CHARS
         if record.by_torch:
             self.by_torch.append(record)
-        if ("ank" in record.text or "process_in" in record.text) and (found := _DECLARED_RANK.match(record.text)):
+        names_a_rank = "ank" in record.text or "process_in" in record.text
+        if names_a_rank and (found := PATTERNS["declared_rank"].match(record.text)):
             self.declared_ranks.add(int(found["rank"]))
         self._excerpt(record)
 
@@ -178,10 +138,8 @@ class Stream:
     def _is_linked(self, text: str) -> bool:
         if not self.excerpts or self._since > _MAX_EXCERPT_LINES:
             return False
-        return any(
-            _CHAINED_TRACEBACK.search(line)
-            for line in (text, *(record.text for record in self.excerpts[-1].lines[-4:]))
-        )
+        above = (record.text for record in self.excerpts[-1].lines[-4:])
+        return any(map(PATTERNS["chained_traceback"].search, (text, *above)))
 
 
 @dataclass(slots=True)
@@ -232,7 +190,8 @@ class LogCollector:
         pending, everything = read_ahead(lines, _LINES_READ_AHEAD)
         for commands_left in range(_MAX_COMMANDS, -1, -1):
             # each command may put other prefixes before its lines
-            later_commands = (at for at, (_, line) in enumerate(pending) if at and _SHELL_COMMAND.match(line))
+            is_command = PATTERNS["shell_command"].match
+            later_commands = (at for at, (_, line) in enumerate(pending) if at and is_command(line))
             prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
             everything = self._read_command(everything, file, label, prefixes, is_last=commands_left == 0)
             pending, everything = read_ahead(everything, _LINES_READ_AHEAD)
@@ -245,12 +204,12 @@ class LogCollector:
         """Take the lines up to the next shell command; return that command and all lines below."""
         for at, (number, line) in enumerate(lines):
             self.lines += 1
-            if not is_last and "$" in line[:100] and _SHELL_COMMAND.match(line):
+            if not is_last and "$" in line[:100] and PATTERNS["shell_command"].match(line):
                 if at:
                     return itertools.chain([(number, line)], lines)
                 self._take(file, LogRecord(number, line, label, None))
                 continue
-            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
+            if line.startswith("==> ") and (header := PATTERNS["file_header"].match(line)):
                 self._labels[file] = get_file_label(header["path"])
                 continue
             for record in prefixes.parse(number, line, self._labels.get(file, label)):
@@ -280,11 +239,11 @@ class LogCollector:
         marks = self._marks_by_node.get((file, label.node))
         if marks is None:
             marks = self._marks_by_node[file, label.node] = AttemptMarks(self._job_starts[file])
-        if "$" in text[:100] and _SHELL_COMMAND.match(text):
+        if "$" in text[:100] and PATTERNS["shell_command"].match(text):
             self._start_job(file, record.number)
         boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
         is_boxed = boxes.take(record.number, text)
-        if is_boxed or (("torch" in text or "ChildFailed" in text) and _TORCHRUN_OUTPUT.search(text)):
+        if is_boxed or (("torch" in text or "ChildFailed" in text) and PATTERNS["torchrun_output"].search(text)):
             everything.is_torchrun = True
             everything.tasks_are_nodes |= label.task is not None
         if boxes.ended:
@@ -302,7 +261,7 @@ class LogCollector:
             label = Label(node=label.node)
         key = ((file, record.label.node), label)
         stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
-        if is_report or AGENT_LOG_LINE.match(text):
+        if is_report or PATTERNS["agent_log_line"].match(text):
             stream.end_excerpt()
         if not is_report:
             stream.take(record, _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS, progress)
@@ -317,7 +276,7 @@ class LogCollector:
     def _take_report(self, record: LogRecord, where: Where, marks: AttemptMarks) -> bool:
         """Take a line's statements about processes and the job; return whether it had one about processes."""
         text, everything, report = record.text, self._all, parse_report(record.number, record.text)
-        if everything.reports and _HAS_CODE_BELOW.search(text):
+        if everything.reports and PATTERNS["maybe_code_below"].search(text):
             everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
         if report is not None and len(everything.reports) < _MAX_STREAMS:
             marks.take_report(record, report)
@@ -325,14 +284,14 @@ class LogCollector:
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
             everything.reports.append((*where, report))
-        if _HAS_WORLD_SIZE.search(text):
-            for size in _WORLD_SIZE.finditer(text):
+        if PATTERNS["maybe_world_size"].search(text):
+            for size in PATTERNS["world_size"].finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
-        if "nproc" in text and (found := _WORKERS_PER_NODE.search(text)):
-            node_rank, nodes = _NODE_RANK.search(text), _NODE_COUNT.search(text)
+        if "nproc" in text and (found := PATTERNS["workers_per_node"].search(text)):
+            node_rank, nodes = PATTERNS["node_rank"].search(text), PATTERNS["node_count"].search(text)
             if node_rank is not None or nodes is None or nodes["count"] == "1":
                 everything.first_ranks[where] = int(found["count"]) * int(node_rank["rank"] if node_rank else 0)
-        if "ank" in text and "pid" in text and (found := _RANK_OF_PID.search(text)):
+        if "ank" in text and "pid" in text and (found := PATTERNS["rank_of_pid"].search(text)):
             everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
         return report is not None
 
@@ -340,10 +299,10 @@ class LogCollector:
 def _with_inline(label: Label, text: str) -> Label:
     """Return a label with the rank and process id that native code prints about itself."""
     names_a_rank = label.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
-    if names_a_rank and (found := _INLINE_RANK.search(text)):
+    if names_a_rank and (found := PATTERNS["inline_rank"].search(text)):
         label = label._replace(rank=int(next(filter(None, found.groups()))))
-    if label.pid is None and "PID" in text and (found := _INLINE_PID.search(text)):
+    if label.pid is None and "PID" in text and (found := PATTERNS["inline_pid"].search(text)):
         label = label._replace(pid=int(found["pid"] or found["pid2"]))
-    if " NCCL " in text and (found := _NCCL_LINE_START.match(text)):
+    if " NCCL " in text and (found := PATTERNS["nccl_line_start"].match(text)):
         label = label._replace(pid=label.pid or int(found["pid"]), node=label.node or found["host"])
     return label

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern
+from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model.failure import SIGNALS_BY_DESCRIPTION, get_shell_signal
 from firstfault.utils.toml import parse_toml
 
@@ -62,16 +63,6 @@ class LauncherReport:
     reason: str = ""
 
 
-LAUNCHER_FILE = re.compile(
-    r"torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))|/accelerate/commands/|deepspeed/launcher"
-    r"|lightning/(?:fabric/)?cli|/bin/(?:torchrun|accelerate|deepspeed)\b|torch/multiprocessing/spawn\.py"
-    r"|ray/train/.*(?:controller|trainer)"
-)
-"""Files of launchers, in the outermost frames of what they raise themselves."""
-LAUNCHER_EXCEPTIONS = {"ChildFailedError", "CalledProcessError", "ProcessExitedException"}
-"""Exceptions in which a launcher reports that a process failed."""
-
-
 class LauncherTable:
     """The rows of ``launchers.toml``.
 
@@ -106,9 +97,6 @@ _compile = cache(re.compile)  # most logs need few of the patterns
 _MOST_TASKS = 16_384
 _LONGEST = 4096
 """Characters of a line in which reports are looked for."""
-_CODE_BELOW = re.compile(
-    r"^\W*(?:(?:Exit code|EXIT CODE):\s+|with errorcode )(?P<code>-?\d+)|^\W*KILLED BY SIGNAL: (?P<signal>\d+)"
-)
 
 
 def parse_report(number: int, text: str) -> LauncherReport | None:
@@ -147,7 +135,7 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
 
 def code_below(report: LauncherReport, text: str) -> LauncherReport:
     """Return a statement with the exit code in the line below it, if it has none itself."""
-    found = _CODE_BELOW.match(text)
+    found = PATTERNS["code_below"].match(text)
     has_none = report.kind is ReportKind.ENDED and report.exit_code is None and not report.signal
     if found is None or not has_none:
         return report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
+from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -20,54 +20,15 @@ MIN_STEPS_RESUMED = 2
 """Steps that a training prints after a failure if it was restarted; a rank may print one more before it notices."""
 TAIL_LINES_READ = 40
 """Lines at the end of a stream in which it may report its success."""
-_JOB_SUCCEEDED = (
-    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,80}\bsucceeded\b|\bState(?:=|: ?)COMPLETED\b|\bCOMPLETED +0:0\b"
-    r"|^[\w.-]+\s+\d+/\d+\s+Completed\b|^(?:\+ )?exit(?: code| status)?:? 0$"
-    r"|^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)"
-)
-JOB_SUCCEEDED = re.compile(_JOB_SUCCEEDED, re.IGNORECASE)
-"""What schedulers and shells print about a job that succeeded, even if one of its processes died."""
-SUCCESS_REPORT = re.compile(
-    rf"{_JOB_SUCCEEDED}|"
-    r"\b(?:train(?:ing|er)?|fit|fine-?tuning|job|run|task|workflow|experiment|optimi[sz]ation|script|program|main)\b"
-    r"[^.\n]{0,60}\b(?:complet(?:ed|e)|finished|done|succeeded|ended|over)\b"
-    r"|\b(?:complet(?:ed|e)|finished|done)\b[^\n]{0,24}\b(?:train(?:ing)?|fine-?tuning|fit)\b"
-    r"|\bsucceeded\b|\bsuccessfully\b[^\n]{0,20}\b(?:complet|finish|train|end)|\bexits? successfully\b"
-    r"|\b(?:complet|finish|train|end|exit)ed successfully\b|[-=*]{2,} ?SUCCESS ?[-=*]{2,}"
-    r"|\b(?:exit(?:ed)?(?: with)?(?: exit)?|return(?:ed)?)[ _-]?(?:code|status)?\W{0,4}0\b"
-    r"|`Trainer\.fit` stopped|max_(?:steps|epochs)[^\n]{0,12}\breached|\btrain_runtime\b"
-    r"|^\W*(?:\[[\d:.]+\] )?(?:total )?training time\b|\ball done\b"
-    r"|\bAll (?:\w+ )?(?:ranks|workers|processes|tasks) (?:\w+ )?(?:finished|completed|exited normally)",
-    re.IGNORECASE,
-)
-"""What programs, frameworks and launchers print at the end of a success."""
-_JOB_FAILED = re.compile(
-    r"\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,40}\bfailed\b|\bstatus\W{1,3}failed", re.IGNORECASE
-)
-"""What schedulers print about a job that failed; an exit code of 0 below is then another command's."""
-HANDLED = re.compile(
-    r"\b(?:re-?try|again\b|attempt \d+ ?(?:of|/) ?\d|ignor|skipp|recover|continu|keep\b|fall(?:ing)? ?back)",
-    re.IGNORECASE,
-)
-"""In a line about an error that the program handled."""
-SHUTDOWN_NOISE = re.compile(r"\b(?:clos(?:e|ing)\b|clean|shut ?down|destroy|leak|tear|at exit)|\bWarn", re.IGNORECASE)
-"""In a line about an error that matters no more at the end of a program."""
-NEGATION = re.compile(r"\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b", re.IGNORECASE)
-FAILURE_REPORT = re.compile(
-    r"rror\b|xception\b|fatal|critical|killed|abort(?:ed|ing)|\bfail(?:ed|ure)\b|\bXid\b|timed out|\breset\b"
-    r"|Traceback|RUNLIMIT|TERM_|\bOOM|non-zero|\bcore dumped|\bcrash|\b(?:code|status)\W{0,4}[1-9]|\bsignal \d"
-    r"|\bcancel(?:l?ed)?\b|\bpreempt|\bevict|\bterminat(?:ed|ing)\b|^  File \"|\bunhealthy\b|\blost\b",
-    re.IGNORECASE,
-)
-"""What a line near the end of a failed job may have, whichever program printed it."""
 
 
 def is_success_report(text: str) -> bool:
     """Whether a line reports that a training, a process or a job has succeeded."""
-    found = SUCCESS_REPORT.search(text)
+    reports = (PATTERNS[name].search(text) for name in ("job_succeeded", "succeeded"))
+    found = min(filter(None, reports), key=lambda report: report.start(), default=None)
     if found is None or len(text) > 400:  # noqa: PLR2004 - a report is short
         return False
-    return NEGATION.search(text[: found.end()]) is None and FAILURE_REPORT.search(text) is None
+    return PATTERNS["negation"].search(text[: found.end()]) is None and PATTERNS["failure_report"].search(text) is None
 
 
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
@@ -85,15 +46,16 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
             (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
             continue
         is_ignored = "Exception ignored " in text or "Exception in thread " in text
-        (announced.add if is_ignored or HANDLED.search(text) else announced.discard)(label)
+        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(label)
         kept += [] if is_ignored else [record]
     return kept
 
 
 def _find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return the records, below a report of success, that report a failure."""
-    reports = (record for record in drop_ignored_exceptions(records) if FAILURE_REPORT.search(record.text))
-    return [one for one in reports if not HANDLED.search(one.text) and not SHUTDOWN_NOISE.search(one.text)]
+    is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
+    reports = (record for record in drop_ignored_exceptions(records) if is_failure(record.text))
+    return [one for one in reports if not handled(one.text) and not noise(one.text)]
 
 
 def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
@@ -127,7 +89,8 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
             # steps below all failures: a training needs all its ranks, so it was restarted
             has_resumed = sum(progress_in(record) is not None for record in later[: proofs[-1]]) >= MIN_STEPS_RESUMED
             texts = (*(report.text for _, _, report in attempt.reports), *(record.text for record in later))
-            is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not any(map(_JOB_FAILED.search, texts))
+            has_failed = any(map(PATTERNS["job_failed"].search, texts))
+            is_of_job = PATTERNS["job_succeeded"].search(last.text) is not None and not has_failed
             is_proven = has_resumed or is_of_job or not (has_ended or is_uncaught)
         if not is_proven:
             return False

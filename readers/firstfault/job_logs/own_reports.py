@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,31 +14,14 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
 from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
-from firstfault.job_logs.launchers import LAUNCHER_FILE
-from firstfault.job_logs.outcome import HANDLED, SHUTDOWN_NOISE, drop_ignored_exceptions, is_success_report
+from firstfault.job_logs.outcome import drop_ignored_exceptions, is_success_report
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 
 if TYPE_CHECKING:
     from firstfault.job_logs.framing.labels import LogRecord
 
-_ABORT_MESSAGE = re.compile(
-    r"terminate called after throwing|taking the entire process down|Fatal Python error: Aborted"
-)
-EXCEPTION = re.compile(
-    r"^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))"
-    r"(?:: (?P<message>\S.*))?$"
-)
-"""The last line of a traceback; the lines above may be missing."""
-_FRAME = re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
-_LEVEL = re.compile(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
-_EXIT_FUNCTIONS = {"_run_finalizers", "_exit_function", "_run_exitfuncs", "_shutdown"}
-"""Functions in which Python cleans up after a program that has ended."""
-_COLLECTIVE_TIMEOUT = re.compile(
-    r"caught collective operation timeout|watchdog detected operation timeout|ran for \d+ milliseconds before"
-    r"|\bEI000[26]\b|waiting for (?:the )?remainder of ranks|^Missing ranks:|^\d{1,6}(?:, \d{1,6})*: \[\w+[\w.]*[,\]]"
-)
-"""What the watchdogs of collectives print."""
 _LAST = 3
 """Lines after an error that may still belong to the end."""
 _LINES_AFTER_EXCEPTION = 6
@@ -62,7 +44,7 @@ class OwnReport(NamedTuple):
 def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnReport:
     """Return the exception that torch printed with the process's rank: nothing had caught it."""
     own = redact("\n".join(record.text for record in by_torch))
-    lines = [record for record in by_torch if TRACEBACK in record.text or EXCEPTION.match(record.text)]
+    lines = [record for record in by_torch if TRACEBACK in record.text or PATTERNS["exception"].match(record.text)]
     # torchrun's --tee and torchtitan put the rank before every line: a rank that prints more has handled the exception
     if (
         not lines
@@ -71,15 +53,15 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
         return OwnReport()
     printed = find_printed_exception(own) or (find_printed_exception(redact(text)) if TRACEBACK in own else None)
     raised = printed.exception if printed is not None else None
-    if raised is None and (named := EXCEPTION.match(lines[-1].text)):
+    if raised is None and (named := PATTERNS["exception"].match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-    if raised is None or (raised.frames and raised.frames[0].function in _EXIT_FUNCTIONS):
+    if raised is None or (raised.frames and raised.frames[0].function in WORDS["exit_functions"]):
         return OwnReport()
     # Ascend's library prints below the exception why it gave up: a peer that didn't come
     waits = [
         record.text
         for record in by_torch
-        if record.number > lines[-1].number and _COLLECTIVE_TIMEOUT.search(record.text)
+        if record.number > lines[-1].number and PATTERNS["collective_timeout"].search(record.text)
     ]
     if waits and waits[0] not in raised.message:
         raised = replace(raised, message=redact("\n".join((raised.message, *waits[:_LAST]))))
@@ -95,12 +77,12 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if not lines or not has_failure_word(text):
         return OwnReport()
     end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
-    if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORT_MESSAGE.search(text) else ""):
+    if signal := fatal_error(text)[1] or ("SIGABRT" if PATTERNS["abort_message"].search(text) else ""):
         return OwnReport(None, text, signal, at)
     native = "\n".join(find_native_lines(text.splitlines())[-_MAX_NATIVE_LINES:])
     if native and _reports_failure(native):
         return OwnReport(None, native, lines=at)
-    if waits := [record for record in lines if _COLLECTIVE_TIMEOUT.search(record.text)]:
+    if waits := [record for record in lines if PATTERNS["collective_timeout"].search(record.text)]:
         return OwnReport(
             None, "\n".join(record.text for record in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number)
         )
@@ -108,7 +90,7 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         return cut_off
     last_few = lines[-_LINES_AFTER_EXCEPTION:]
     for at_end, record in enumerate(last_few):
-        named, later = EXCEPTION.match(record.text), last_few[at_end:]
+        named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
         if named is not None and not any(map(_shows_handling, later)):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return OwnReport(raised, record.text, lines=(record.number, record.number))
@@ -117,11 +99,11 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if not end:
         return OwnReport()
     last = "\n".join(record.text for record in end)
-    is_noise = SHUTDOWN_NOISE.search(end[-1].text) is not None
+    is_noise = PATTERNS["shutdown_noise"].search(end[-1].text) is not None
     if (
         not is_noise
         and not any(map(_shows_handling, end))
-        and (_LEVEL.search(lines[-1].text) or _reports_failure(last, own=True))
+        and (PATTERNS["error_level"].search(lines[-1].text) or _reports_failure(last, own=True))
     ):
         return OwnReport(None, last, lines=(end[0].number, end[-1].number))
     return OwnReport()
@@ -131,13 +113,13 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     """Return the last frame of a traceback in which a process's output ends."""
     begin = next((at for at in range(len(lines) - 1, -1, -1) if TRACEBACK in lines[at].text), None)
     below = lines[begin + 1 :] if begin is not None else []
-    frames = [record for record in below if _FRAME.match(record.text)]
+    frames = [record for record in below if PATTERNS["frame"].match(record.text)]
     is_whole = not all(record.text[:1].isspace() for record in below)
     # a launcher's exception may be a report, which isn't among these lines
-    if not frames or is_whole or any(LAUNCHER_FILE.search(record.text) for record in frames):
+    if not frames or is_whole or any(PATTERNS["launcher_file"].search(record.text) for record in frames):
         return None
     source = next((record.text.strip() for record in below if record.number > frames[-1].number), "")
-    frame = _FRAME.match(frames[-1].text)
+    frame = PATTERNS["frame"].match(frames[-1].text)
     where = f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}" if frame else ""
     text = redact(f"the log ends inside a traceback, at {where}: {source}")
     return OwnReport(None, text, lines=(lines[begin or 0].number, lines[-1].number))
@@ -145,7 +127,8 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
 
 def _shows_handling(record: LogRecord) -> bool:
     """Whether a line after an error shows that its process handled it."""
-    return HANDLED.search(record.text) is not None or progress_in(record) is not None or is_success_report(record.text)
+    is_handled = PATTERNS["handled"].search(record.text) or progress_in(record)
+    return is_handled is not None or is_success_report(record.text)
 
 
 def _reports_failure(text: str, *, own: bool = False) -> bool:

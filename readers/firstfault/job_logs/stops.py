@@ -5,12 +5,12 @@ The functions run in the order of `mark_stops`; each looks only at processes tha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, NO_EXIT_STATUS, SCHEDULER_STOPPED, Process, Processes
+from firstfault.job_logs.vocabulary import HARDWARE_XIDS, PATTERNS
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt
@@ -19,21 +19,6 @@ _MAX_WORLD_SIZE = 4096
 """In a larger job, ranks without a line aren't listed."""
 _MAX_SILENT_SUSPECTS = 3
 """More silent ranks than this are not suspects."""
-_GPU_ERROR = re.compile(r"(?:CUDA|HIP)(?: runtime)? error|CUDNN|CUBLAS")
-HARDWARE_XIDS = {
-    48: "double-bit ECC error",
-    62: "internal micro-controller halt",
-    63: "ECC page retirement or row remapping",
-    64: "ECC page retirement or row remapper failure",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    94: "contained ECC error",
-    95: "uncontained ECC error",
-    119: "GSP RPC timeout",
-    120: "GSP error",
-    140: "unrecovered ECC error",
-}
-"""Errors of NVIDIA's driver that hardware causes, not the application, from NVIDIA's catalog of Xid errors."""
 
 
 def mark_stops(attempt: Attempt, processes: Processes) -> None:
@@ -104,7 +89,8 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
         here = [process for process in failed if process.may_be_on(report.node or node)]
         named = [process for process in here if report.pid is not None and process.pid == report.pid]
         # a kernel's log has the name of the machine, and the program's log may have the pod's
-        on_gpu = [one for one in here or failed if _GPU_ERROR.search(one.raised_text or one.own_error or one.text)]
+        is_of_gpu = PATTERNS["gpu_error"].search
+        on_gpu = [one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)]
         candidates = named or on_gpu or here
         for process in candidates if len(candidates) == 1 else ():
             process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"

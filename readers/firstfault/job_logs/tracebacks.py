@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,20 +12,12 @@ from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.job_logs.launchers import LAUNCHER_EXCEPTIONS, LAUNCHER_FILE
-from firstfault.job_logs.outcome import HANDLED, is_success_report
-from firstfault.job_logs.own_reports import EXCEPTION
+from firstfault.job_logs.outcome import is_success_report
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Stream
-
-_COMMAND_FAILED = re.compile(
-    r"(?:Command|Process|Subprocess|Job|Task)\b[^\n]{0,400}\b(?:failed with|returned|exited with) (?:a )?"
-    r"(?:non-?zero|return code|exit (?:code|status)|status|code)"
-    r"|(?:Distributed job|Training)\b[^\n]{0,20}\b(?:exited|failed)\b[^\n]{0,60}\b(?:attempts|workers?|logs)\b"
-)
-"""The same in the message of an exception of any type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +51,17 @@ class Traceback:
     def is_summary(self) -> bool:
         """Whether a launcher raised it only to report that one of its processes failed."""
         name = get_short_name(self.exception)
-        is_signal = name == "SignalException" and any(LAUNCHER_FILE.search(item.file) for item in self.exception.frames)
-        return is_signal or name in LAUNCHER_EXCEPTIONS or _COMMAND_FAILED.match(self.exception.message) is not None
+        files = (frame.file for frame in self.exception.frames)
+        is_signal = name == "SignalException" and any(map(PATTERNS["launcher_file"].search, files))
+        is_command = PATTERNS["command_failed"].match(self.exception.message) is not None
+        return is_signal or is_command or name in WORDS["launcher_exceptions"]
 
     @property
     def is_of_launcher(self) -> bool:
         """Whether a launcher failed itself: all frames but the outermost are its own or libraries'."""
         files = [frame.file for frame in self.exception.frames]
-        inner = [file for file in files[1:] if not LAUNCHER_FILE.search(file)]
-        return any(map(LAUNCHER_FILE.search, files)) and all(map(is_library_file, inner))
+        inner = [file for file in files[1:] if not PATTERNS["launcher_file"].search(file)]
+        return any(map(PATTERNS["launcher_file"].search, files)) and all(map(is_library_file, inner))
 
 
 def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
@@ -97,7 +90,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
             stream,
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             later_lines,
-            is_handled=any(map(HANDLED.search, around)) and later_lines > 0,
+            is_handled=any(map(PATTERNS["handled"].search, around)) and later_lines > 0,
             is_before_success=any(map(is_success_report, (*later, *below))),
             lines_around=around,
             is_mixed=excerpt.is_mixed,
@@ -113,8 +106,9 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
     if not mixed:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
-    last_lines = [last for excerpt in mixed for record in excerpt.lines if (last := EXCEPTION.match(record.text))]
-    last_lines = [last for last in last_lines if last["type"].rpartition(".")[2] not in LAUNCHER_EXCEPTIONS]
+    named = (PATTERNS["exception"].match(record.text) for excerpt in mixed for record in excerpt.lines)
+    of_launchers = WORDS["launcher_exceptions"]
+    last_lines = [last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers]
     if len({last[0] for last in last_lines}) != 1:
         where = f"lines {lines[0]} to {lines[1]}"
         return found, f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them"

@@ -8,48 +8,23 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead, without_colors
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:
     from firstfault.job_logs.framing.lines import NumberedLine
 
-MESSAGE_KEYS = ("message", "msg", "log", "text", "line", "textPayload", "@message", "body", "_raw", "event")
-"""Names that collectors give to the text of a record, in columns and objects."""
 _LINES_READ_AHEAD = 200
 _MAX_LINES_REORDERED = 500_000
 """A longer log is read as it is: reordering, or parsing an array, needs all lines in memory."""
 _MIN_TIMES = 4
 """A log with fewer different times doesn't show in which order its lines are."""
-TIME_KEYS = ("time", "timestamp", "ts", "@timestamp", "asctime")
-"""Names that programs and collectors give to the time of a record."""
-_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:")
-_FIELDS_OF_PROGRAMS = {"rank", "global_rank", "local_rank", "level", "levelname", "severity", "exc_info", "exception"}
-_FIELDS_OF_PROGRAMS |= {"pod", "pod_name", "host", "hostname", "node"}
-"""Keys of a program's own records, or of its place: such an object is more than a wrapped line."""
 _MIN_SHARE = 0.9
 """Share of the first lines that shows the form of a file."""
-_MOMENT = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b"
-_TIME = re.compile(
-    rf"^\W{{0,3}}(?P<begin>{_MOMENT})|\"(?:@?timestamp|time|ts|receiveTimestamp)\": ?\"?(?P<field>{_MOMENT})"
-)
-_ESCAPED_NEWLINE, _ESCAPED_TAB = re.compile(r"\\+r?\\*n"), re.compile(r"\\+t")
-_ESCAPED_QUOTE = re.compile(r"\\+\"")
-_COLUMN = re.compile(r"[@_\w][\w .-]{0,40}")
-_FRAME = re.compile(r'File "[^"]+", line \d+')
-_JOINED_LINE = re.compile(
-    r' +(?=File "[^"]+", line \d)| (?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit): )| (?=[WE]\d{4} \d\d:\d\d:)'
-)
-"""Where a line of a traceback begins if all were pasted as one."""
-_PYTEST_PREFIX = re.compile("^E {3}(?: {4})?")
-"""What pytest puts before each line of an exception, and the indentation of the test."""
-_JOINED_SOURCE = re.compile(r'(File "[^"]+", line \d+, in \S+) +')
-"""The same for the source below a frame."""
-_EXCEPTION_LINE = re.compile(r"[\w.]*[A-Z]\w*(?::|$)|Traceback |The above|During handling")
 
 
 def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], bool]:
@@ -77,7 +52,7 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
 
 
 def _is_newest_first(lines: Sequence[str]) -> bool:
-    found = [match["field"] or match["begin"] for line in lines if (match := _TIME.search(line))]
+    found = [match["field"] or match["begin"] for line in lines if (match := PATTERNS["time_of_line"].search(line))]
     times = [time for time, _ in itertools.groupby(found)]
     pairs = list(itertools.pairwise(times))
     return len(times) >= _MIN_TIMES and sum(later < earlier for earlier, later in pairs) > _MIN_SHARE * len(pairs)
@@ -85,9 +60,9 @@ def _is_newest_first(lines: Sequence[str]) -> bool:
 
 def _find_message_column(header: str) -> int | None:
     columns = next(csv.reader([header]), [])
-    if len(columns) > 1 and all(map(_COLUMN.fullmatch, columns)):
+    if len(columns) > 1 and all(map(PATTERNS["column"].fullmatch, columns)):
         lowered = [column.lower() for column in columns]
-        return next((lowered.index(key.lower()) for key in MESSAGE_KEYS if key.lower() in lowered), None)
+        return next((lowered.index(key.lower()) for key in WORDS["message_keys"] if key.lower() in lowered), None)
     return None
 
 
@@ -130,19 +105,20 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
         return ""
     values: dict[str, set[str]] = defaultdict(set)
     for fields in objects:
-        if not _FIELDS_OF_PROGRAMS.isdisjoint(fields) or any(isinstance(value, dict) for value in fields.values()):
+        is_of_program = not fields.keys().isdisjoint(WORDS["program_keys"])
+        if is_of_program or any(isinstance(value, dict) for value in fields.values()):
             return ""
         for key, value in fields.items():
             values[key] |= {value} if isinstance(value, str) else set()
-    known = [key for key in MESSAGE_KEYS if key in values]
+    known = [key for key in WORDS["message_keys"] if key in values]
     return max(known or values, key=lambda key: len({text for text in values[key] if " " in text}), default="")
 
 
 def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
     number, line = numbered
     fields = parse_object(line)
-    times = (str(fields[name]) for name in TIME_KEYS if name in fields)
-    stamp = next((f"{time} " for time in times if _ISO_TIME.match(time)), "")
+    times = (str(fields[name]) for name in WORDS["time_keys"] if name in fields)
+    stamp = next((f"{time} " for time in times if PATTERNS["iso_time"].match(time)), "")
     texts = str(fields.get(key, line)).removesuffix("\n").split("\n")
     return ((number, stamp + without_colors(text)) for text in texts)
 
@@ -170,19 +146,20 @@ def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
     """Return the lines of a traceback that a record holds as one string: escaped, or with spaces for line breaks."""
     number, line = numbered
     if line.startswith("E   "):
-        return ((number, _PYTEST_PREFIX.sub("", line)),)
+        return ((number, PATTERNS["pytest_prefix"].sub("", line)),)
     if TRACEBACK not in line or ('{"' in line and line.rstrip().endswith("}")):
         return (numbered,)
     if "\\n" not in line:
         prefix, _, rest = line.partition(TRACEBACK)
         rest = (rest.replace(prefix, "") if prefix.strip() else rest).lstrip(": ")
-        if not _FRAME.match(rest):
+        if not PATTERNS["frame_start"].match(rest):
             return (numbered,)
-        text = _JOINED_SOURCE.sub(r"\1\n    ", _JOINED_LINE.sub("\n", rest))
-        parts = (f"  {part}" if _FRAME.match(part) else part for part in text.split("\n"))
+        text = PATTERNS["joined_source"].sub(r"\1\n    ", PATTERNS["joined_line"].sub("\n", rest))
+        parts = (f"  {part}" if PATTERNS["frame_start"].match(part) else part for part in text.split("\n"))
         return ((number, prefix + part) for part in (f"{TRACEBACK}:", *parts))
-    text = _ESCAPED_QUOTE.sub('"', _ESCAPED_TAB.sub("\t", _ESCAPED_NEWLINE.sub("\n", line)))
-    return ((number, part) for part in text.split("\n"))
+    for name, character in {"escaped_newline": "\n", "escaped_tab": "\t", "escaped_quote": '"'}.items():
+        line = PATTERNS[name].sub(character, line)
+    return ((number, part) for part in line.split("\n"))
 
 
 class FrameIndenter:
@@ -193,13 +170,13 @@ class FrameIndenter:
 
     def indent(self, label: object, text: str) -> str:
         """Return a line of a traceback as Python printed it."""
-        if 'File "' in text[:12] and _FRAME.match(text.lstrip()):
+        if 'File "' in text[:12] and PATTERNS["frame_start"].match(text.lstrip()):
             text = text.replace("\\", "/")  # of Windows
             if text.startswith('File "'):
                 self._labels_in_frame.add(label)
                 return f"  {text}"
         if label in self._labels_in_frame:
             self._labels_in_frame.discard(label)
-            if text[:1].strip() and not _EXCEPTION_LINE.match(text):
+            if text[:1].strip() and not PATTERNS["unindented_line"].match(text):
                 return f"    {text}"
         return text

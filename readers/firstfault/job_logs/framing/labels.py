@@ -14,24 +14,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from firstfault.job_logs import launchers
-from firstfault.job_logs.framing.exports import MESSAGE_KEYS, TIME_KEYS, parse_object
+from firstfault.job_logs.framing.exports import parse_object
 from firstfault.job_logs.framing.lines import TRACEBACK, without_bars, without_colors
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 
-_STAMP = re.compile(
-    r"\s*[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?(?=[\s:|,]|$)[ \t]?(?:[-|:,][ \t])?"
-)
-"""A date and a time, at the begin of a line."""
-_OTHER_STAMPS = re.compile(
-    r"\s*[\[(]?(?:\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?|(?:\w{3} )?\w{3} +\d{1,2} \d\d:\d\d:\d\d(?: \d{4})?"
-    r"|\d{2}/\d{2}(?:/\d{2,4})? \d\d:\d\d:\d\d(?:[.,]\d{1,9})?|1\d{9}(?:\.\d{1,9})?)[\])]?"
-    r"(?:[ \t](?:[-|][ \t])?|(?=\[\d{1,6}\]<std))"
-)
-_CRI_PREFIX = re.compile(r"(?:stdout|stderr) [FP] ")
-_GLOG = re.compile(r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})")
-_TORCH_PREFIX = re.compile(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]: ?")
 _NEAR = 100
-_RANK_OF_ACTOR = re.compile(r"\brank[ =:]{1,2}(?P<rank>\d{1,6})")
 _LABEL_FORMS = (
     re.compile(r"\s{0,5}(?P<name>\d{1,5}): ?"),
     re.compile(r"\[(?P<name>\d{1,5})\] "),
@@ -42,32 +29,11 @@ _LABEL_FORMS = (
     re.compile(r"(?P<name>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)"),
 )
 """The forms of labels that are learned if most lines have one."""
-_NO_LABEL = re.compile(
-    r"(?i)^(?:\w*(?:info|warn|warning|error|debug|critical|trace|notice|fatal|note|step|epoch|iter|loss|file|usage|http"
-    r"|https|srun|slurmstepd|traceback|torch|python)|\d{4}-.*|.*\d\d:\d\d.*|[EWFI]\d{3,4})$|Error$|Exception$"
-)
-_NUMBERED_NODE = re.compile(r"(?P<node>[\w.-]{1,120}) ?[\[(#](?P<number>\d{1,5})[\])]?:?")
-"""A label with a node and the number of a task on it or in the job: "10.0.0.249 [0]"."""
-_NO_PREFIX = re.compile(
-    r"\s*(?:Original|traceback *:|[EWFI]\d{4} .*|\w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*"
-    r"|.*\b[a-z]{2,} [a-z]{2,}\b[^\[\]()]*:)\s*$",
-    re.IGNORECASE,
-)
-"""The program's own words before a traceback."""
 _MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
 _MIN_LINES_OF_COLLECTOR = 20
 _LEAST_LINES, _FEW_LINES = 4, 2
-_BEFORE_FRAME = re.compile(r'^(?P<before>.{1,120}?)  File "[^"]+", line \d+')
-LOG_SUFFIX = re.compile(r"\.(?:log|out|err|txt|stderr|stdout|gz)$")
-RANK_WORD = re.compile(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
-_TRACES = ("exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "exc_text")
-_RANKS = ("rank", "global_rank", "RANK", "worker_rank", "process_index")
-_NODES = ("pod", "pod_name", "host", "hostname", "node", "node_name", "instance", "machine", "task_name")
-_LEVEL = re.compile(r"(?i)error|fatal|critical")
-_LEVEL_BEFORE_DATE = re.compile(r"[A-Z]{4,8} \d\d-")
-_TRACEBACK_LINE = re.compile(r"\s|\[|Traceback|\w+: ")
 
 
 class Label(NamedTuple):
@@ -98,8 +64,8 @@ class Label(NamedTuple):
 
 def get_file_label(path: str) -> Label:
     """Return the label of a log according to its name: a rank, or a node and perhaps its number."""
-    name = LOG_SUFFIX.sub("", path.rpartition("/")[2])
-    if ranked := RANK_WORD.search(name):
+    name = PATTERNS["log_suffix"].sub("", path.rpartition("/")[2])
+    if ranked := PATTERNS["rank_word"].search(name):
         return Label(rank=int(ranked[1]))
     numbers = re.findall(r"\d+", name)
     return Label(node=name, node_index=int(numbers[0]) if len(numbers) == 1 else None)
@@ -156,21 +122,21 @@ class Prefixes:
                 or "|" in text[:100]
                 or "]<std" in text[:40]
                 or text[6:7] == " "
-                or _LEVEL_BEFORE_DATE.match(text)
+                or PATTERNS["level_before_date"].match(text)
             ):
                 prefix = launchers.TABLE.prefix.match(text)
                 if prefix is not None:
                     label, is_of_torch = read_prefix(label, prefix[0])
                     text, by_torch = text[prefix.end() :], by_torch or is_of_torch
                     continue
-            match = _STAMP.match(text)
+            match = PATTERNS["stamp"].match(text)
             if match is not None:
                 time_ns = time_ns or _to_ns(match["date"], match["time"], match["part"], match["zone"])
                 if self.stamped or not text[match.end() :].strip():
                     text = text[match.end() :]
                     continue
                 break
-            if self.stamped and (other := _OTHER_STAMPS.match(text) or _CRI_PREFIX.match(text)):
+            if self.stamped and (other := PATTERNS["other_stamp"].match(text) or PATTERNS["cri_prefix"].match(text)):
                 text = text[other.end() :]
                 continue
             if not is_labeled and self.learned_form is not None and (found := self.learned_form.match(text)):
@@ -188,7 +154,7 @@ class Prefixes:
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
-        found = _GLOG.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
+        found = PATTERNS["glog_stamp"].match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
         if found is None:
             return None
         return _to_ns(f"{self.year}-{int(found['month']):02}-{found['day']}", found["time"], found["part"], None)
@@ -196,12 +162,12 @@ class Prefixes:
     def _apply_label(self, label: Label, name: str) -> Label:
         if self.is_number:
             return label._replace(task=int(name))
-        named = RANK_WORD.search(name)
+        named = PATTERNS["rank_word"].search(name)
         if named is not None:
             return label._replace(rank=int(named[1]))
-        if (numbered := _NUMBERED_NODE.fullmatch(name)) is not None:
+        if (numbered := PATTERNS["numbered_node"].fullmatch(name)) is not None:
             return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
-        if _NO_LABEL.search(name.strip("[]<>() :")):
+        if PATTERNS["no_label"].search(name.strip("[]<>() :")):
             return label
         return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"
 
@@ -224,9 +190,9 @@ def learn_prefixes(lines: Sequence[str]) -> Prefixes:
 
 
 def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
-    years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
+    years = Counter(found["date"][:4] for line in lines if (found := PATTERNS["stamp"].search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
-    of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
+    of_frames = [found["before"] for line in lines if (found := PATTERNS["before_frame"].match(line))]
     above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
@@ -236,7 +202,7 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     known = Prefixes(stamped=stamped, year=year)
     bare = [record.text for line in texts for record in known.parse(0, line, Label())]
     rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
-    rests = [rest for rest in rests if rest.strip(" |+") and not _NO_PREFIX.match(rest)]
+    rests = [rest for rest in rests if rest.strip(" |+") and not PATTERNS["no_prefix"].match(rest)]
     for form in _LABEL_FORMS:
         if _fits(form, bare, rests):
             return replace(known, is_learned=True, learned_form=form, is_number=form in _LABEL_FORMS[:2])
@@ -245,27 +211,28 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
 
 def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
     """Find torch's own prefix behind one that is too rare to be learned."""
-    found = _TORCH_PREFIX.search(text[: _NEAR + 20])
+    found = PATTERNS["torch_prefix"].search(text[: _NEAR + 20])
     if found is None:
         return label, text, False
     return label._replace(rank=int(found["rank"])), text[found.end() :], True
 
 
 def _is_stamped(text: str) -> bool:
-    return (_STAMP.match(text) or _OTHER_STAMPS.match(text)) is not None
+    return (PATTERNS["stamp"].match(text) or PATTERNS["other_stamp"].match(text)) is not None
 
 
 def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
     """Whether a form of label begins most lines, or the lines of tracebacks."""
     matches = [match for line in lines if line.strip() and (match := form.match(line))]
-    names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
+    names = Counter(match["name"] for match in matches if not PATTERNS["no_label"].search(match["name"]))
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
     count, enough = names.total(), max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
         found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
-        return len(before) * 2 > len(of_frames) and not any(_NO_LABEL.search(match["name"]) for match in before)
+        names_none = map(PATTERNS["no_label"].search, (match["name"] for match in before))
+        return len(before) * 2 > len(of_frames) and not any(names_none)
     return count >= enough and (is_of_each_rank or len(names) * 2 <= count)
 
 
@@ -297,7 +264,7 @@ def read_prefix(label: Label, prefix: str) -> tuple[Label, bool]:
     """Return a label with what a launcher's prefix contains, and whether torch put it there."""
     parts = launchers.TABLE.read_prefix(prefix)
     rank = parts.get("torch_rank", parts.get("rank"))
-    if rank is None and (named := _RANK_OF_ACTOR.search(parts.get("actor", ""))):
+    if rank is None and (named := PATTERNS["rank_of_actor"].search(parts.get("actor", ""))):
         rank = named["rank"]
     numbers: dict[str, int] = {name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts}
     if rank is not None:
@@ -327,7 +294,7 @@ def _to_ns(date: str, time: str, part: str | None, zone: str | None) -> int | No
 
 def parse_time_ns(text: str) -> int | None:
     """Return the time with which a text begins, nanoseconds since the Unix epoch; None: it begins with none."""
-    found = _STAMP.match(text)
+    found = PATTERNS["stamp"].match(text)
     return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
 
 
@@ -340,21 +307,22 @@ def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int 
     inner = [*(deep for value in inner for deep in value.values() if isinstance(deep, dict)), *inner]
     known = {key: value for part in (*inner, fields) for key, value in part.items()}
     known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
-    rank = next((known[name] for name in _RANKS if str(known.get(name, "")).isdecimal()), None)
-    node = next((str(known[name]) for name in _NODES if isinstance(known.get(name), str)), "")
+    rank = next((known[name] for name in WORDS["rank_keys"] if str(known.get(name, "")).isdecimal()), None)
+    node = next((str(known[name]) for name in WORDS["node_keys"] if isinstance(known.get(name), str)), "")
     label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
     if str(known.get("local_rank", "")).isdecimal():
         label = label._replace(local_rank=int(known["local_rank"]))
-    for name in TIME_KEYS:
+    for name in WORDS["time_keys"]:
         time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
-    named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
+    named = (known[name] for name in WORDS["message_keys"] if isinstance(known.get(name), str))
     message = next(named, max(texts, key=len, default=""))
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
-    trace = next((known[name] for name in _TRACES if isinstance(known.get(name), str) and known[name].strip()), "")
+    traces = (known[name] for name in WORDS["traceback_keys"] if isinstance(known.get(name), str))
+    trace = next(filter(str.strip, traces), "")
     # a collector's level is about the stream that a line was printed to
-    is_program_level = _LEVEL.fullmatch(level) and known.keys().isdisjoint({"severity", "log"})
-    head = f"{level}: {message}" if is_program_level and not _TRACEBACK_LINE.match(message) else message
+    is_program_level = PATTERNS["level_of_failure"].fullmatch(level) and known.keys().isdisjoint({"severity", "log"})
+    head = f"{level}: {message}" if is_program_level and not PATTERNS["traceback_line"].match(message) else message
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):
             for record in _PLAIN.parse(number, text, label):

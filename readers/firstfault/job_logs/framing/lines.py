@@ -11,7 +11,6 @@ import importlib
 import lzma
 import math
 import os
-import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import IO, Any, cast
 
 from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
+from firstfault.job_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -32,21 +32,10 @@ _MOST_CONTROLS = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-_FAILURE_WORDS = tuple(
-    """
-    error exception fatal fail signal exit kill abort terminat cancel watchdog timeout ccl assert panic interrupt memory
-    oom evict preempt lost dead died restart nranks unhealthy refused quota
-    """.split()  # noqa: SIM905 - as a list, each would be a line
-)
-"""Words in lines that report a failure or the job's size."""
-_FAILURE_TEXTS = r"traceback|  file \"|\bsig[a-z]{3,4}\b|timed? out|xid|segfault|core dumped|reset by|no space"
 _USUAL_SHARE = 1 / 8
 """Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
 _MIN_LINES_FOR_USUAL = 100
 TRACEBACK = "Traceback (most recent call last)"
-_COLORS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
-_BAR = re.compile(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
-"""A progress bar of tqdm, which another process may have written on after."""
 
 NumberedLine = tuple[int, str]
 """The number of a line, from 1, and its text without colors and progress bars."""
@@ -93,7 +82,8 @@ def is_text(begin: bytes) -> bool:
 
 @cache
 def _failure_pattern(usual: frozenset[str]) -> Pattern:
-    return Pattern("|".join((*(word for word in _FAILURE_WORDS if word not in usual), _FAILURE_TEXTS)))
+    words = (word for word in WORDS["failure_words"] if word not in usual)
+    return Pattern("|".join((*words, *ALTERNATIVES["failure_texts"])))
 
 
 def has_failure_word(text: str) -> bool:
@@ -119,7 +109,7 @@ class _FailureFilter:
             counts = {word: text.count(word.encode()) for word in self._usual}
             if all(count == 0 or count >= enough for count in counts.values()):
                 return False
-        self._usual = frozenset(word for word in _FAILURE_WORDS if text.count(word.encode()) >= enough)
+        self._usual = frozenset(word for word in WORDS["failure_words"] if text.count(word.encode()) >= enough)
         return _failure_pattern(self._usual).search(block) is not None
 
 
@@ -172,13 +162,13 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
 
 def without_colors(line: str) -> str:
     """Return a line without a terminal's escape sequences."""
-    return _COLORS.sub("", line)
+    return PATTERNS["colors"].sub("", line)
 
 
 def without_bars(line: str) -> Iterator[str]:
     """Yield what a terminal would show of a line, without progress bars, on which another process may have written."""
     if "\r" in line or "%|" in line:
-        parts = [_BAR.sub("", part) for part in line.split("\r")]
+        parts = [PATTERNS["progress_bar"].sub("", part) for part in line.split("\r")]
         yield from (part for part in parts if part.strip())
     else:
         yield line
