@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from firstfault.job_logs.framing.lines import files_below
+from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model import CollectiveProgress, DocumentRef, Kind, Origin, Place, WorkerError, Writer
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable
@@ -22,9 +23,6 @@ from firstfault.wire.flight_recorder import parse_flight_recorder
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NAME = re.compile(r"(?P<digits>\d{1,12})(?:\.(?:json|pkl|pickle|pt|bin))?$")
-_TORCHS_NAME = re.compile(r"^_?dump_\d+$|(?:nccl|comm_lib|fr|flight)\w*trace\w*?_?\d+$")
-"""What torch names its dumps unless it is report otherwise."""
 _KEYS = re.compile(rb"pg_config|pg_status|nccl_comm_state|(?=.*\bversion)(?=.*\bentries)", re.DOTALL)
 _PICKLE, _JSON = b"\x80", b"{"
 _HEAD = 4096
@@ -41,7 +39,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def is_dump(path: Path) -> bool:
     """Whether a file is a dump of a flight recorder, by its name and its first bytes."""
-    if _NAME.search(path.name) is None:
+    if PATTERNS["dump_name"].search(path.name) is None:
         return False
     try:
         if not path.is_file():
@@ -51,7 +49,7 @@ def is_dump(path: Path) -> bool:
     except OSError:
         return False
     starts = head.startswith(_PICKLE) or head.lstrip().startswith(_JSON)
-    return starts and (_KEYS.search(head) is not None or _TORCHS_NAME.search(path.name) is not None)
+    return starts and (_KEYS.search(head) is not None or PATTERNS["dump_name_of_torch"].search(path.name) is not None)
 
 
 def dumps_at(path: Path) -> list[Path]:
@@ -126,7 +124,7 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
 
     The text before the rank may end with a digit, too.
     """
-    found = _NAME.search(path.name)
+    found = PATTERNS["dump_name"].search(path.name)
     digits = found["digits"] if found is not None else ""
     members = [set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members]
     numbers = [digits[start:] for start in range(len(digits)) if digits[start] != "0" or start == len(digits) - 1]

@@ -6,7 +6,6 @@ torchrun lays it out as ``<log-dir>/<run id>_<random>/attempt_<k>/<local rank>/`
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.job_logs.processes import MAX_TEXT, exception_in
+from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.utils.text import clean, one_line
@@ -21,7 +21,6 @@ from firstfault.utils.text import clean, one_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ATTEMPT = re.compile(r"attempt_(\d{1,6})")
 _ERROR = "error.json"
 _MAX_ERROR_BYTES = 2 * 1024 * 1024
 _LAST_SECOND = 253_402_300_799
@@ -66,7 +65,7 @@ def workers_in(folder: Path) -> list[Worker]:
 
 
 def _worker(folder: Path) -> Worker | None:
-    attempt = _ATTEMPT.fullmatch(folder.parent.name)
+    attempt = PATTERNS["attempt_folder"].fullmatch(folder.parent.name)
     if attempt is None or not folder.name.isdecimal() or not folder.is_dir():
         return None
     return Worker(folder, folder.parent.parent.name, int(attempt[1]), int(folder.name))
