@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -33,8 +32,3 @@ class Patterns(dict[str, re.Pattern[str]]):
     def __missing__(self, name: str) -> re.Pattern[str]:
         self[name] = re.compile(self._texts[name], re.VERBOSE)
         return self[name]
-
-
-def read_patterns(path: Path) -> Patterns:
-    """Return the regular expressions in the table ``[pattern]`` of a TOML file."""
-    return Patterns(parse_toml(path.read_text(encoding="utf-8"))["pattern"])
