@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ _WHOLE_AT_ONCE = 4
 _ERROR_FILES = 16
 """Maximum number of Flyte's own error files to open for one attempt."""
 _LINE = 160
+_SIGNIFICANCE = 0.05
 _HOUR_NS = 3600 * 10**9
 _CUTS = "048cgkosw"
 """Characters at which the rest of a listing is split: names of executions are hexadecimal, or letters and digits."""
@@ -77,6 +79,11 @@ class FailedAttempt:
     """Why it could not be read; then nothing else is known."""
 
     @property
+    def node(self) -> str:
+        """The machine, else the node's name."""
+        return self.machine or self.pod
+
+    @property
     def execution(self) -> str:
         """Name of its execution, or of its local run."""
         run = layout.parse_attempt_number(self.uri)
@@ -95,6 +102,8 @@ class FaultGroup:
     """Sum over the attempts with known rank-hours; None: no attempt has any."""
     last: FailedAttempt
     """The newest."""
+    is_suspicious: bool = False
+    """Of a machine: whether it fails more often than chance explains."""
 
 
 def failed_attempts(
@@ -114,7 +123,7 @@ def failed_attempts(
 def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
     """Return the groups of readable attempts, the most expensive first: by rank-hours, then by number.
 
-    `attempts` are newest first; `by` is fingerprint, category, pod or machine.
+    `attempts` are newest first; `by` is fingerprint, category, pod, machine or node.
     """
     members: dict[str, list[FailedAttempt]] = {}
     for attempt in attempts:
@@ -125,7 +134,28 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
         hours = [attempt.rank_hours for attempt in alike if attempt.rank_hours is not None]
         executions = {attempt.execution for attempt in alike}
         groups.append(FaultGroup(key, len(alike), len(executions), sum(hours) if hours else None, alike[0]))
+    if by in {"node", "machine"}:
+        known = [group for group in groups if group.key]
+        total = sum(group.executions for group in known)
+        groups = [replace(one, is_suspicious=one in known and _is_unlikely(one, total, len(known))) for one in groups]
     return sorted(groups, key=lambda group: (-(group.rank_hours or 0), -group.attempts, group.key))
+
+
+def _is_unlikely(group: FaultGroup, executions: int, machines: int) -> bool:
+    """Whether chance would hardly give one of the machines so many failures, if they fell on all alike.
+
+    The binomial distribution's tail, times the number of machines (Bonferroni's correction): among 100 machines, one
+    always has the most failures. Only machines that failed are known, which makes chance larger than it is.
+    """
+    if group.executions < 2 or machines < 2:  # noqa: PLR2004 - one failure, or one machine, shows nothing
+        return False
+
+    def log_chance(count: int) -> float:
+        ways = math.lgamma(executions + 1) - math.lgamma(count + 1) - math.lgamma(executions - count + 1)
+        return ways - count * math.log(machines) + (executions - count) * math.log1p(-1 / machines)
+
+    tail = sum(math.exp(log_chance(count)) for count in range(group.executions, executions + 1))
+    return tail * machines < _SIGNIFICANCE
 
 
 async def _failed_attempts(uri: str, since_ns: int | None, with_machines: bool) -> tuple[list[FailedAttempt], int]:

@@ -135,6 +135,28 @@ def test_machines_cost_one_more_get(many: Many, s3_environ: S3, monkeypatch: pyt
     assert sum(group.executions for group in groups) == many.count
 
 
+@pytest.mark.parametrize(
+    ("failures", "suspicious"),
+    [
+        ({"a": 8, "b": 1, "c": 1}, ["a"]),
+        ({"a": 3, "b": 2, "c": 2}, []),
+        ({"a": 9}, []),
+        ({f"m{number}": 1 for number in range(99)} | {"a": 3}, []),
+        ({f"m{number}": 1 for number in range(99)} | {"a": 7}, ["a"]),
+        ({f"m{number}": 40 for number in range(200)} | {"a": 90}, ["a"]),
+    ],
+)
+def test_machines_that_fail_too_often(failures: dict[str, int], suspicious: list[str]) -> None:
+    """One machine always has the most failures: only what chance hardly explains is suspicious."""
+    attempts = [
+        FailedAttempt(f"s3://b/{name}{number}/n0/data/0", None, pod=name)
+        for name, count in failures.items()
+        for number in range(count)
+    ]
+    assert [group.key for group in grouped(attempts, "node") if group.is_suspicious] == suspicious
+    assert not any(group.is_suspicious for group in grouped(attempts, "category"))
+
+
 def test_what_is_listed(store_uri: str) -> None:
     """Newest first, with the first line of each report; an attempt that succeeded is left out."""
     _put(

@@ -19,7 +19,7 @@ _SCHEMA = "firstfault.ls/v1"
 _SINCE = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhdw])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _NANO = 1_000_000_000
-_GROUPS = ("fingerprint", "category", "pod", "machine")
+_GROUPS = ("fingerprint", "category", "pod", "machine", "node")
 
 
 def _parse_since(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -47,7 +47,8 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
     """List the failed attempts below a folder, newest first.
 
     URI is a folder with many executions, such as Flyte's metadata prefix or .firstfault/runs. Attempts that succeeded
-    aren't listed. With --group the group that cost the most rank-hours comes first.
+    aren't listed. With --group the group that cost the most rank-hours comes first. By node or machine, those that fail
+    more often than chance explains are listed at the end, to be pasted after srun or sbatch.
 
     \b
     Exit codes: 0 listed, 3 no attempt found below the folder, 2 usage, 1 the tool failed.
@@ -60,7 +61,7 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
     """  # noqa: D301 - click's mark of lines to keep
     from firstfault.failure_listing import failed_attempts, grouped  # noqa: PLC0415 - `--help` needs none of it
 
-    attempts, count = failed_attempts(uri, since_ns=since, with_machines=by == "machine")
+    attempts, count = failed_attempts(uri, since_ns=since, with_machines=by in {"machine", "node"})
     if not count:
         fail(f"no attempts below {uri}; pass a folder of executions, such as Flyte's metadata prefix")
         return EXIT.NOTHING_FOUND
@@ -72,8 +73,12 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
         elif attempt.note:
             # an unreadable attempt is in none of the groups: report it on stderr, because the counts lack it
             fail(_attempt_text(attempt))
-    for group in grouped(attempts, by) if by is not None else ():
+    groups = grouped(attempts, by) if by is not None else []
+    for group in groups:
         _print(_group_json(group, by) if as_json else _group_text(group))
+    suspicious = ",".join(group.key for group in groups if group.is_suspicious)
+    if suspicious and not as_json:
+        echo(f"These fail more often than chance explains: --exclude={one_line(suspicious)}")
     return EXIT.OK
 
 
@@ -129,5 +134,6 @@ def _group_json(group: FaultGroup, by: str | None) -> dict[str, Any]:
         "attempts": group.attempts,
         "executions": group.executions,
         "rank_hours": group.rank_hours,
+        "is_suspicious": group.is_suspicious,
         "last": _attempt_json(group.last),
     }
