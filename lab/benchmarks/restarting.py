@@ -15,8 +15,6 @@ healthy ranks that did not, over all runs. "steps" does training steps of three 
 turn. "leak" is one run with many faults.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime as dt

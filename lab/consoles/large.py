@@ -1,7 +1,5 @@
 """Measures ``firstfault show`` on large logs, recorded ones padded with steps: seconds, and the process's memory."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

@@ -4,8 +4,6 @@ The lab's programs run under the launchers of ``plans.toml``. What each node pri
 which the nodes' streams are merged as schedulers merge them. Logs that exist are not recorded again. All are scored.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Scores how the recorded console logs are read, and prints the tables of docs/project/accuracy.md."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -4,8 +4,6 @@
 2. Restyle: recorded logs get prefixes, wrappers, endings and additions that no table lists.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import random
@@ -34,20 +32,7 @@ ROWS = {
 COSTLY = ("wrong", "sure", "retry!")
 VARIANTS = 500
 _SEED = 47
-_WORDS = (
-    "amber",
-    "basalt",
-    "cobalt",
-    "delta",
-    "ember",
-    "fjord",
-    "garnet",
-    "harbor",
-    "iris",
-    "juniper",
-    "krill",
-    "lotus",
-)
+_WORDS = tuple("amber basalt cobalt delta ember fjord garnet harbor iris juniper krill lotus".split())  # noqa: SIM905 - as a list, each would be a line
 _ENDINGS = (
     "ended abnormally, exit status {}",
     "finished badly (code={})",

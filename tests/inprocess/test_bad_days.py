@@ -1,7 +1,5 @@
 """Real ranks on bad days: hooks that fail, machines that are gone, a store that is lost, reserves that wait."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future

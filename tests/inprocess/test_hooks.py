@@ -1,7 +1,5 @@
 """The hooks give up, abort, clean up and check; a chain calls its last part first; each gets the state."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import sys

@@ -1,7 +1,5 @@
 """A rank that leaves, and a monitor process whose store fails: what the others learn of it."""
 
-from __future__ import annotations
-
 import datetime as dt
 import subprocess
 import sys

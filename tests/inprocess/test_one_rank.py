@@ -1,7 +1,5 @@
 """A job of one rank, in this process: what a restart leaves behind, and what ends it."""
 
-from __future__ import annotations
-
 import getpass
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """After a fault, the surviving ranks have successive numbers, and the filters select which of them are active."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import random

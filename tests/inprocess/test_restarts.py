@@ -1,7 +1,5 @@
 """Real ranks restart in their processes after a fault on one of them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 import socket

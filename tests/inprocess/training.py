@@ -1,7 +1,5 @@
 """A training loop whose ranks restart in their processes after a fault; one module, because processes import it."""
 
-from __future__ import annotations
-
 import ctypes
 import datetime as dt
 import os

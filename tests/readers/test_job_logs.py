@@ -1,7 +1,5 @@
 """``firstfault show`` on the logs of jobs that ran without firstfault: who printed what, and the verdict on it."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

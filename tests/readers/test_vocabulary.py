@@ -1,7 +1,5 @@
 """The tables of what programs, launchers and schedulers print."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
