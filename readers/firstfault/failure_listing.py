@@ -137,7 +137,10 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
     if by in {"node", "machine"}:
         known = [group for group in groups if group.key]
         total = sum(group.executions for group in known)
-        groups = [replace(one, is_suspicious=one in known and _is_unlikely(one, total, len(known))) for one in groups]
+        groups = [
+            replace(one, is_suspicious=one.last.machine != "" and _is_unlikely(one, total, len(known)))
+            for one in groups
+        ]
     return sorted(groups, key=lambda group: (-(group.rank_hours or 0), -group.attempts, group.key))
 
 

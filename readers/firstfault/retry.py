@@ -17,8 +17,6 @@ from firstfault.model import CATEGORIES, Action, Decision, Kind, Origin, Resourc
 from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, OF_LOGS
 from firstfault.model.job import Progress
 
-DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
-"""What happens to decisions where a scheduler doesn't read them itself; observe: a line tells what would happen."""
 _TIME_LIMIT_REASON = "the attempt reached its time limit, and a retry probably would too"
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a GPU driver error."""
@@ -30,8 +28,6 @@ _UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
 _NO_PROOF_REASON = "maybe temporary, but not proven (to allow retries, raise a recoverable error)"
 _UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
 _UNCERTAIN_REASONS = {_UNKNOWN_CAUSE_REASON, _NO_PROOF_REASON, _UNEXPLAINED_WRITE_REASON}
-_OF_PLATFORM = {"preemption", "node_lost"}
-"""Categories of failures that may repeat by chance."""
 _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
 """An attempt that trained longer had overcome the fault of the one before."""
@@ -319,10 +315,12 @@ def stuck_at_start(*, attempts: int) -> ComposablePolicy:
 
 
 def _count_failed_starts(verdict: Verdict, context: RetryContext) -> int:
-    # a preemption or a lost node shows nothing about the job
-    if verdict.category in _OF_PLATFORM:
+    if verdict.category == "preemption":  # it shows nothing about the job
         return context.failed_starts
-    is_failed_start = context.lifetime_seconds > 0 and context.trained_seconds < _MIN_TRAINED_SECONDS
+    is_restarted = verdict.root is not None and verdict.root.place.round > 0
+    # a failed rendezvous takes minutes without any training
+    is_short = context.trained_seconds < _MIN_TRAINED_SECONDS or verdict.category == "rendezvous"
+    is_failed_start = context.lifetime_seconds > 0 and is_short and not is_restarted
     return context.failed_starts + 1 if is_failed_start else 0
 
 
@@ -403,10 +401,11 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
 
 def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
     """Return why another attempt would only repeat this one; empty: nothing shows that."""
-    if verdict.category in _OF_PLATFORM or context.restarts_left is not None:
+    if verdict.category == "preemption" or context.restarts_left is not None:
         return ""
+    # a node may be lost twice by chance
     same_fault = same_fault_again()(verdict, context)
-    if same_fault and not made_progress(minutes=_REPEAT_MINUTES)(verdict, context):
+    if same_fault and verdict.category != "node_lost" and not made_progress(minutes=_REPEAT_MINUTES)(verdict, context):
         return f"{same_fault.reason}, and this one made no progress"
     stuck = stuck_at_start(attempts=_MAX_FAILED_STARTS)(verdict, context)
     return stuck.reason if stuck else ""

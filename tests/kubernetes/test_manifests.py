@@ -38,12 +38,10 @@ def _strict(schema: Any) -> Any:
 
 
 def _schema(kind: str) -> Any:
-    name = "JobSet" if kind == "Job" else kind
-    schema = json.loads(gzip.decompress((HERE / f"{name}.json.gz").read_bytes()))
+    schema = json.loads(gzip.decompress((HERE / f"{'JobSet' if kind == 'Job' else kind}.json.gz").read_bytes()))
     if kind == "Job":
         jobs = schema["properties"]["spec"]["properties"]["replicatedJobs"]["items"]["properties"]
-        job = jobs["template"]["properties"]["spec"]
-        schema["properties"] |= {"spec": job}
+        schema["properties"] |= {"spec": jobs["template"]["properties"]["spec"]}
     schema["properties"]["metadata"] = {"type": "object"}
     return _strict(schema)
 
@@ -62,9 +60,7 @@ def _found(value: Any, key: str) -> list[Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_schemas(kind: str) -> None:
     """Each object fits the schema of its kind, which has all of its keys; a mistake in one is found."""
-    for item in documents(kind):
-        if item["kind"] == "Service":
-            continue
+    for item in (item for item in documents(kind) if item["kind"] != "Service"):
         jsonschema.validate(item, _schema(item["kind"]))
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**item, "spec": {**item["spec"], "backoffLimits": 3}}, _schema(item["kind"]))
@@ -94,11 +90,8 @@ def test_rules_of_jobset(kind: str) -> None:
     [policy] = _found(documents(kind), "failurePolicy")
 
     def action(message: str) -> str:
-        fitting = (rule for rule in policy["rules"] if any(map(re.compile(message_of(rule)).search, [message])))
-        return next((str(rule["action"]) for rule in fitting), "RestartJobSet")
-
-    def message_of(rule: dict[str, Any]) -> str:
-        return "|".join(rule["onJobFailureMessagePatterns"])
+        rules = (rule for rule in policy["rules"] if re.search("|".join(rule["onJobFailureMessagePatterns"]), message))
+        return next((str(rule["action"]) for rule in rules), "RestartJobSet")
 
     told = {code: action(OF_CODE.format(code)) for code in (75, 79, 93, 9, 193)}
     assert told[93] == "FailJobSet"

@@ -12,7 +12,7 @@ import pytest
 from firstfault.model import Receipt, Resources
 from firstfault.recorder.container_memory import MemoryWatch
 from firstfault.recorder.folder import NodeFolder, Spool
-from firstfault.recorder.termination_message import describe_memory, write_termination_message
+from firstfault.recorder.termination_message import WARNING, describe_memory, write_termination_message
 
 
 def test_spool(tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
     """A shortage is what programs use, without the page cache that the kernel would free."""
     tree, used = machine(tmp_path, version), {1: "memory__usage_in_bytes", 2: "memory__current"}[version]
     name = {1: "total_inactive_file", 2: "inactive_file"}[version]
-    tree.write(MOUNTS[version], **{**FILES[version], used: 980, "memory__stat": f"anon 7\n{name} 40"})
+    tree.write(MOUNTS[version], **{**FILES[version], used: 980, "memory__stat": f"anon 7\ninactive_file 40\n{name} 40"})
     watch = tree.watch()
-    assert watch.find_shortage() is None
+    assert watch.find_shortage(0.95) is None
     tree.write(MOUNTS[version], memory__stat=f"{name} 20")
-    assert watch.find_shortage() == (960, 1000)
+    assert watch.find_shortage(0.95) == (960, 1000)
 
 
 def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,15 +250,16 @@ def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FIRSTFAULT_TERMINATION_LOG", str(file))
     warning = describe_memory(96, 100, NodeFolder(tmp_path), os.getpid())
     assert warning == "memory at 96 % of 0.0 GiB"
-    write_termination_message(warning)
+    write_termination_message(warning, replaces=WARNING)
     assert file.read_text() == f"firstfault: {warning}"
-    write_termination_message("", only_instead_of=warning)
+    write_termination_message("", replaces=warning)
     assert file.read_text() == ""
     write_termination_message("é" * 5000)
     assert 4090 <= len(file.read_bytes()) <= 4096
     assert file.read_text().startswith("firstfault: é")
-    write_termination_message("", only_instead_of=warning)
-    assert file.read_text()
+    write_termination_message("", replaces=warning)
+    write_termination_message(warning, replaces=WARNING)
+    assert file.read_text().startswith("firstfault: é")
     file.write_text("the program's own")
     write_termination_message("ours")
     assert file.read_text() == "the program's own"

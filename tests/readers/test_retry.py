@@ -180,8 +180,20 @@ def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> No
     assert (found.action.value, found.failed_starts) == (action, failed_starts)
     assert found.retry is (action != "stop")
     assert retry.decide(verdict, _yes, retry.RetryContext(**context)).retry
-    lost = retry.decide(replace(verdict, category="node_lost"), _yes, retry.RetryContext(stops_repeats=True, **context))
-    assert (lost.retry, lost.failed_starts) == (True, context.get("failed_starts", 0))
+
+
+def test_repeats_of_nodes() -> None:
+    """Two lost nodes may be chance, a third at the start is none; a failed rendezvous is no progress."""
+    again: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifetime_seconds": 30.0}
+    context = retry.RetryContext(stops_repeats=True, **again)
+    preempted = retry.decide(_verdict(category="preemption"), _yes, replace(context, failed_starts=7))
+    assert (preempted.retry, preempted.failed_starts) == (True, 7)
+    assert retry.decide(_verdict(category="node_lost"), _yes, context).retry
+    assert not retry.decide(_verdict(category="node_lost"), _yes, replace(context, failed_starts=2)).retry
+    late = replace(context, lifetime_seconds=900.0, previous_fingerprint="")
+    assert retry.decide(_verdict(category="rendezvous"), _yes, late).failed_starts == 1
+    restarted = replace(make_error(3), place=replace(make_error(3).place, round=1))
+    assert retry.decide(_verdict(restarted), _yes, context).failed_starts == 0
 
 
 def test_actions() -> None:

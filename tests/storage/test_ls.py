@@ -149,7 +149,7 @@ def test_machines_cost_one_more_get(many: Many, s3_environ: S3, monkeypatch: pyt
 def test_machines_that_fail_too_often(failures: dict[str, int], suspicious: list[str]) -> None:
     """One machine always has the most failures: only what chance hardly explains is suspicious."""
     attempts = [
-        FailedAttempt(f"s3://b/{name}{number}/n0/data/0", None, pod=name)
+        FailedAttempt(f"s3://b/{name}{number}/n0/data/0", None, machine=name)
         for name, count in failures.items()
         for number in range(count)
     ]

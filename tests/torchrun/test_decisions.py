@@ -1,10 +1,12 @@
 """What schedulers are told about a failed job: exit codes, and what the next attempt's program can read."""
 
 import json
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
+from firstfault_torch.torchrun.exit_codes import parse_exit_codes
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import Job, run_job
 
@@ -21,24 +23,19 @@ def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
     return run_job(folder, [FAULTY, fault], WAY, options=("--nproc-per-node=1",), environments=environments)
 
 
-def _codes(job: Job) -> list[int]:
-    return [node.code for node in job.nodes]
-
-
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All nodes leave with the code that stops the job, whichever of them failed."""
     job = _run(tmp_path, "raise")
-    assert _codes(job) == [93, 93]
-    assert "Observed" not in job.nodes[0].err
+    assert [node.code for node in job.nodes] == [93, 93]
     written = json.loads((tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text())
     assert (written["decision"]["action"], written["decision"]["failed_starts"]) == ("stop", 1)
 
 
 def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     """A recoverable exception runs again once; the program of the next attempt can read why the one before failed."""
-    assert _codes(_run(tmp_path, "recoverable")) == [75, 75]
+    assert [node.code for node in _run(tmp_path, "recoverable").nodes] == [75, 75]
     again = _run(tmp_path, "recoverable", 1)
-    assert _codes(again) == [93, 93]
+    assert [node.code for node in again.nodes] == [93, 93]
     assert "made no progress" in again.nodes[0].err
     told = _run(tmp_path, "previous", 2).nodes[0].headline
     assert '"attempt": 1' in told
@@ -48,10 +45,17 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
 def test_observed(tmp_path: Path) -> None:
     """In the mode "observe" nothing changes, and each node prints what would have happened."""
     job = _run(tmp_path, "raise", FIRSTFAULT_DECISIONS="observe")
-    assert _codes(job) == [1, 1]
+    assert [node.code for node in job.nodes] == [1, 1]
     assert all("  Observed: would have left with exit code 93 (stop) after attempt 0: " in n.err for n in job.nodes)
 
 
 def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:
     """A process that was killed by somebody unknown leaves with torchrun's own exit code."""
-    assert _codes(_run(tmp_path, "kill")) == [1, 1]
+    assert [node.code for node in _run(tmp_path, "kill").nodes] == [1, 1]
+
+
+@pytest.mark.parametrize("text", ["", "retry", "retry:75,", "retry:75,stop:0", "stop:256", "often:3", "slurm"])
+def test_bad_lists_of_codes(text: str) -> None:
+    """A list that names no code, an unknown action or a code that no process can have is refused."""
+    with pytest.raises(ArgumentTypeError, match="must be default, pytorchjob, or codes from 1 to 255"):
+        parse_exit_codes(text)

@@ -39,10 +39,12 @@ def hand_over_verdict(
 
 def with_previous_verdict(node_context: NodeContext) -> NodeContext:
     """Return the context with `PREVIOUS_VARIABLE` for the workers; costs one request, in a repeated attempt only."""
-    seconds = time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
-    found, identity = find_previous_verdict(node_context, seconds), node_context.identity
-    if found is None:
+    identity = node_context.identity
+    if not identity.previous_handover_uri:
         return node_context
+    found = find_previous_verdict(node_context, time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS)
+    if found is None:  # an inherited variable would be about another job
+        return _with_variable(node_context, "")
     verdict, decision = found.verdict, found.decision
     told = {
         "attempt": identity.attempt - 1,
@@ -55,8 +57,12 @@ def with_previous_verdict(node_context: NodeContext) -> NodeContext:
         "failed_starts": decision.failed_starts,
         "file": join(identity.previous_handover_uri, VERDICT_JSON),
     }
-    variables = {**identity.worker_environment, PREVIOUS_VARIABLE: json.dumps(told)}
-    return replace(node_context, identity=replace(identity, worker_environment=variables))
+    return _with_variable(node_context, json.dumps(told))
+
+
+def _with_variable(node_context: NodeContext, value: str) -> NodeContext:
+    variables = {**node_context.identity.worker_environment, PREVIOUS_VARIABLE: value}
+    return replace(node_context, identity=replace(node_context.identity, worker_environment=variables))
 
 
 def find_previous_verdict(

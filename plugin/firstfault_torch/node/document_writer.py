@@ -139,7 +139,8 @@ def get_file(output_prefix: str, path: str) -> bytes | None:
     """
 
     async def get() -> bytes:
-        async with open_store(output_prefix) as store:
+        # workers may be forked after this
+        async with open_store(output_prefix, may_fork=True) as store:
             return await store.get(path, limit=MAX_DOCUMENT_BYTES)
 
     try:

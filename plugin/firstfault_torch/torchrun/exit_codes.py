@@ -10,8 +10,7 @@ import re
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING
 
-from firstfault.model import Action
-from firstfault.retry import DECISIONS_VARIABLE
+from firstfault.model.job import DECISIONS_VARIABLE, Action
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import SealedVerdict
@@ -24,7 +23,7 @@ PRESETS = {
     # Kubeflow's PyTorchJob with restartPolicy ExitCode retries codes from 128 on
     "pytorchjob": "retry:203,system:207,stop:93",
 }
-_CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,|$))+")
+_CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
 _MAX_CODE = 255
 
 

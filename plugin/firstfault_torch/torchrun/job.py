@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from firstfault.errors import UsageError
-from firstfault.retry import DECISION_MODES, DECISIONS_VARIABLE
+from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names

@@ -439,6 +439,10 @@ class Verdict:
         return tuple(zip(self.why, sources, strict=False))
 
 
+DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
+"""What happens to decisions where a scheduler doesn't read them itself; observe: a line tells what would happen."""
+
+
 class Action(str, enum.Enum):
     """What a scheduler should do after a failed attempt."""
 

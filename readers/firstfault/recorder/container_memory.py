@@ -9,7 +9,8 @@ from pathlib import Path
 
 from firstfault import model
 
-_SHORTAGE = 0.95
+_INACTIVE = re.compile(r"^((?:total_)?inactive_file) (\d+)$", re.MULTILINE)
+"""Inactive page cache; version 1 also has the total of this group and those below."""
 _NO_LIMIT_BYTES = 2**60
 """A larger limit means no limit: version 1 writes the largest number of whole pages for that."""
 
@@ -66,19 +67,17 @@ class MemoryWatch:
         if used is not None and (self._watermark is None or used > self._watermark):
             self._watermark, self._watermark_ns = used, time.time_ns()
 
-    def find_shortage(self) -> tuple[int, int] | None:
-        """Return the memory in use and the limit if less than a twentieth is left; page cache that isn't used is left.
+    def find_shortage(self, share: float) -> tuple[int, int] | None:
+        """Return the memory in use and the limit if this share of it is used, without inactive page cache.
 
-        Kubernetes counts the same: the working set.
+        That is what Kubernetes calls the working set.
         """
         used, limit = self._used, self._number("limit")
-        if used is None or not limit or used < _SHORTAGE * limit or self._limited is None:
+        if used is None or not limit or used < share * limit or self._limited is None:
             return None
-        inactive = re.search(
-            r"^(?:total_)?inactive_file (\d+)", _read_text(self._limited / "memory.stat"), re.MULTILINE
-        )
-        used -= int(inactive[1]) if inactive is not None else 0
-        return (used, limit) if used >= _SHORTAGE * limit else None
+        found = dict(_INACTIVE.findall(_read_text(self._limited / "memory.stat")))
+        used -= int(found.get("total_inactive_file") or found.get("inactive_file") or 0)
+        return (used, limit) if used >= share * limit else None
 
     def report(self) -> model.Resources:
         """Return the current figures; None for one that could not be read.

@@ -35,12 +35,14 @@ from firstfault.recorder.folder import (
 )
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
-from firstfault.recorder.termination_message import describe_memory, write_termination_message
+from firstfault.recorder.termination_message import WARNING, describe_memory, find_file, write_termination_message
 from firstfault.recorder.uploads import Uploads, log_line, read_if_exists
 from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
 
 T = TypeVar("T")
+_SHORTAGE, _SHORTAGE_OVER = 0.95, 0.9
+"""Shares of the memory's limit at which a shortage begins and ends."""
 _MAX_DRAIN_SHARE = 0.8
 """Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
 
@@ -106,17 +108,17 @@ class _Server:
         """Sample the memory; return when the folder is gone."""
         while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
-            await self._warn_of_shortage()
+            await attempted(self._warn_of_shortage())  # a thread can't start without memory
             await asyncio.sleep(time_limits.MEMORY_SAMPLE_INTERVAL_SECONDS)
 
     async def _warn_of_shortage(self) -> None:
         """Leave a message before memory runs out: the kernel may kill the whole container, and nobody could say why."""
-        shortage = self._memory.find_shortage()
+        shortage = self._memory.find_shortage(_SHORTAGE_OVER if self._warning else _SHORTAGE) if find_file() else None
         if shortage is not None and not self._warning:
             self._warning = await asyncio.to_thread(describe_memory, *shortage, self._folder, self._settings.agent_pid)
-            write_termination_message(self._warning)
+            write_termination_message(self._warning, replaces=WARNING)
         elif shortage is None and self._warning:
-            write_termination_message("", only_instead_of=self._warning)
+            write_termination_message("", replaces=self._warning)
             self._warning = ""
 
     # --- requests -----------------------------------------------------------------------------------------------

@@ -15,28 +15,33 @@ from firstfault.recorder.orphans import find_orphans
 VARIABLE = "FIRSTFAULT_TERMINATION_LOG"
 _DEFAULT = Path("/dev/termination-log")
 _OURS = "firstfault: "
+WARNING = "memory at "
+"""How a warning begins."""
 _MAX_BYTES = 4096
 """Kubernetes's limit."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def write_termination_message(text: str, *, only_instead_of: str | None = None) -> None:
-    """Replace the message, unless the program has written one; never raises.
-
-    Args:
-        text: becomes the message, cut off at Kubernetes's limit; empty: none.
-        only_instead_of: replace only this text.
-    """
+def find_file() -> Path | None:
+    """Return the file of the message; None outside of a container that has one."""
     given = os.environ.get(VARIABLE, "")
     path = Path(given) if given else _DEFAULT
-    data = f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
+    # Kubernetes makes its file: elsewhere, such a file in /dev would be litter
+    return path if given or path.is_file() else None
+
+
+def write_termination_message(text: str, *, replaces: str = "") -> None:
+    """Write the message; never raises.
+
+    Args:
+        text: cut off at Kubernetes's limit; empty: none.
+        replaces: how a message of firstfault begins that may be replaced. The program's own messages stay.
+    """
+    path, data = find_file(), f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
     with contextlib.suppress(OSError):
-        # Kubernetes makes its file: elsewhere, such a file in /dev would be litter
-        if path.is_file() or given:
-            current = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-            expected = _OURS if only_instead_of is None else f"{_OURS}{only_instead_of}"
-            if current.startswith(expected) or (not current and only_instead_of is None):
-                path.write_bytes(data.decode(errors="ignore").encode())
+        current = path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
+        if path is not None and (not current or current.startswith(f"{_OURS}{replaces}")):
+            path.write_bytes(data.decode(errors="ignore").encode())
 
 
 def describe_memory(used_bytes: int, limit_bytes: int, folder: NodeFolder, agent_pid: int) -> str:
@@ -45,7 +50,7 @@ def describe_memory(used_bytes: int, limit_bytes: int, folder: NodeFolder, agent
     with contextlib.suppress(OSError):
         sessions |= {os.getsid(agent_pid)}
     largest = max(((_read_resident_bytes(pid), pid) for pid in find_orphans(folder.path, sessions)), default=None)
-    text = f"memory at {used_bytes * 100 // limit_bytes} % of {limit_bytes / 2**30:.1f} GiB"
+    text = f"{WARNING}{used_bytes * 100 // limit_bytes} % of {limit_bytes / 2**30:.1f} GiB"
     return f"{text}, {_name(largest[1])} largest ({largest[0] / 2**30:.1f} GiB)" if largest else text
 
 

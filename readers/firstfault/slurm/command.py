@@ -7,13 +7,9 @@ import os
 
 import click
 
-from firstfault.attempt_data import read_attempt
 from firstfault.cli import EXIT, debug_option
 from firstfault.errors import ObjectNotFoundError
-from firstfault.layout import parse_attempt_number
-from firstfault.model import Action
-from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.retry import DECISION_MODES, DECISIONS_VARIABLE, RetryContext, host_evidence
+from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE, Action
 from firstfault.run_folder import FOLDERS
 from firstfault.slurm.job import SlurmJob, find_job_id
 from firstfault.store import join, open_store
@@ -21,6 +17,8 @@ from firstfault.utils.run_sync import run_sync
 
 _COUNT_FILE = "requeues.json"
 """In the run's folder. SLURM_RESTART_COUNT also counts preemptions and what an administrator did."""
+
+_ENDED_BY_USER = {"CANCELLED", "COMPLETING"}
 
 
 @click.command()
@@ -40,45 +38,54 @@ _COUNT_FILE = "requeues.json"
 def requeue(uri: str, job_id: str, most: int, exclude_bad_node: bool, decisions: str) -> int:
     """Run a failed job of Slurm again, unless its failure would only repeat.
 
-    URI is the folder of the run. By default it is the job's below FIRSTFAULT_FOLDER or .firstfault/torchrun. A failure
+    URI is the folder of the run; by default it's FIRSTFAULT_JOB or the job's id, below FIRSTFAULT_FOLDER or
+    .firstfault/torchrun. A failure
     of unknown cause counts as one that may be temporary; the same fault twice without progress ends the requeues, and
     requeues after failures of the platform don't count.
 
     \b
-    Exit codes: 0 requeued, or nothing has failed; 1 not requeued; 2 usage; 3 there is no verdict on this start.
+    Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 there is no verdict on this start.
 
     \b
     Examples, in the job's script and as a helper that Slurm starts after a failure:
-      srun firstfault torchrun ... train.py || firstfault requeue --max 3 --exclude-bad-node
+      srun firstfault torchrun ... train.py || { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
+    from firstfault.retry import RetryContext, host_evidence  # noqa: PLC0415 - as above
+    from firstfault.wire.json_schemas import from_json  # noqa: PLC0415 - as above
+
     if not job_id:
         raise click.UsageError("this isn't a job of Slurm; name one with --job")
     job = SlurmJob(job_id)
+    fields = job.read_fields()
+    start, state = fields.get("Restarts", "0"), fields.get("JobState", "")
     root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or FOLDERS[0]
-    read = read_attempt(uri or join(root, job_id), MultiErrorFileOutputReader)
-    if read.succeeded:
-        return EXIT.OK
-    place = parse_attempt_number(read.uri)
-    start = int(job.read_fields().get("Restarts", "0"))
-    if read.conclusion is None or place is None or place[1] != start:
-        click.echo(f"firstfault: job {job_id} isn't requeued: no verdict on its start {start}", err=True)
+    run = uri or join(root, os.environ.get("FIRSTFAULT_JOB") or job_id)
+    read = read_attempt(join(run, start), MultiErrorFileOutputReader)
+    if read.conclusion is None:
+        click.echo(f"firstfault: job {job_id} isn't requeued: no verdict on its start {start} in {run}", err=True)
         return EXIT.NOTHING_FOUND
-    verdict, decision, run = read.conclusion.verdict, read.conclusion.decision, place[0]
-    count = run_sync(_read_count(run))
-    is_free = decision.action is Action.SYSTEM
+    verdict, decision = read.conclusion.verdict, read.conclusion.decision
+    # the nodes decided with what only they knew, such as the previous verdict
+    if read.job.seals and (sealed := from_json(min(read.job.seals, key=lambda seal: seal.order).json)):
+        decision = sealed[1]
+    count, is_counted = run_sync(_read_count(run)), decision.action is not Action.SYSTEM
     why = decision.reason if decision.action is Action.STOP else ""
-    why = why or ("" if is_free or count < most else f"all {most} requeues are used up")
+    if state in _ENDED_BY_USER:
+        why = f"Slurm says that it is {state}"  # its agents can't tell a user's scancel from a preemption
+    elif not why and is_counted and count >= most:
+        why = f"all {most} requeues are used up"
     exclude = verdict.node or "" if exclude_bad_node and host_evidence()(verdict, RetryContext()) else ""
     plan = f"stops: {why}" if why else f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
-    if decisions != "act":
-        plan = f"firstfault would have done this: job {job_id} {plan}"
-        click.echo(plan if decisions == "observe" else "", err=True, nl=decisions == "observe")
+    if decisions == "off":
         return EXIT.TOOL_FAILED
-    click.echo(f"firstfault: job {job_id} {plan}", err=True)
-    if why:
+    before = "" if decisions == "act" else "would have done this: "
+    click.echo(f"firstfault: {before}job {job_id} {plan}", err=True)
+    if why or before:
         return EXIT.TOOL_FAILED
-    run_sync(_write_count(run, count + (not is_free)))
+    run_sync(_write_count(run, count + is_counted))
     refused = job.requeue(exclude=exclude, headline=verdict.headline)
     for line in refused:
         click.echo(f"firstfault: Slurm didn't do this: {line}", err=True)

@@ -17,6 +17,7 @@ _TIMEOUT_SECONDS = 30.0
 _TAKEN_TIMEOUT_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(.*?)(?=\s+\w+(?::\w+)?=|$)")
+_OUR_COMMENT = "firstfault: "
 _WAITING = {"PENDING", "REQUEUED", "COMPLETING", "CONFIGURING", "RUNNING"}
 
 
@@ -47,12 +48,12 @@ class SlurmJob(NamedTuple):
     def requeue(self, *, exclude: str, headline: str) -> list[str]:
         """Run the job again; return what Slurm didn't take.
 
-        It can run inside the job that it requeues. Slurm refuses to change the nodes of a running job, so the job is
-        held before it is changed, and released afterwards.
+        It can run inside the job that it requeues. Slurm refuses to change the nodes of a running job, so to exclude
+        one the job is held before it is changed, and released afterwards.
 
         Args:
             exclude: a node that the job must not use again; empty: none.
-            headline: for the job's comment, if that is empty; a comment may be another program's setting.
+            headline: for the job's comment, unless the comment is another program's: it may be a setting.
 
         Raises:
             SlurmError: Slurm doesn't requeue it.
@@ -61,23 +62,26 @@ class SlurmJob(NamedTuple):
         # Slurm ends the processes of a job that it requeues. Ignored signals, unlike handled ones, are also ignored by
         # the children: scontrol itself would get the signal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        refused, comment = [], before.get("Comment", "").replace("(null)", "")
+        if not comment or comment.startswith(_OUR_COMMENT):
+            refused += self._update("Comment", f"{_OUR_COMMENT}{headline.replace('=', ':')}")
+        if not exclude:
+            _scontrol("requeue", self.id)
+            return [*refused, *self._find_missing(before, exclude)]
+        known = before.get("ExcNodeList", "").replace("(null)", "")
         _scontrol("requeuehold", self.id)
-        changes = {}
-        if exclude:
-            known = before.get("ExcNodeList", "").replace("(null)", "")
-            changes["ExcNodeList"] = f"{known},{exclude}" if known else exclude
-        if not before.get("Comment", "").replace("(null)", ""):
-            changes["Comment"] = headline.replace("=", ":")
-        refused = []
         try:
-            for name, value in changes.items():
-                try:
-                    _scontrol("update", f"JobId={self.id}", f"{name}={value}")
-                except SlurmError as error:
-                    refused.append(f"{name}: {error}")
+            refused += self._update("ExcNodeList", f"{known},{exclude}" if known else exclude)
         finally:
             _scontrol("release", self.id)
         return [*refused, *self._find_missing(before, exclude)]
+
+    def _update(self, name: str, value: str) -> list[str]:
+        try:
+            _scontrol("update", f"JobId={self.id}", f"{name}={value}")
+        except SlurmError as error:
+            return [f"{name}: {error}"]
+        return []
 
     def _find_missing(self, before: Mapping[str, str], exclude: str) -> list[str]:
         """Look whether Slurm did what it was asked to do; a site's plugin may have changed it."""

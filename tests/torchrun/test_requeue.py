@@ -27,6 +27,7 @@ export FIRSTFAULT_FOLDER={folder}/ff MARKS={folder} OMP_NUM_THREADS=1 FIRSTFAULT
 srun --kill-on-bad-exit=1 bash -c {train}
 code=$?
 echo "srun left with $code" >>{folder}/told
+trap '' TERM
 {firstfault} requeue {options} 2>>{folder}/told
 echo "requeue left with $?" >>{folder}/told
 """
@@ -64,16 +65,9 @@ class Job(NamedTuple):
         return found
 
     def start_now(self) -> None:
-        """Start the requeued job, which Slurm would do two minutes later.
-
-        Slurm takes the new time only once the job's last start has been cleaned up, which nothing shows.
-        """
-
-        def start() -> str:
-            slurm("scontrol", "update", f"JobId={self.id}", "StartTime=now", check=False)  # it may have started
-            return self.fields()
-
-        self.wait("JobState=RUNNING", start)
+        """Start the requeued job at once. Slurm refuses that until the last start has been cleaned up."""
+        update = ("scontrol", "update", f"JobId={self.id}", "StartTime=now")
+        self.wait("JobState=RUNNING", lambda: slurm(*update, check=False) + self.fields())
 
 
 @pytest.fixture
@@ -108,9 +102,9 @@ def test_a_bug_stops(submit: Callable[..., Job]) -> None:
 def test_a_recoverable_exception_is_requeued_once(submit: Callable[..., Job], tmp_path: Path) -> None:
     """The second start fails with the same fault and without progress, so the job stops."""
     job = submit("recoverable", "--max 3")
-    assert "Comment=RecoverableError, rank 1 on " in job.wait("Restarts=1", job.fields)
+    assert "Comment=firstfault: RecoverableError, rank 1 on " in job.wait("Restarts=1", job.fields)
     job.start_now()
-    told = job.wait("requeue left").splitlines()
+    told = job.wait("requeue left with 1").splitlines()
     assert (told[0], told[-3]) == ("srun left with 75", "srun left with 93")
     assert "is requeued: RecoverableError was raised as recoverable" in told[1]
     assert "stops: the previous attempt failed with the same fault, and this one made no progress" in told[-2]
@@ -135,12 +129,12 @@ def test_one_task_of_an_array(submit: Callable[..., Job]) -> None:
 def test_observed(submit: Callable[..., Job]) -> None:
     """In the mode "observe" nothing is requeued."""
     told = submit("recoverable", "--decisions observe").wait("requeue left").splitlines()
-    assert told[1].startswith("firstfault would have done this: job ")
+    assert told[1].startswith("firstfault: would have done this: job ")
     assert told[2:] == ["requeue left with 1"]
 
 
 def test_slurm_refuses(submit: Callable[..., Job]) -> None:
     """A job that may not be requeued isn't, and one line gives Slurm's reason."""
     told = submit("recoverable", "", "--no-requeue").wait("requeue left").splitlines()
-    assert "requeuehold: " in told[-2]
+    assert "scontrol requeue: " in told[-2]
     assert told[-1] == "requeue left with 1"
