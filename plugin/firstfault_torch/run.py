@@ -348,6 +348,7 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     with suppress_internal_errors("leaving the sealed verdict"):
         if sealed is not None:
             settings.engine.announce(sealed)
+            write_termination_message(sealed.seal.message)
             settings.engine.publish(sealed, leaving_now=True)
     # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)

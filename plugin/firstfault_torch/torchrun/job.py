@@ -20,6 +20,7 @@ from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
+from firstfault.utils.toml import parse_toml
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
@@ -167,30 +168,13 @@ class Source(NamedTuple):
     launcher: str
     value: str = ""
     """Instead of the variables' own."""
+    is_suffix: bool = False
+    """Whether the second variable is the end of the host's name, and is taken off."""
 
 
-_INDEXED_JOB = Source("job", (HOST, "JOB_COMPLETION_INDEX"), "an indexed Job, from its pods' names")
-SOURCES = (
-    Source("job", ("FIRSTFAULT_JOB",), "all"),
-    Source("job", ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), "Slurm, an array"),
-    Source("job", ("SLURM_JOB_ID",), "Slurm"),
-    Source("job", ("JOBSET_NAME",), "JobSet, if the pod's template sets it"),
-    Source("job", ("SKYPILOT_TASK_ID",), "SkyPilot"),
-    Source("job", ("TORCHX_JOB_ID",), "torchx"),
-    Source("job", ("PET_RDZV_ID",), "Kubeflow's training operator"),
-    Source("job", (RENDEZVOUS_ID,), "torchrun"),
-    _INDEXED_JOB,
-    Source("attempt", ("FIRSTFAULT_ATTEMPT",), "all"),
-    Source("attempt", ("SLURM_RESTART_COUNT",), "Slurm, after a requeue"),
-    Source("attempt", ("SLURM_JOB_ID",), "Slurm, before a requeue: 0", "0"),
-    Source("attempt", ("JOBSET_RESTART_ATTEMPT",), "JobSet, if the pod's template sets it"),
-    Source("node", ("FIRSTFAULT_NODE",), "all"),
-    Source("node", ("SLURMD_NODENAME",), "Slurm"),
-    Source("node", (HOST,), "all"),
-    Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
-    Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
-)
-"""By priority: the first source with all variables set wins. `HOST` isn't HOSTNAME, which a shell may export."""
+_TABLE = parse_toml(Path(__file__).with_name("sources.toml").read_text("utf-8"))["source"]
+SOURCES = tuple(Source(**{**row, "variables": tuple(row["variables"])}) for row in _TABLE)
+"""By priority: the first source with all variables set wins."""
 
 
 class Name(NamedTuple):
@@ -234,7 +218,7 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
     names: dict[str, Name] = {}
     for source in SOURCES:
         values = [known.get(name, "") for name in source.variables]
-        if source is _INDEXED_JOB:
+        if source.is_suffix:
             host, index = values
             # An indexed Job has the index at the end of each pod's host name: without it, all pods have the same
             # name.
