@@ -43,7 +43,7 @@ class SlurmJob(NamedTuple):
         Raises:
             SlurmError: it doesn't know the job, or doesn't answer.
         """
-        return dict(_FIELD.findall(_scontrol("--oneliner", "show", "job", self.id).strip()))
+        return dict(_FIELD.findall(_scontrol("show", "job", "--oneliner", self.id).strip()))
 
     def requeue(self, *, exclude: str, headline: str) -> list[str]:
         """Run the job again; return what Slurm didn't take.
