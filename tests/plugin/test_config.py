@@ -23,8 +23,16 @@ OF_TORCHRUN = (
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "event_log_handler", "numa_options"),
     *("signals_to_handle", "shutdown_timeout", "role", "virtual_local_rank"),
 )
-ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy", "deck"}
-ADDED |= {"restarts_follow_policy", "in_process_restart", "watchdog", "hang", *OF_TORCHRUN}
+ADDED = {
+    "strategy",
+    "settle_seconds",
+    "upload_deadline_seconds",
+    "stop_seconds",
+    "retry_policy",
+    "deck",
+    "stops_repeats",
+}
+ADDED |= {"restarts_follow_policy", "stops_repeats", "in_process_restart", "watchdog", "hang", *OF_TORCHRUN}
 
 
 @pytest.mark.parametrize(

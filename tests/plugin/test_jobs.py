@@ -1,4 +1,4 @@
-"""A job on real pods: a killed worker and its deck."""
+"""Jobs on real pods: a killed worker and its deck; a fault that comes again."""
 
 import html
 import re
@@ -46,6 +46,13 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"
     assert len(decks) == 1
     assert min(decks) <= min(ends), "a pod that has its verdict may be the first to exit"
+
+
+def test_the_same_fault_twice(tmp_path: Path) -> None:
+    """Flyte would retry three times; the second attempt only repeats the first one, which ends the task."""
+    with running(FOLDER / "raises.py", "train", tmp_path, {"kind": "recoverable", "rank": 1}, "--retries=3") as run:
+        attempts = run.end().result["attempts"]
+    assert [attempt["decision"]["action"] for attempt in attempts] == ["retry", "stop"]
 
 
 def _logged(logs: str, message: str) -> list[str]:

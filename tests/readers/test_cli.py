@@ -28,9 +28,6 @@ from tests.readers.conftest import Attempt
 Run: TypeAlias = Callable[..., Ran]
 
 
-# --- exit codes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize(
     ("errors", "outputs", "code"),
@@ -132,9 +129,6 @@ def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
     assert attempt.uri in line
 
 
-# --- errors of the tool ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
 def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> None:
     """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started."""
@@ -195,9 +189,6 @@ def test_an_error_of_the_tool(
                 main(arguments)
 
 
-# --- output ---------------------------------------------------------------------------------------------------------
-
-
 def test_json(attempt: Attempt, run: Run) -> None:
     """With --json stdout is one object of the schema, and stderr is empty; the reader gets the other options."""
     attempt.write(make_error(0, kind=Kind.RECOVERABLE, message="bad"), make_error(1, at_ms=5))
@@ -250,9 +241,6 @@ def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...
     assert ran.out.startswith(parts[0])
     assert [part for part in parts if part.format(uri=attempt.uri, name=name) not in ran.out] == []
     assert ("\nDocuments\n" in ran.out) is (options == ("-v",))
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
 
 
 def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -> None:
@@ -316,9 +304,6 @@ def test_a_device_is_not_replaced(attempt: Attempt, run: Run, tmp_path: Path) ->
     reader.join(30)
     assert "<html" in received[0]
     assert pipe.is_fifo()
-
-
-# --- attempts -------------------------------------------------------------------------------------------------------
 
 
 def _attempts(attempt: Attempt) -> None:

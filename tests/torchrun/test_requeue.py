@@ -48,8 +48,7 @@ class Job(NamedTuple):
     """A job that trains with a fault, and then asks for a requeue."""
 
     id: str
-    told: Path
-    """What its script writes."""
+    told: Path  # what its script writes
 
     def fields(self, task: str = "") -> str:
         """Return what Slurm knows of the job, or of one task of an array."""

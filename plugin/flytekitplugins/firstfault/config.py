@@ -94,6 +94,9 @@ class _Recorded:
     """Seconds that a failing process waits, at most, until the storage has confirmed its error document."""
     retry_policy: RetryPolicy | None = None
     """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
+    stops_repeats: bool = False
+    """Whether an attempt isn't retried, whatever the policy votes, if it failed with the fault of the one before and
+    without progress, or within its first minute for the third time."""
     deck: bool | None = None
     """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
@@ -244,6 +247,7 @@ _CHECKS: dict[str, _Check] = {
     "stop_seconds": _SECONDS,
     "shutdown_timeout": (_SECONDS[0], lambda value: value is None or _is_seconds(value)),
     "restarts_follow_policy": _BOOL,
+    "stops_repeats": _BOOL,
     "event_log_handler": _NAME,
     "role": _NAME,
     "log_dir": _TEXT_OR_NONE,

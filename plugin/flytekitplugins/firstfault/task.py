@@ -153,6 +153,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             watchdog=getattr(config, "watchdog", None),
             hang=getattr(config, "hang", None),
             retry_policy=config.retry_policy,
+            stops_repeats=config.stops_repeats,
             in_process_restart=getattr(config, "in_process_restart", None),
             retries=self.metadata.retries,
             restarts_follow_policy=getattr(config, "restarts_follow_policy", False),

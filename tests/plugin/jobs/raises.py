@@ -42,6 +42,7 @@ def raise_fault(kind: str) -> None:
         start_method=os.environ.get("MATRIX_START_METHOD", "spawn"),
         monitor_interval=float(os.environ.get("MATRIX_MONITOR_INTERVAL", "0.1")),
         increase_shared_mem=False,
+        stops_repeats=True,
     )
 )
 def train(kind: str, rank: int) -> float:
