@@ -46,7 +46,7 @@ def test_observed(tmp_path: Path) -> None:
     """In the mode "observe" nothing changes, and each node prints what would have happened."""
     job = _run(tmp_path, "raise", FIRSTFAULT_DECISIONS="observe")
     assert [node.code for node in job.nodes] == [1, 1]
-    assert all("  Observed: would have left with exit code 93 (stop) after attempt 0: " in n.err for n in job.nodes)
+    assert all("  Observed: would have exited with 93 (stop) after attempt 0: " in n.err for n in job.nodes)
 
 
 def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:

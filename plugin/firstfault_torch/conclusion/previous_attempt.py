@@ -19,7 +19,7 @@ VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
 """Below an attempt's handover URI; the second for programs that act on it, such as a script of the scheduler."""
 _MAX_RANKS = 16
 PREVIOUS_VARIABLE = "FIRSTFAULT_PREVIOUS"
-"""Tells a program how the attempt before ended, as JSON, so that it can lower its batch size or skip a shard."""
+"""Shows a program how the attempt before ended, as JSON, so that it can lower its batch size or skip a shard."""
 
 
 def hand_over_verdict(
@@ -46,7 +46,7 @@ def with_previous_verdict(node_context: NodeContext) -> NodeContext:
     if found is None:  # an inherited variable would be about another job
         return _with_variable(node_context, "")
     verdict, decision = found.verdict, found.decision
-    told = {
+    summary = {
         "attempt": identity.attempt - 1,
         "headline": verdict.headline,
         "category": verdict.category,
@@ -57,7 +57,7 @@ def with_previous_verdict(node_context: NodeContext) -> NodeContext:
         "failed_starts": decision.failed_starts,
         "file": join(identity.previous_handover_uri, VERDICT_JSON),
     }
-    return _with_variable(node_context, json.dumps(told))
+    return _with_variable(node_context, json.dumps(summary))
 
 
 def _with_variable(node_context: NodeContext, value: str) -> NodeContext:

@@ -1,6 +1,6 @@
 """Exit codes that carry the decision on a failed job to its scheduler: ``--ff-exit-codes``.
 
-All nodes settle on one verdict, so all leave with the same code, also those that were only stopped.
+All nodes agree on one verdict, so all exit with the same code, also those that were only stopped.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def choose_exit_code(verdict: SealedVerdict | None) -> tuple[int, str]:
     decision = verdict.decision
     code = parse_exit_codes(listed).get(decision.action, FAILED)
     attempt = verdict.node_context.identity.attempt
-    told = f"would have left with exit code {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
-    return (FAILED, told) if mode == "observe" else (code, "")
+    sentence = f"would have exited with {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
+    return (FAILED, sentence) if mode == "observe" else (code, "")

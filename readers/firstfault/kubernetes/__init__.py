@@ -1,1 +1,1 @@
-"""``firstfault k8s``: manifests whose policies follow firstfault's decisions. Optional; nothing imports it."""
+"""``firstfault k8s``: manifests whose policies follow firstfault's decisions. This folder can be deleted."""

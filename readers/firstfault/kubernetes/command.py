@@ -14,7 +14,7 @@ _MANIFESTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.y
 def k8s(kind: str) -> None:
     """Print a manifest of this KIND, with the policies by which its controller follows firstfault's exit codes.
 
-    The workers leave with 75 (retry), 79 (the platform is at fault) or 93 (stop). A preempted pod ends its Job, so that
+    The pods exit with 75 (retry), 79 (the platform is at fault) or 93 (stop). A preempted pod ends its Job, so that
     all of its peers start again together.
 
     \b

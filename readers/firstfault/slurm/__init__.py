@@ -1,1 +1,1 @@
-"""Carries out decisions on Slurm: ``firstfault requeue``. Optional; nothing imports it."""
+"""Carries out decisions on Slurm: ``firstfault requeue``. This folder can be deleted."""

@@ -1,4 +1,4 @@
-"""``firstfault requeue``: runs a failed job of Slurm again, if the verdict on it says that this makes sense."""
+"""``firstfault requeue``: runs a failed job of Slurm again, if the verdict allows a retry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _ENDED_BY_USER = {"CANCELLED", "COMPLETING"}
 @click.command()
 @click.argument("uri", required=False, default="")
 @click.option("--job", "job_id", default=find_job_id, metavar="ID", help="Id of the job. Default: the one around.")
-@click.option("--max", "most", type=click.IntRange(min=0), default=3, show_default=True, help="Requeues that count.")
+@click.option(
+    "--max", "max_requeues", type=click.IntRange(min=0), default=3, show_default=True, help="Requeues that count."
+)
 @click.option("--exclude-bad-node", is_flag=True, help="Don't use a machine again that is proven to be faulty.")
 @click.option(
     "--decisions",
@@ -35,7 +37,7 @@ _ENDED_BY_USER = {"CANCELLED", "COMPLETING"}
     help="observe: only print what would be done. off: do nothing.",
 )
 @debug_option
-def requeue(uri: str, job_id: str, most: int, exclude_bad_node: bool, decisions: str) -> int:
+def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, decisions: str) -> int:
     """Run a failed job of Slurm again, unless its failure would only repeat.
 
     URI is the folder of the run; by default it's FIRSTFAULT_JOB or the job's id, below FIRSTFAULT_FOLDER or
@@ -44,7 +46,7 @@ def requeue(uri: str, job_id: str, most: int, exclude_bad_node: bool, decisions:
     requeues after failures of the platform don't count.
 
     \b
-    Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 there is no verdict on this start.
+    Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 no verdict on this start of the job.
 
     \b
     Examples, in the job's script and as a helper that Slurm starts after a failure:
@@ -72,18 +74,22 @@ def requeue(uri: str, job_id: str, most: int, exclude_bad_node: bool, decisions:
     if read.job.seals and (sealed := from_json(min(read.job.seals, key=lambda seal: seal.order).json)):
         decision = sealed[1]
     count, is_counted = run_sync(_read_count(run)), decision.action is not Action.SYSTEM
-    why = decision.reason if decision.action is Action.STOP else ""
+    stop_reason = decision.reason if decision.action is Action.STOP else ""
     if state in _ENDED_BY_USER:
-        why = f"Slurm says that it is {state}"  # its agents can't tell a user's scancel from a preemption
-    elif not why and is_counted and count >= most:
-        why = f"all {most} requeues are used up"
+        stop_reason = f"it is {state}"  # to its agents, a user's scancel looks like a preemption
+    elif not stop_reason and is_counted and count >= max_requeues:
+        stop_reason = f"all {max_requeues} requeues are used up"
     exclude = verdict.node or "" if exclude_bad_node and host_evidence()(verdict, RetryContext()) else ""
-    plan = f"stops: {why}" if why else f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
+    plan = (
+        f"stops: {stop_reason}"
+        if stop_reason
+        else f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
+    )
     if decisions == "off":
         return EXIT.TOOL_FAILED
     before = "" if decisions == "act" else "would have done this: "
     click.echo(f"firstfault: {before}job {job_id} {plan}", err=True)
-    if why or before:
+    if stop_reason or before:
         return EXIT.TOOL_FAILED
     run_sync(_write_count(run, count + is_counted))
     refused = job.requeue(exclude=exclude, headline=verdict.headline)

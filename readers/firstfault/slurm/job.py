@@ -14,7 +14,7 @@ from firstfault.errors import FirstFaultError
 
 _TIMEOUT_SECONDS = 30.0
 """For one command: a busy controller answers late."""
-_TAKEN_TIMEOUT_SECONDS = 10.0
+_REQUEUE_TIMEOUT_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(.*?)(?=\s+\w+(?::\w+)?=|$)")
 _OUR_COMMENT = "firstfault: "
@@ -46,7 +46,7 @@ class SlurmJob(NamedTuple):
         return dict(_FIELD.findall(_scontrol("show", "job", "--oneliner", self.id).strip()))
 
     def requeue(self, *, exclude: str, headline: str) -> list[str]:
-        """Run the job again; return what Slurm didn't take.
+        """Run the job again; return what Slurm refused.
 
         It can run inside the job that it requeues. Slurm refuses to change the nodes of a running job, so to exclude
         one the job is held before it is changed, and released afterwards.
@@ -84,15 +84,17 @@ class SlurmJob(NamedTuple):
         return []
 
     def _find_missing(self, before: Mapping[str, str], exclude: str) -> list[str]:
-        """Look whether Slurm did what it was asked to do; a site's plugin may have changed it."""
-        restarts, deadline = int(before.get("Restarts", "0")), time.monotonic() + _TAKEN_TIMEOUT_SECONDS
+        """Check that Slurm did what it was asked to do; a site's plugin may have changed it."""
+        restarts, deadline = int(before.get("Restarts", "0")), time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
         while True:
             now = self.read_fields()
-            is_taken = int(now.get("Restarts", "0")) > restarts and now.get("JobState", "") in _WAITING
-            if is_taken or time.monotonic() > deadline:
+            is_requeued = int(now.get("Restarts", "0")) > restarts and now.get("JobState", "") in _WAITING
+            if is_requeued or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        missing = [] if is_taken else [f"the job is {now.get('JobState', 'unknown')}, not waiting for its next start"]
+        missing = (
+            [] if is_requeued else [f"the job is {now.get('JobState', 'unknown')}, not waiting for its next start"]
+        )
         if exclude and exclude not in _list_nodes(now.get("ExcNodeList", "")):
             missing.append(f"{exclude} is not excluded; the job's list is {now.get('ExcNodeList', '')}")
         return missing
