@@ -92,9 +92,7 @@ class SlurmJob(NamedTuple):
             if is_requeued or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        missing = (
-            [] if is_requeued else [f"the job is {now.get('JobState', 'unknown')}, not waiting for its next start"]
-        )
+        missing = [] if is_requeued else [f"the job is {now.get('JobState', 'unknown')}, not waiting to start again"]
         if exclude and exclude not in _list_nodes(now.get("ExcNodeList", "")):
             missing.append(f"{exclude} is not excluded; the job's list is {now.get('ExcNodeList', '')}")
         return missing
