@@ -94,6 +94,7 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
         candidates = named or on_gpu or here
         for process in candidates if len(candidates) == 1 else ():
             process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
+            process.node = process.node or report.node or node
             process.lines.add((file, report.number, report.number))
 
 
