@@ -68,7 +68,7 @@ def test_a_stall_is_told_kept_and_not_ended(
     assert (record.kind, record.restart, record.rank) == (RestartKind.STALL, False, 1)
     assert record.lost_seconds is not None
     assert record.lost_seconds >= SECONDS
-    with pytest.raises(SystemExit, match="0"):
+    with pytest.raises(SystemExit, match=r"0|EXIT\.OK"):  # Python 3.10 prints the name
         main(["show", "--recovered", "--json", str(tmp_path / "0")])
     stalls = json.loads(capsys.readouterr().out)["stalls"]
     assert [stall["rank"] for stall in stalls if "in read_shard" in stall["headline"]] == [1]
