@@ -156,7 +156,7 @@ class Options:
     """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch restarts after any
     failure."""
     stops_repeats: bool = False
-    """As `RetryContext.stops_repeats`; for schedulers that retry without a budget of their own."""
+    """As `RetryContext.stops_repeats`; for schedulers that retry without limit."""
     watchdog: Watchdog | None = None
     """Deadlines for the workers; None: off."""
     hang: Hang | None = Hang()

@@ -312,8 +312,7 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
         return
     with suppress_internal_errors("printing what failed"):
         engine.announce(sealed)
-    with suppress_internal_errors("writing the container's termination message"):
-        write_termination_message(sealed.seal.message)
+    _write_termination_message(sealed)
     with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
@@ -321,6 +320,12 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     if sealed.report is not None:  # this node concluded, and by now all nodes have the verdict
         with suppress_internal_errors("notifying others"):
             notify(sealed.report)
+
+
+def _write_termination_message(sealed: SealedVerdict) -> None:
+    write = partial(write_termination_message, sealed.seal.message)
+    # the user may have named a file on a hanging file system
+    call_with_timeout(write, time_limits.EXIT_STEP_TIMEOUT_SECONDS, "writing the termination message", local=True)
 
 
 # --- what the agent calls -------------------------------------------------------------------------------------------
@@ -348,7 +353,7 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     with suppress_internal_errors("leaving the sealed verdict"):
         if sealed is not None:
             settings.engine.announce(sealed)
-            write_termination_message(sealed.seal.message)
+            _write_termination_message(sealed)
             settings.engine.publish(sealed, leaving_now=True)
     # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)

@@ -145,7 +145,7 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
 
 
 def _is_unlikely(group: FaultGroup, executions: int, machines: int) -> bool:
-    """Whether one of the machines would rarely have so many failures if all failed equally often.
+    """Whether a machine has more failures than chance explains, if all machines were equally reliable.
 
     The binomial distribution's tail, times the number of machines (Bonferroni's correction): among 100 machines, one
     always has the most failures. Only machines that failed are known, which makes chance larger than it is.

@@ -86,7 +86,7 @@ def test_rules_of_the_api_server(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_rules_of_jobset(kind: str) -> None:
-    """The first rule whose pattern is in a Job's message decides."""
+    """JobSet takes the first rule with a pattern that the message of a Job contains."""
     [policy] = _found(documents(kind), "failurePolicy")
 
     def action(message: str) -> str:

@@ -245,7 +245,7 @@ def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
 
 
 def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is cut off at the limit of Kubernetes, replaces only our own, and a warning is only cleared if it stands."""
+    """It fits into the limit of Kubernetes and replaces only our own; clearing a warning leaves other messages."""
     file = tmp_path / "termination-log"
     monkeypatch.setenv("FIRSTFAULT_TERMINATION_LOG", str(file))
     warning = describe_memory(96, 100, NodeFolder(tmp_path), os.getpid())

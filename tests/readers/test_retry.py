@@ -183,7 +183,7 @@ def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> No
 
 
 def test_repeats_of_nodes() -> None:
-    """Two lost nodes may be chance, a third at the start is none; a failed rendezvous is no progress."""
+    """Two lost nodes may be chance, but not three failed starts; a failed rendezvous counts as a failed start."""
     again: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifetime_seconds": 30.0}
     context = retry.RetryContext(stops_repeats=True, **again)
     preempted = retry.decide(_verdict(category="preemption"), _yes, replace(context, failed_starts=7))

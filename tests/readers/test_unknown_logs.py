@@ -245,7 +245,7 @@ def test_the_last_job_of_a_file_counts(show: Show) -> None:
 
 
 def test_a_log_of_the_kernel_in_a_second_file(show: Show) -> None:
-    """Lines of another file decide the category and the machine; its name is no machine."""
+    """The kernel's log decides the category and names the machine."""
     cuda = [*of("[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]), *OTHERS]
     xid = ["May  6 07:08:09 gpu-17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=411, GPU has fallen off the bus."]
     found = show([*RANKS, *cuda], dmesg=xid)

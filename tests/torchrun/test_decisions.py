@@ -1,4 +1,4 @@
-"""What schedulers are told about a failed job: exit codes, and what the next attempt's program can read."""
+"""Exit codes for schedulers, and what the program of the next attempt can read."""
 
 import json
 from argparse import ArgumentTypeError

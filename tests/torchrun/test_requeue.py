@@ -26,10 +26,10 @@ SCRIPT = """#!/bin/bash
 export FIRSTFAULT_FOLDER={folder}/ff MARKS={folder} OMP_NUM_THREADS=1 FIRSTFAULT_EXIT_CODES=default
 srun --kill-on-bad-exit=1 bash -c {train}
 code=$?
-echo "srun left with $code" >>{folder}/told
+echo "srun returned $code" >>{folder}/log
 trap '' TERM
-{firstfault} requeue {options} 2>>{folder}/told
-echo "requeue left with $?" >>{folder}/told
+{firstfault} requeue {options} 2>>{folder}/log
+echo "requeue returned $?" >>{folder}/log
 """
 
 pytestmark = [
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     """A job that trains with a fault, and then asks for a requeue."""
 
     id: str
-    told: Path  # what its script writes
+    log: Path  # what its script writes
 
     def fields(self, task: str = "") -> str:
         """Return what Slurm knows of the job, or of one task of an array."""
@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
     def wait(self, text: str, where: Callable[[], str] | None = None) -> str:
         """Return what `where` returns, by default what the job's script wrote, once it has a text."""
-        where = where or (lambda: self.told.read_text() if self.told.exists() else "")
+        where = where or (lambda: self.log.read_text() if self.log.exists() else "")
         deadline = time.monotonic() + LONGEST_S
         while text not in (found := where()) and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -81,7 +81,7 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         script.write_text(SCRIPT.format(folder=tmp_path, train=train, firstfault=firstfault, options=options))
         given = ["-N2", "--ntasks-per-node=1", f"--output={tmp_path}/out", "--open-mode=append", "--requeue", *sbatch]
         made.append(slurm("sbatch", "--parsable", *given, str(script)).strip())
-        return Job(made[-1], tmp_path / "told")
+        return Job(made[-1], tmp_path / "log")
 
     yield start
     for job in made:
@@ -91,10 +91,10 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 def test_a_bug_stops(submit: Callable[..., Job]) -> None:
     """All nodes leave with the code of the decision, and the job isn't requeued."""
     job = submit("raise")
-    assert job.wait("requeue left").splitlines() == [
-        "srun left with 93",
+    assert job.wait("requeue returned").splitlines() == [
+        "srun returned 93",
         f"firstfault: job {job.id} stops: the same code would probably fail again",
-        "requeue left with 1",
+        "requeue returned 1",
     ]
 
 
@@ -103,10 +103,10 @@ def test_a_recoverable_exception_is_requeued_once(submit: Callable[..., Job], tm
     job = submit("recoverable", "--max 3")
     assert "Comment=firstfault: RecoverableError, rank 1 on " in job.wait("Restarts=1", job.fields)
     job.start_now()
-    told = job.wait("requeue left with 1").splitlines()
-    assert (told[0], told[-3]) == ("srun left with 75", "srun left with 93")
-    assert "is requeued: RecoverableError was raised as recoverable" in told[1]
-    assert "stops: the previous attempt failed with the same fault, and this one made no progress" in told[-2]
+    lines = job.wait("requeue returned 1").splitlines()
+    assert (lines[0], lines[-3]) == ("srun returned 75", "srun returned 93")
+    assert "is requeued: RecoverableError was raised as recoverable" in lines[1]
+    assert "stops: the previous attempt failed with the same fault, and this one made no progress" in lines[-2]
     assert json.loads((tmp_path / "ff" / job.id / "requeues.json").read_text()) == {"count": 1}
 
 
@@ -127,13 +127,13 @@ def test_one_task_of_an_array(submit: Callable[..., Job]) -> None:
 
 def test_observed(submit: Callable[..., Job]) -> None:
     """In the mode "observe" nothing is requeued."""
-    told = submit("recoverable", "--decisions observe").wait("requeue left").splitlines()
-    assert told[1].startswith("firstfault: would have done this: job ")
-    assert told[2:] == ["requeue left with 1"]
+    lines = submit("recoverable", "--decisions observe").wait("requeue returned").splitlines()
+    assert lines[1].startswith("firstfault: would have done this: job ")
+    assert lines[2:] == ["requeue returned 1"]
 
 
 def test_slurm_refuses(submit: Callable[..., Job]) -> None:
     """A job that may not be requeued isn't, and one line gives Slurm's reason."""
-    told = submit("recoverable", "", "--no-requeue").wait("requeue left").splitlines()
-    assert "scontrol requeue: " in told[-2]
-    assert told[-1] == "requeue left with 1"
+    lines = submit("recoverable", "", "--no-requeue").wait("requeue returned").splitlines()
+    assert "scontrol requeue: " in lines[-2]
+    assert lines[-1] == "requeue returned 1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
 """Below an attempt's handover URI; the second for programs that act on it, such as a script of the scheduler."""
 _MAX_RANKS = 16
 PREVIOUS_VARIABLE = "FIRSTFAULT_PREVIOUS"
-"""Shows a program how the attempt before ended, as JSON, so that it can lower its batch size or skip a shard."""
+"""Shows a program how the attempt before ended, as JSON, for example to lower its batch size."""
 
 
 def hand_over_verdict(
@@ -40,11 +41,10 @@ def hand_over_verdict(
 def with_previous_verdict(node_context: NodeContext) -> NodeContext:
     """Return the context with `PREVIOUS_VARIABLE` for the workers; costs one request, in a repeated attempt only."""
     identity = node_context.identity
-    if not identity.previous_handover_uri:
-        return node_context
     found = find_previous_verdict(node_context, time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS)
-    if found is None:  # an inherited variable would be about another job
-        return _with_variable(node_context, "")
+    if found is None:
+        # a job that a worker started inherits the variable, which is about the worker's own job
+        return _with_variable(node_context, "") if PREVIOUS_VARIABLE in os.environ else node_context
     verdict, decision = found.verdict, found.decision
     summary = {
         "attempt": identity.attempt - 1,

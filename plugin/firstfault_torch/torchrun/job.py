@@ -99,7 +99,7 @@ _SETTINGS = (
         "--ff-exit-codes",
         exit_codes.CODES_VARIABLE,
         _check_exit_codes,
-        f"exit codes that tell a scheduler what to do after a failure: default ({exit_codes.PRESETS['default']}), "
+        f"exit codes by which a scheduler decides after a failure: default ({exit_codes.PRESETS['default']}), "
         "pytorchjob, or a list like that. Not set: 1 after any failure",
     ),
     _Setting(

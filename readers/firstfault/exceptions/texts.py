@@ -1,4 +1,4 @@
-"""The regular expressions of ``texts.toml``: what stands in messages of exceptions, and in lines around them."""
+"""The regular expressions of ``texts.toml``: for messages of exceptions, and for the lines around them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""``firstfault k8s``: manifests whose policies follow firstfault's decisions. This folder can be deleted."""
+"""``firstfault k8s``: manifests in which firstfault's exit codes decide on restarts. This folder can be deleted."""

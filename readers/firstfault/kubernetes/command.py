@@ -12,7 +12,7 @@ _MANIFESTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.y
 @click.command()
 @click.argument("kind", type=click.Choice(list(_MANIFESTS)))
 def k8s(kind: str) -> None:
-    """Print a manifest of this KIND, with the policies by which its controller follows firstfault's exit codes.
+    """Print a manifest of this KIND, in which firstfault's exit codes decide on restarts.
 
     The pods exit with 75 (retry), 79 (the platform is at fault) or 93 (stop). A preempted pod ends its Job, so that
     all of its peers start again together.

@@ -460,9 +460,9 @@ SIGNALS_BY_DESCRIPTION = _invert("strsignal")
 """Signals by the descriptions that C's strsignal returns and shells print."""
 _SHELL = 128
 """Offset of a shell's exit codes for signals: 128 + 9 is SIGKILL."""
-_OF_SHELLS = _invert("shell_number")
-_OF_FAULTHANDLER = _invert("faulthandler")
-_FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_OF_FAULTHANDLER)})", re.MULTILINE)
+_SIGNALS_BY_SHELL_NUMBER = _invert("shell_number")
+_SIGNALS_BY_FAULTHANDLER_TEXT = _invert("faulthandler")
+_FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_SIGNALS_BY_FAULTHANDLER_TEXT)})", re.MULTILINE)
 
 
 def explain_signal(signal: str, resources: Resources) -> str:
@@ -503,9 +503,9 @@ def fatal_error(text: str) -> tuple[str, str]:
     """Return faulthandler's last message about a fatal signal, and the signal; two empty strings if there is none."""
     # a fatal error ends its process, so an earlier message in the log is from another process
     *_, last = (None, *_FATAL.finditer(text))
-    return (last[0], _OF_FAULTHANDLER[last[1]]) if last is not None else ("", "")
+    return (last[0], _SIGNALS_BY_FAULTHANDLER_TEXT[last[1]]) if last is not None else ("", "")
 
 
 def get_shell_signal(exit_code: int | None) -> str:
     """Return the signal in a shell's exit code (137 is SIGKILL); empty for an exit code without one."""
-    return _OF_SHELLS.get(exit_code - _SHELL, "") if exit_code is not None else ""
+    return _SIGNALS_BY_SHELL_NUMBER.get(exit_code - _SHELL, "") if exit_code is not None else ""

@@ -440,7 +440,7 @@ class Verdict:
 
 
 DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
-"""What happens to decisions where a scheduler doesn't read them itself; observe: a line tells what would happen."""
+"""Whether firstfault acts on a decision, for example by an exit code; observe: it only prints what it would do."""
 
 
 class Action(str, enum.Enum):

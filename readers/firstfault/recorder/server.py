@@ -112,13 +112,13 @@ class _Server:
             await asyncio.sleep(time_limits.MEMORY_SAMPLE_INTERVAL_SECONDS)
 
     async def _warn_of_shortage(self) -> None:
-        """Leave a message before memory runs out: the kernel may kill the whole container, and nobody could say why."""
+        """Write a message before memory runs out: if the kernel kills the container, only this message says why."""
         shortage = self._memory.find_shortage(_SHORTAGE_OVER if self._warning else _SHORTAGE) if find_file() else None
         if shortage is not None and not self._warning:
             self._warning = await asyncio.to_thread(describe_memory, *shortage, self._folder, self._settings.agent_pid)
-            write_termination_message(self._warning, replaces=WARNING)
+            await asyncio.to_thread(write_termination_message, self._warning, replaces=WARNING)
         elif shortage is None and self._warning:
-            write_termination_message("", replaces=self._warning)
+            await asyncio.to_thread(write_termination_message, "", replaces=self._warning)
             self._warning = ""
 
     # --- requests -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ It needs no storage, and it is all that is left of a container that the kernel k
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
 
@@ -38,10 +39,17 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
         replaces: how a message of firstfault begins that may be replaced. The program's own messages stay.
     """
     path, data = find_file(), f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
-    with contextlib.suppress(OSError):
-        current = path.read_text(encoding="utf-8", errors="replace") if path is not None and path.is_file() else ""
-        if path is not None and (not current or current.startswith(f"{_OURS}{replaces}")):
-            path.write_bytes(data.decode(errors="ignore").encode())
+    if path is None:
+        return
+    with contextlib.suppress(OSError), path.open("a+b") as file:
+        # When workers die, memory drops: the recorder clears its warning while the agent may write the verdict. Without
+        # the lock, the recorder could read the warning and then clear the verdict.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        current = file.read()
+        if not current or current.startswith(f"{_OURS}{replaces}".encode(errors="replace")):
+            file.truncate(0)
+            file.write(data.decode(errors="ignore").encode())
 
 
 def describe_memory(used_bytes: int, limit_bytes: int, folder: NodeFolder, agent_pid: int) -> str:

@@ -17,8 +17,8 @@ from firstfault.utils.run_sync import run_sync
 
 _COUNT_FILE = "requeues.json"
 """In the run's folder. SLURM_RESTART_COUNT also counts preemptions and what an administrator did."""
-
-_ENDED_BY_USER = {"CANCELLED", "COMPLETING"}
+_CANCELED = {"CANCELLED", "COMPLETING"}
+"""States of a job that somebody canceled; inside of it, Slurm shows the second one."""
 
 
 @click.command()
@@ -41,9 +41,8 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
     """Run a failed job of Slurm again, unless its failure would only repeat.
 
     URI is the folder of the run; by default it's FIRSTFAULT_JOB or the job's id, below FIRSTFAULT_FOLDER or
-    .firstfault/torchrun. A failure
-    of unknown cause counts as one that may be temporary; the same fault twice without progress ends the requeues, and
-    requeues after failures of the platform don't count.
+    .firstfault/torchrun. A failure of unknown cause counts as one that may be temporary; the same fault twice without
+    progress ends the requeues, and requeues after failures of the platform don't count.
 
     \b
     Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 no verdict on this start of the job.
@@ -75,16 +74,13 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
         decision = sealed[1]
     count, is_counted = run_sync(_read_count(run)), decision.action is not Action.SYSTEM
     stop_reason = decision.reason if decision.action is Action.STOP else ""
-    if state in _ENDED_BY_USER:
-        stop_reason = f"it is {state}"  # to its agents, a user's scancel looks like a preemption
+    if state in _CANCELED:
+        stop_reason = f"Slurm shows it as {state}"  # to its agents, a user's scancel looks like a preemption
     elif not stop_reason and is_counted and count >= max_requeues:
         stop_reason = f"all {max_requeues} requeues are used up"
     exclude = verdict.node or "" if exclude_bad_node and host_evidence()(verdict, RetryContext()) else ""
-    plan = (
-        f"stops: {stop_reason}"
-        if stop_reason
-        else f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
-    )
+    plan = f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
+    plan = f"stops: {stop_reason}" if stop_reason else plan
     if decisions == "off":
         return EXIT.TOOL_FAILED
     before = "" if decisions == "act" else "would have done this: "

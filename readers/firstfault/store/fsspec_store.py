@@ -216,7 +216,7 @@ class FsspecStore(Store):
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
         """See `Store.classify_error`; errors of fsspec, botocore, aiohttp, Google and Azure."""
-        name, line, known = type(error).__name__, _to_one_line(error), settings.read_storages()["errors"]
+        name, line, known = type(error).__name__, _to_one_line(error), settings.STORAGES["errors"]
         region = _find_bucket_region(error)
         if region is not None:
             return StorageErrorKind.WRONG_REGION, region
@@ -255,7 +255,7 @@ BUSY_ERRNOS = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
 def _find_bucket_region(error: Exception) -> str | None:
     """Return the bucket's region if S3 rejects the client's region, empty if unnamed; None for other errors."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    codes = settings.read_storages()["errors"]["wrong_region"]
+    codes = settings.STORAGES["errors"]["wrong_region"]
     if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in codes:
         return None
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})

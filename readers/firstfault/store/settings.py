@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,14 @@ CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 20
 
 
-@cache
-def read_storages() -> dict[str, Any]:
-    """Return the tables of ``storages.toml``."""
-    return parse_toml(Path(__file__).with_name("storages.toml").read_text(encoding="utf-8"))
+# read when this module is imported, and not when a request fails: the disk may be gone then
+STORAGES: dict[str, Any] = parse_toml(Path(__file__).with_name("storages.toml").read_text(encoding="utf-8"))
+"""The tables of ``storages.toml``."""
 
 
 def find_storage(scheme: str) -> dict[str, Any]:
     """Return what is known about the storage with a scheme; empty for an unknown one."""
-    return next((row for row in read_storages()["storage"] if scheme in row["schemes"]), {})
+    return next((row for row in STORAGES["storage"] if scheme in row["schemes"]), {})
 
 
 def describe_missing_credentials(protocol: str) -> str:
