@@ -8,8 +8,8 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lab.generated import shapes, tries
-from lab.generated.faults import DECOYS, FAULTS, Fault
+from lab.generated import shapes
+from lab.generated.faults import FAULTS, Fault
 
 NODES, WORKERS = 2, 2
 WORLD = NODES * WORKERS
@@ -69,7 +69,7 @@ def plan_of(seed: int) -> Plan:
     fault = "" if chance.random() < 0.08 else chance.choice(sorted(FAULTS))
     what = FAULTS.get(fault)
     is_again = seed >= AGAIN and chance.random()
-    loop = chance.choice(sorted(tries.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS))
+    loop = chance.choice(sorted(shapes.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS))
     places = ["step"]
     if what is not None and what.raises and what.in_loader:
         places += [*shapes.PLACES_OF.get(loop, []), "hook", "checkpoint"]
@@ -82,7 +82,7 @@ def plan_of(seed: int) -> Plan:
         culprits = [0]  # rank 0 alone writes
     if loop == "prefetch" and place != "step":
         number = 1  # the thread dies and the rank waits: if all do, no rank waits in a collective
-    wrappers = tries.TRIED_TRAININGS if is_again and is_again >= 0.5 else shapes.WRAPPERS
+    wrappers = shapes.TRIED_TRAININGS if is_again and is_again >= 0.5 else shapes.WRAPPERS
     wrappers = set(wrappers) - ({"clean-up-fails"} if what is None else set())
     guilty = tuple(sorted(culprits[:number])) if what is not None else ()
     spread = chance.choice([0.0, 0.0, 0.05, 0.3, 2.0])
@@ -100,7 +100,7 @@ def plan_of(seed: int) -> Plan:
         step=chance.randrange(1, STEPS - 1),
         loaders=chance.choice([0, 1, 2, 4]),
         decoys=tuple(
-            (chance.randrange(WORLD), chance.choice(sorted(DECOYS))) for _ in range(chance.choice([0, 0, 1, 2]))
+            (chance.randrange(WORLD), chance.choice(sorted(shapes.DECOYS))) for _ in range(chance.choice([0, 0, 1, 2]))
         ),
         clocks=tuple(chance.choice(_CLOCKS) for _ in range(NODES)),
     )
@@ -119,7 +119,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
     what = f"{plan.fault or 'no fault'} in {plan.place} of ranks {list(plan.guilty)}"
     title = f'"""Seed {plan.seed}: {what}; {plan.loop} loop, {plan.wrapper} around it."""'
     decoys = "".join(
-        f"    if RANK == {rank} and step == {plan.step - 1}:{textwrap.indent(DECOYS[name], ' ' * 8)}"
+        f"    if RANK == {rank} and step == {plan.step - 1}:\n{textwrap.indent(shapes.DECOYS[name], ' ' * 8)}"
         for rank, name in plan.decoys
     )
     body = plan.what.body if plan.what is not None else "pass"
@@ -134,7 +134,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
         shapes.CLEAN_UPS[plan.clean_up],
         shapes.COMMUNICATIONS[plan.communication],
         shapes.TURN,
-        {**shapes.LOOPS, **tries.TRIED_STEPS}[plan.loop],
-        {**shapes.WRAPPERS, **tries.TRIED_TRAININGS}[plan.wrapper],
+        {**shapes.LOOPS, **shapes.TRIED_STEPS}[plan.loop],
+        {**shapes.WRAPPERS, **shapes.TRIED_TRAININGS}[plan.wrapper],
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

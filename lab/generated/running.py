@@ -18,7 +18,7 @@ import firstfault_torch.failures.capture
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Scope, Verdict
 from firstfault_torch import NodeFailedError, PlainEngine, launch
-from lab.generated import tries
+from lab.generated import shapes
 from lab.generated.faults import Fault
 from lab.generated.program import NODES, TIMEOUT_S, WORKERS, Plan, plan_of, source_of
 from tests.processes import kill, left_of, running_of
@@ -181,7 +181,7 @@ def _wrong_words(plan: Plan, fault: Fault, verdict: Verdict, code: str, folder: 
 
 def _diverges(plan: Plan) -> bool:
     """Whether a rank handles its fault and tries again alone: what fails then is true, too."""
-    return plan.wrapper in tries.TRIED_TRAININGS or (plan.loop in tries.TRIED_STEPS and plan.place != "data")
+    return plan.wrapper in shapes.TRIED_TRAININGS or (plan.loop in shapes.TRIED_STEPS and plan.place != "data")
 
 
 def _more_categories(plan: Plan) -> tuple[str, ...]:
