@@ -11,8 +11,10 @@ from firstfault.utils.toml import parse_toml
 
 HIDDEN = "***"
 TABLE: dict[str, Any] = parse_toml(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
-PATTERNS = {name: re.compile(text, re.VERBOSE) for name, text in TABLE["values"].items()}
-"""Patterns of values that aren't credentials."""
+PATTERNS = {
+    name: re.compile(text, re.VERBOSE) for table in ("values", "around", "urls") for name, text in TABLE[table].items()
+}
+"""Patterns of values that aren't credentials, of the text around names and values, and of parts of URLs."""
 
 
 class Strength(Enum):
@@ -45,7 +47,6 @@ class NamedValue(NamedTuple):
     syntax: ValueSyntax
 
 
-LETTER_OR_DIGIT_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 MAX_MEAN_RUN_LENGTHS = (5, 4, 3)
 """Longest mean length of runs of letters or digits in a random text; smaller for paths and for letters alone."""
 MIN_PASSWORD_DIGITS = 6
@@ -84,7 +85,7 @@ def is_varied(text: str, *, mixed: bool = True) -> bool:
 
 
 def _has_short_runs(text: str, longest: int) -> bool:
-    return len(LETTER_OR_DIGIT_RUN.findall(text)) * longest > len(text)
+    return len(PATTERNS["letter_or_digit_run"].findall(text)) * longest > len(text)
 
 
 def is_random(text: str) -> bool:

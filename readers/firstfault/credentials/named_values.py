@@ -16,40 +16,14 @@ from firstfault.credentials.literals import (
     is_secret_literal,
     is_secret_word,
 )
-from firstfault.credentials.names import NAMES_TABLE, PYTHON_KEYWORD_BEFORE, QUOTE, NameInText, find_credential_names
+from firstfault.credentials.names import NAMES_TABLE, NameInText, find_credential_names
 
 PROSE_AFTER_FLAG, AUTH_METHODS, AUTH_SCHEMES = (
     frozenset(NAMES_TABLE[key].split()) for key in ("prose", "methods", "schemes")
 )
-# the literal may have a prefix, rb"x", or be in a call: SecretStr("x"), b64decode("x")
-OPENING_QUOTE = re.compile(
-    r"(?P<wrapper>(?:[A-Za-z_][\w.]{0,40}\.)?(?:SecretStr|SecretBytes|Secret|str|bytes|b64decode|quote|quote_plus|unquote)"
-    r"\([ \t]{0,4})?[rRbBuUfF]{0,2}(?P<quote>" + QUOTE + r")(?P<triple>(?P=quote){2})?"
-)
-TEXT_AFTER_CLOSING_QUOTE = re.compile(r"[ \t]{0,8}(?:[,)+%\]}:]|\.(?:format|join)|$|\n|in\b|not\b)")
-LIST_START = re.compile(r"[\[(]\s{0,80}(?=[rbuf]{0,2}\\{0,7}[\"'])")
-ITEM_SEPARATOR = re.compile(r"\s{0,80},\s{0,80}(?=[rbuf]{0,2}\\{0,7}[\"'])")
 MAX_LIST_ITEMS = 64
-SIMPLE_VALUE = re.compile(r"[^\s\"'`,;&)\]}]*")
-# a quote, comma or bracket belongs to the value if more of the value follows: password=a,b)c
-UNQUOTED_VALUE = re.compile(
-    r"""(?:[^\s"'`,;&)\]}]
-        |["'`](?=[A-Za-z0-9])
-        |[,;&](?![ ]?[\w.%-]{1,60}\\?["']?[=:]|\s|$|[,;&"'])
-        |[)\]}](?!\s|$|[)\]}"',;:.]))*""",
-    re.VERBOSE,
-)
-GETTER_OR_SETTER_CALL = re.compile(
-    r"(?:getenv|get|setdefault|setenv|pop|putenv|set|set_secret|add_header|putheader|getattr\(\w{1,40},[ ]?)"
-    r"\(?[bB]?[\"']$"
-)
-TUPLE_START = re.compile(r"\([ \t]{0,4}[bB]?[\"']$")
 AUTH_WORDS = {"authorization", "auth", "credentials", "credential", "creds", "cred", "bearer", "jwt"}
 AUTH_SCHEME_PREFIX = re.compile(rf"(?:{'|'.join(AUTH_SCHEMES)})(?:[ ]|%20|\+){{1,4}}", re.IGNORECASE)
-PLAIN_NAME_ITEM = re.compile(r"[A-Za-z_. -]*|[A-Z0-9_]*")
-"""A list item that is a name rather than a credential: it has no digits, or is a constant's name."""
-ASSIGNMENT_TARGETS = re.compile(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
-ESCAPED_NEWLINE_OR_QUOTE = re.compile(r"\\+(?:[nr]|[\"'`]|$)")
 MAX_UNQUOTED_LENGTH = 300
 """Characters that are read to decide whether a value without quotes is a credential."""
 QUOTE_OR_NEWLINE = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
@@ -70,7 +44,7 @@ def redact_named_values(text: str) -> str:
 def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each credential that follows a name."""
     text = credential.text
-    opening = OPENING_QUOTE.match(text, credential.value_start)
+    opening = PATTERNS["opening_quote"].match(text, credential.value_start)
     if opening is not None:
         return _find_quoted_values(credential, opening)
     if credential.sign == "," and credential.is_flag and not credential.is_quoted:
@@ -81,7 +55,7 @@ def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
     if credential.word == "authorization" and (scheme := AUTH_SCHEME_PREFIX.match(text, credential.value_start)):
         credential.value_start = scheme.end()
     if credential.strength is Strength.SURE or (credential.word == "auth" and credential.sign == "="):
-        opened = LIST_START.match(text, credential.value_start)
+        opened = PATTERNS["list_start"].match(text, credential.value_start)
         if opened is not None:
             return _find_list_items(credential, opened.end())
     return _find_unquoted_value(credential)
@@ -91,7 +65,7 @@ def _find_quoted_values(credential: NameInText, opening: re.Match[str]) -> Itera
     text, quote, triple = credential.text, opening["quote"], opening["triple"] is not None
     start = opening.end()
     may_end = not (opening["wrapper"] or triple or credential.is_quoted) and credential.before.count(quote[-1]) % 2
-    if may_end and TEXT_AFTER_CLOSING_QUOTE.match(text, start):
+    if may_end and PATTERNS["text_after_closing_quote"].match(text, start):
         return  # this quote closes the string that contains the name: "no password", "token"
     end = _find_closing_quote(text, start, quote, triple=triple)
     content = text[start:end]
@@ -101,14 +75,14 @@ def _find_quoted_values(credential: NameInText, opening: re.Match[str]) -> Itera
         return
     yield start, end
     # user, password = "x", "y": the literal after the first comma belongs to the name, too
-    following = ITEM_SEPARATOR.match(text, end + len(quote))
-    if following and credential.sign == "=" and ASSIGNMENT_TARGETS.search(credential.before):
+    following = PATTERNS["item_separator"].match(text, end + len(quote))
+    if following and credential.sign == "=" and PATTERNS["assignment_targets"].search(credential.before):
         yield from _find_list_items(credential, following.end())
 
 
 def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
     # part of a statement: lambda token: "x"
-    in_code = not credential.is_quoted and credential.sign == ":" and PYTHON_KEYWORD_BEFORE.search(credential.before)
+    in_code = not credential.is_quoted and credential.sign == ":" and PATTERNS["keyword"].search(credential.before)
     named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
     if in_code or not is_secret_literal(content, named_value, quoted=True):
         return False
@@ -119,23 +93,23 @@ def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
     if credential.is_flag:
         is_option = content.startswith("-") or PATTERNS["metavar"].fullmatch(content)
         return not is_option and not is_secret_word(content)
-    if GETTER_OR_SETTER_CALL.search(credential.before):
+    if PATTERNS["getter_or_setter_call"].search(credential.before):
         return not is_secret_word(content)
-    is_in_tuple = bool(TUPLE_START.search(credential.before))
+    is_in_tuple = bool(PATTERNS["tuple_start"].search(credential.before))
     return is_random(content) or (is_in_tuple and "-" in credential.name and not content.islower())
 
 
 def _find_list_items(credential: NameInText, position: int) -> Iterator[tuple[int, int]]:
     for _ in range(MAX_LIST_ITEMS):
-        opening = OPENING_QUOTE.match(credential.text, position)
+        opening = PATTERNS["opening_quote"].match(credential.text, position)
         if opening is None or opening["triple"]:
             return
         end = _find_closing_quote(credential.text, opening.end(), opening["quote"])
         content = credential.text[opening.end() : end]
-        is_name = is_secret_word(content) or (credential.word != "auth" and PLAIN_NAME_ITEM.fullmatch(content))
+        is_name = is_secret_word(content) or (credential.word != "auth" and PATTERNS["plain_name"].fullmatch(content))
         if not is_placeholder(content) and not is_name:
             yield opening.end(), end
-        following = ITEM_SEPARATOR.match(credential.text, end + len(opening["quote"]))
+        following = PATTERNS["item_separator"].match(credential.text, end + len(opening["quote"]))
         if following is None:
             return
         position = following.end()
@@ -145,12 +119,13 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
     text, start = credential.text, credential.value_start
     if text[start : start + 1] in "([{<":
         return
-    end = _find_unquoted_end(credential, UNQUOTED_VALUE)
+    pattern = PATTERNS["unquoted_value"]
+    end = _find_unquoted_end(credential, pattern)
     named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
-    simple = named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE}
     # in code a comma or bracket ends the value: connect(password=x, user=y)
-    if simple:
-        end = _find_unquoted_end(credential, SIMPLE_VALUE)
+    if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE}:
+        pattern = PATTERNS["simple_value"]
+        end = _find_unquoted_end(credential, pattern)
     value = text[start:end]
     # punctuation at the end belongs to the sentence
     if named_value.syntax in {ValueSyntax.PROSE, ValueSyntax.COLON}:
@@ -167,7 +142,7 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
         return
     if is_secret_literal(value, named_value, quoted=False):
         # the whole value, however long: replaced text isn't searched again, so the time stays linear
-        yield start, _find_unquoted_end(credential, SIMPLE_VALUE if simple else UNQUOTED_VALUE, len(text))
+        yield start, _find_unquoted_end(credential, pattern, len(text))
 
 
 def _find_unquoted_end(credential: NameInText, value: re.Pattern[str], max_length: int = MAX_UNQUOTED_LENGTH) -> int:
@@ -176,7 +151,7 @@ def _find_unquoted_end(credential: NameInText, value: re.Pattern[str], max_lengt
     # a log line of many names costs quadratic time
     found = value.match(credential.text, credential.value_start, credential.value_start + max_length)
     text = found[0] if found else ""
-    escaped = ESCAPED_NEWLINE_OR_QUOTE.search(text)
+    escaped = PATTERNS["escaped_newline_or_quote"].search(text)
     return credential.value_start + (escaped.start() if escaped else len(text))
 
 

@@ -11,26 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from firstfault.credentials.literals import HIDDEN, TABLE, Strength, ValueSyntax
+from firstfault.credentials.literals import HIDDEN, PATTERNS, TABLE, Strength, ValueSyntax
 
-QUOTE = r"\\{0,7}[\"'`]"
-"""A quote, perhaps with the backslashes of a string inside a string."""
 NAMES_TABLE: dict[str, Any] = TABLE["names"]
 CREDENTIAL_WORD = re.compile("|".join(f"(?P<{kind}>{NAMES_TABLE[kind]})" for kind in ("sure", "likely", "key", "weak")))
 KEY_OWNER = re.compile(rf"(?:{NAMES_TABLE['key_of']})[_\ .-]?$", re.VERBOSE)
 MAX_KEY_OWNER_LENGTH = 16
-NAME_SUFFIX = re.compile(r"(?:_[A-Za-z0-9]{1,24}){1,4}(?![A-Za-z0-9_])")
 KNOWN_SUFFIXES = frozenset(NAMES_TABLE["suffixes"].split())
 HARMLESS_SUFFIX = re.compile(rf"_(?:{NAMES_TABLE['other_suffixes']})(?:_|$)", re.IGNORECASE | re.VERBOSE)
-NAME_END = re.compile(r"(?:[_-]?\d{1,2})?(?![A-Za-z0-9_])(?P<close>" + QUOTE + r")?\]?(?:[ ]provided)?")
-SEPARATOR = re.compile(
-    r"""(?P<named>[,\s]{1,40}(?:\\{0,7}["'])?value(?:\\{0,7}["'])?[ \t]{0,8}[:=](?!=))
-      |[ \t]{0,4}(?P<typed>:[ \t]{0,4}[A-Za-z_][\w.\[\],| \t]{0,80}=(?=[ \t]{0,4}[rbuf]{0,2}["']))
-      |[ \t]{0,8}(?P<sign>=>|==|!=|:=|=|:(?!:)|%3[Dd]|%3[Aa]|,)
-      |(?P<blank>[ \t]{1,8})""",
-    re.VERBOSE,
-)
-GAP_BEFORE_VALUE = re.compile(r"[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}\\{0,7}[\"']))?")
 CHARACTERS_READ_BEFORE = 300
 """Limits the work for each name: the time must stay linear in the text."""
 MAX_NAME_LENGTH = 80
@@ -42,17 +30,9 @@ WORDS_NEEDING_BOUNDARY = {
     *("auth", "sig", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"),
 }
 OWNER_PREFIX = re.compile(rf"(?:^|[^a-z])(?:{NAMES_TABLE['owners']})_?$", re.IGNORECASE | re.VERBOSE)
-USER_ASSIGNMENT = re.compile(
-    r"(?<![A-Za-z])(?:user|usr|uid|login|e?mail)(?:_?(?:name|id))?[\"']?[ \t]{0,4}[:=]", re.IGNORECASE
-)
 TEXT_PROCESSING_PREFIX = re.compile(rf"(?:^|[_.-])(?:{NAMES_TABLE['of_texts']})[_.-]?$", re.IGNORECASE | re.VERBOSE)
 ADJECTIVE_BEFORE_NAME = re.compile(rf"\b(?:{NAMES_TABLE['adjectives']})[ \t]{{1,4}}$", re.IGNORECASE | re.VERBOSE)
-PYTHON_KEYWORD_BEFORE = re.compile(
-    r"(?:^|[^\w.])(?:if|elif|while|lambda|not|and|or|in|is|for|case|return|else|except|async|await|del)[ \t]{1,4}$|\[$"
-)
 ENDINGS_OF_OTHER_KEYS = tuple(f"{word}_KEY" for word in NAMES_TABLE["other_keys"].split())
-REFERENCE_TO_SECRET = re.compile(r"(?:existing|pull_?)secrets?$", re.IGNORECASE)
-"""Names of options that refer to a secret by its name."""
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 CHARACTERS_READ_AFTER = 100
 CHARACTERS_READ_AROUND = 120
@@ -110,8 +90,8 @@ class NameInText:
         prefix = self.name[: -len(self.word)]
         if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
             at = self.value_start
-            around = self.text[max(at - CHARACTERS_READ_AROUND, 0) : at + CHARACTERS_READ_AROUND]
-            sure = OWNER_PREFIX.search(prefix) or USER_ASSIGNMENT.search(around) or (self.name.isupper() and prefix)
+            near = self.text[max(at - CHARACTERS_READ_AROUND, 0) : at + CHARACTERS_READ_AROUND]
+            sure = OWNER_PREFIX.search(prefix) or PATTERNS["username"].search(near) or (self.name.isupper() and prefix)
             return Strength.LIKELY if sure else Strength.SHORT
         if self.word == "tokens" or TEXT_PROCESSING_PREFIX.search(prefix) or self.suffix.islower():
             return Strength.WORD
@@ -134,7 +114,7 @@ class NameInText:
         return ValueSyntax.PLAIN if self.name.isupper() else ValueSyntax.TIGHT
 
     def _get_syntax_after_colon(self, end: int) -> ValueSyntax:
-        if self.is_in_call or PYTHON_KEYWORD_BEFORE.search(self.before):
+        if self.is_in_call or PATTERNS["keyword"].search(self.before):
             return ValueSyntax.CODE
         rest = self.text[end : end + CHARACTERS_READ_AFTER].partition("\n")[0].strip()
         before = self.before.rstrip()
@@ -179,11 +159,11 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
 
 def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) -> NameInText | None:
     """Return the name that ends with the word at `start`; None if it isn't a name, or no value follows."""
-    found = NAME_SUFFIX.match(text, after)
+    found = PATTERNS["name_suffix"].match(text, after)
     # an added number is read with any name's end
     suffix = "" if found is None or found[0][1:].isdigit() else found[0]
-    end = NAME_END.match(text, after + len(suffix))
-    separator = SEPARATOR.match(text, end.end()) if end is not None else None
+    end = PATTERNS["name_end"].match(text, after + len(suffix))
+    separator = PATTERNS["separator"].match(text, end.end()) if end is not None else None
     if end is None or separator is None:
         return None
     before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
@@ -204,11 +184,11 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     )
     if suffix and not _can_have_suffix(suffix, credential):
         return None
-    if not _is_whole_name(credential, prefix, written.lstrip("_")) or REFERENCE_TO_SECRET.search(credential.name):
+    if not _is_whole_name(credential, prefix, written.lstrip("_")) or PATTERNS["secret_ref"].search(credential.name):
         return None
     if sign == ":" and stem.endswith("://") and text.startswith(f"{HIDDEN}@", credential.value_start):
         return None  # the user of a URL
-    if (gap := GAP_BEFORE_VALUE.match(text, credential.value_start)) is not None:
+    if (gap := PATTERNS["gap_before_value"].match(text, credential.value_start)) is not None:
         credential.value_start = gap.end()
     return credential
 
