@@ -1,6 +1,7 @@
 """What deaths tell by a signal, an exit, or NCCL's watchdogs; and what a process printed that is no evidence."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
+from firstfault.utils.toml import parse_toml
 from tests.readers.scenes import timed_out
 
 OWN, EXIT = FailureClass.OWN_FAULT, FailureClass.OWN_EXIT
@@ -169,71 +171,13 @@ def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> 
     assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
 
 
-REFUSED = """
-In 'run': Could not find 'net/huge'
-
-Available options in 'net':
-\ttiny
-Config search path:
-\tprovider=hydra, path=pkg://hydra.conf
-\tprovider=main, path=file:///job
-\tprovider=schema, path=structured://
-
-Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
-====
-Could not override 'net.width'.
-Key 'net' is not in struct
-
-Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
-====
-error: Parser key "rate":
-  Expected a float. Got value: fast
-====
-train.py: error: argument --net: invalid choice: 'c'
-====
-Usage: train.py [OPTIONS]
-Try 'train.py --help' for help.
-╭─ Error ──────────────────╮
-│ Missing option '--rate'. │
-╰──────────────────────────╯
-====
-ERROR: Could not consume arg: --rat
-Usage: train.py RATE <flags>
-  optional flags:        --steps
-
-For detailed information on this command, run:
-  train.py --help
-====
-FATAL Flags parsing error: Unknown command line flag 'rat'
-Pass --helpshort or --helpfull to see help on flags.
-====
-╭─ Value error ──────────────────────────────────────────────╮
-│ Error parsing --rate: could not convert string to float: x │
-│ ────────────────────────────────────────────────────────── │
-│ Argument helptext:                                         │
-│     --rate FLOAT                                           │
-│     (required)                                             │
-│ ────────────────────────────────────────────────────────── │
-│ For full helptext, see train.py --help                     │
-╰────────────────────────────────────────────────────────────╯
-"""
-"""How programs end that refuse their command line: under Hydra, jsonargparse, argparse, typer, fire, absl and tyro."""
-WRONG = (
-    "In 'run': Could not find 'net/huge'",
-    "Could not override 'net.width'.",
-    'error: Parser key "rate": Expected a float. Got value: fast',
-    "train.py: error: argument --net: invalid choice: 'c'",
-    "Missing option '--rate'.",
-    "ERROR: Could not consume arg: --rat",
-    "FATAL Flags parsing error: Unknown command line flag 'rat'",
-    "Error parsing --rate: could not convert string to float: x",
-)
+REFUSED = parse_toml((Path(__file__).parent / "refused_command_lines.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("printed", "line"), [*zip(REFUSED.split("====\n"), WRONG, strict=True)], ids=WRONG)
-def test_a_command_line_that_is_refused(printed: str, line: str) -> None:
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_command_line_that_is_refused(line: str) -> None:
     """The headline has what is wrong, not the advice, the list or the box around it; the category is config."""
-    for failure in (left(printed, 2), replace(called_exit(printed), exit_code=2)):
+    for failure in (left(REFUSED[line], 2), replace(called_exit(REFUSED[line]), exit_code=2)):
         verdict = evidence(make_job(failure))
         assert verdict.headline.partition(f"rank 1 on {failure.node}: ")[2].removesuffix("; exit code 2") == line
         assert verdict.category == "config"

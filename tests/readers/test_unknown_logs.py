@@ -10,14 +10,15 @@ from typing import Any, TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
+from firstfault.utils.toml import parse_toml
 from tests.readers.commands import Ran
 from tests.readers.test_job_logs import LOST, RAISED, STEPS, box, of
 
 Show: TypeAlias = Callable[..., dict[str, Any]]
 OWN, OTHERS = of("[rank1]: ", RAISED), of("[rank0]: ", LOST)
 FAILED = [*of("[rank0]: ", STEPS[:2]), *OWN, *OTHERS]
-DONE = "training finished, model saved"
 BARE = [line.strip() for line in RAISED]
+LOGS = parse_toml((Path(__file__).parent / "unknown_logs.toml").read_text(encoding="utf-8"))
 RANKS = ("rank 0 of 2, pid 410", "rank 1 of 2, pid 411")
 
 
@@ -76,164 +77,18 @@ def test_exports_of_collectors(show: Show, form: str) -> None:
     assert found["verdict"]["ranks"] in expected
 
 
-def _hydra(rank: int, signal: str) -> list[str]:
-    return [f"=   RANK {rank} PID 8{rank} RUNNING AT a", f"=   KILLED BY SIGNAL: {signal}"]
-
-
-LAUNCHERS = {
-    "a gloo prefix of Horovod": (of("[1]<stderr>:", RAISED) + of("[0]<stderr>:", LOST), [1], "user_code"),
-    "a process id of the journal": (
-        [*RANKS, *of("May  6 07:08:09 host job[410]: ", LOST), *of("May  6 07:08:09 host job[411]: ", RAISED)],
-        [1],
-        "user_code",
-    ),
-    "the kernel and a process id": ([*RANKS, *STEPS, "Out of memory: Killed process 411 (python)"], [1], "host_oom"),
-    "files behind one another": (["==> w-0.log <==", *LOST, "==> w-1.log <==", *RAISED], [1], "user_code"),
-    "a command line of torchrun": (
-        [
-            "+ torchrun --nproc_per_node 8 --nnodes 2 --node_rank 1 train.py",
-            *STEPS,
-            "E0506 07:08:09.1 7 torch/a.py:9] failed (exitcode: -11) local_rank: 2 (pid: 81)",
-        ],
-        [10],
-        "signal",
-    ),
-    "MPI_ABORT": (
-        [*STEPS, "MPI_ABORT was invoked on rank 2 in communicator X", "with errorcode 3."],
-        [2],
-        "exit",
-    ),
-    "Hydra, which kills the rest": (
-        [*STEPS, *_hydra(2, "4 (Illegal instruction)"), *_hydra(0, "9 (Killed)"), *_hydra(1, "9 (Killed)")],
-        [2],
-        "signal",
-    ),
-    "a barrier of JAX": (
-        [*RAISED[:5], "x.XlaRuntimeError: Barrier timed out. Timed out task names:", "/job:j/replica:0/task:3"],
-        [3],
-        "hang",
-    ),
-    "a line that names the rank": ([*RAISED, "CRITICAL [train:9, rank=6] Uncaught ValueError"], [6], "user_code"),
-    "a limit of LSF": ([*STEPS, "TERM_RUNLIMIT: job killed after reaching LSF run time limit."], [], "preemption"),
-    "a limit of PBS": ([*STEPS, "=>> PBS: job killed: mem 5kb exceeded limit 4kb"], [], "host_oom"),
-    "a lost daemon": ([*STEPS, "  Remote daemon: [[1,0],3] on node host-2"], [], "node_lost"),
-    "a status of a pod": (
-        [*of("[pod/w-0/c] ", ["rank 0/2 ready", *LOST]), "[pod/w-1/c] rank 1/2 ready", "w-1   0/1   OOMKilled   0"],
-        [1],
-        "host_oom",
-    ),
-    "a preempted job": (
-        [
-            *STEPS,
-            "slurmstepd: error: *** STEP 8.0 ON a CANCELLED AT 2031-05-06T07:08:09 DUE TO PREEMPTION ***",
-            *of("[rank1]: ", [*RAISED[:3], "SIGTERMException"]),
-            "srun: error: a: tasks 0-1: Exited with exit code 1",
-        ],
-        [],
-        "preemption",
-    ),
-    "torchrun in a task of srun": (
-        [
-            "$ srun --label torchrun --nnodes 2 --nproc-per-node 4 train.py",
-            *of("0: ", STEPS),
-            *of("1: ", STEPS),
-            "srun: error: host-2: task 1: Exited with exit code 1",
-        ],
-        [],
-        "exit",
-    ),
-    "a chain of Ray's tasks": (
-        [
-            "(Train pid=70) - (ip=9.8.7.6, pid=71) world_rank=0, local_rank=0",
-            "(Train pid=70) - (ip=9.8.7.5, pid=72) world_rank=1, local_rank=0",
-            *RAISED[:3],
-            "ray.exceptions.RayTaskError(ValueError): ray::_Inner.train() (pid=70, ip=9.8.7.6, repr=Train)",
-            RAISED[1],
-            "ray.exceptions.RayTaskError(ValueError): ray::Worker.execute() (pid=72, ip=9.8.7.5, repr=<x>)",
-            *RAISED[1:],
-        ],
-        [1],
-        "user_code",
-    ),
-    "a rendezvous that failed": (
-        [
-            RAISED[0],
-            '  File "/v/lib/python3.12/site-packages/torch/distributed/elastic/rendezvous/dynamic.py", line 9, in join',
-            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
-        ],
-        [],
-        "rendezvous",
-    ),
-    "a drained node of Ray": (
-        [
-            *STEPS,
-            "(Controller pid=7) Preemption notice received: node ab12 (ip=9.8.7.6) is draining, reason: spot",
-            *RAISED[:3],
-            "RuntimeError: Training has failed even after 3 attempts.",
-        ],
-        [],
-        "preemption",
-    ),
-    "a dead node of Ray": (
-        [*STEPS, "The node with node id: ab12 and ip: 9.8.7.6 has been marked dead"],
-        [],
-        "node_lost",
-    ),
-    "a code alone": ([*STEPS, "Error: failed to run torchrun", "Exit code: 3"], [], "exit"),
-    "a kill below an exception": ([*RAISED, "a child has failed", "Killed"], [], "user_code"),
-    "a kill above what a peer raised": ([*of("[rank0]: ", LOST), "Killed"], [], "signal"),
-    "a thread of a library, and an exit": (
-        [
-            "rank 0 of 1, pid 71",
-            *STEPS,
-            "Exception in thread Thread-2:",
-            RAISED[0],
-            '  File "/v/lib/python3.12/threading.py", line 9, in run',
-            "BrokenPipeError: [Errno 32] Broken pipe",
-            "E0506 07:08:09.1 7 torch/a.py:9] failed (exitcode: -7) local_rank: 0 (pid: 71)",
-        ],
-        [0],
-        "signal",
-    ),
-    "a traceback that is cut off": ([*of("[rank0]: ", STEPS), *OWN[:5]], [1], "unknown"),
-}
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_who_failed(show: Show, launcher: str) -> None:
+@pytest.mark.parametrize("case", LOGS["failures"])
+def test_who_failed(show: Show, case: str) -> None:
     """Rank and category are found, whichever program reports the end."""
-    lines, ranks, category = LAUNCHERS[launcher]
-    found = show(lines)["verdict"]
-    assert (found["ranks"], found["category"]) == (ranks, category)
+    failure = LOGS["failures"][case]
+    found = show(failure["log"].splitlines())["verdict"]
+    assert (found["ranks"], found["category"]) == (failure["ranks"], failure["category"])
 
 
-NOISE = (
-    "upload of metrics failed: HTTP 503, retrying (2/5)",
-    "Exception ignored in: <function Loader.__del__ at 0x7f>",
-    *RAISED,
-    "could not close the cache: [Errno 9] Bad file descriptor",
-)
-SUCCESSES = {
-    "noise after the end": [*STEPS, DONE, *NOISE],
-    "an actor that died": [*STEPS, *of("(A pid=71) ", RAISED), "Job 'raysubmit_4' succeeded"],
-    "each rank goes on": [*of("0: ", LOST), *of("1: ", RAISED), *of("0: ", [DONE]), *of("1: ", [DONE])],
-    "a report of LSF above, and its threads below": [
-        "Subject: Job 71: <train> in cluster <c> Done",
-        *STEPS,
-        "Exception in thread Thread-2:",
-        RAISED[0],
-        '  File "/v/lib/python3.12/threading.py", line 9, in run',
-        "BrokenPipeError: [Errno 32] Broken pipe",
-    ],
-    "the next command": [*STEPS, *box((0, 1)), "me@host:~$ torchrun train.py", *STEPS, DONE],
-    "a pod that completed": [*STEPS, "[1,1]<stderr>:E0506 failed call to cuInit", "launcher-x8  0/1  Completed  0  4m"],
-}
-
-
-@pytest.mark.parametrize("case", SUCCESSES)
+@pytest.mark.parametrize("case", LOGS["successes"])
 def test_a_success_is_proven_at_the_end(show: Show, case: str) -> None:
     """Handled exceptions, noise at the end and an earlier job's failure make no failure of a success."""
-    assert show(SUCCESSES[case])["code"] == EXIT.OK
+    assert show(LOGS["successes"][case].splitlines())["code"] == EXIT.OK
 
 
 def test_the_last_job_of_a_file_counts(show: Show) -> None:
