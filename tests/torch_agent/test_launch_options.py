@@ -4,18 +4,16 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from firstfault.errors import UsageError
 from firstfault_torch.options import (
     DEFAULT_SIGNALS,
     check_numa,
-    logs_specs,
     numa_options,
     parse_ranks,
     parse_signals,
@@ -83,12 +81,6 @@ def test_numa() -> None:
     assert numa_options(own) is own
     for value in (None, "node", own):
         check_numa(value, "numa_options")
-
-
-def test_torchs_specs(tmp_path: Path) -> None:
-    """The options become torch's own logs_specs."""
-    found = logs_specs(str(tmp_path), "1", "0:2", "0,1", 2)
-    assert found == DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {0, 1})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import run
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault.cli import main
@@ -154,21 +153,6 @@ def run_job(
     shown = dict.fromkeys(node.prefix for node in ended if node.prefix)
     found = [*shown] or [str(found.parent) for found in folder.glob("**/0/firstfault")]
     return Job(ended, told, found, [*left.values()])
-
-
-def run_torchrun(arguments: Sequence[str]) -> int | None:
-    """Run torchrun without firstfault in a process that has loaded torch, and drop what it prints; return its code."""
-    process = forkserver().Process(target=_stock_launcher, args=(list(arguments),))
-    process.start()
-    process.join(LONGEST_S)
-    return process.exitcode
-
-
-def _stock_launcher(arguments: list[str]) -> None:
-    for descriptor in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    run.main(arguments)
 
 
 def _launcher(folder: Path, environment: dict[str, str], door: str, arguments: list[str]) -> None:
