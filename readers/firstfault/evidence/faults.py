@@ -19,11 +19,11 @@ from firstfault.evidence.hangs import find_stragglers
 from firstfault.evidence.progress import drop_messages, get_waited_ns, group_progress
 from firstfault.evidence.texts import find_message
 from firstfault.evidence.watchdogs import demote_ranks_that_gave_up
+from firstfault.exceptions import texts as exception_texts
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
-from firstfault.exceptions.retried_step import ALL_TRIES_FAILED
 from firstfault.exceptions.source_files import find_library
 from firstfault.exceptions.stack_position import PositionKind, find_crash_position, locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
@@ -70,7 +70,7 @@ def _is_fault(judged: ClassifiedFailure, blame_counts: BlameCounts) -> bool:
 
 def gave_up(failure: WorkerError) -> bool:
     """Whether a process only reports that its retries failed: the actual reason may be a peer's error."""
-    return ALL_TRIES_FAILED.match(find_message(failure).text) is not None
+    return exception_texts.PATTERNS["all_tries_failed"].match(find_message(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:

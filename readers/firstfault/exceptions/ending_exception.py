@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from firstfault.exceptions.exceptions_in_text import get_short_name
@@ -18,18 +17,9 @@ from firstfault.exceptions.printed_tracebacks import (
 from firstfault.exceptions.retried_step import LINES_PROVING_SURVIVAL, TRACEBACK_TITLE, find_original_failure
 from firstfault.exceptions.stack_dumps import find_crash_frames
 from firstfault.exceptions.stack_position import PROGRAM_ENDED, locate_main_thread
+from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import get_shell_signal
-
-_FATAL_WORD = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
-_PYTHON_ERROR_TEXT = re.compile(
-    r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
-)
-_PYBIND_FRAME = re.compile(
-    r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<function>\S{1,200})$", re.MULTILINE
-)
-"""A frame as pybind11 prints it, innermost first."""
-_BARE_ABORT = re.compile(r"terminate called without an active exception|^Aborted\b")
 
 
 def find_ending_exception(failure: WorkerError) -> ExceptionInfo | None:
@@ -70,7 +60,7 @@ def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
     if signal and (thrown := _find_exception_thrown_to_cpp(failure.printed)):
         return thrown
     # native code printed why it aborted, not only that it did
-    if signal and any(not _BARE_ABORT.search(line) for line in find_native_lines(failure.printed.splitlines())):
+    if signal and any(not PATTERNS["abort"].search(line) for line in find_native_lines(failure.printed.splitlines())):
         return raised
     printed = find_printed_exception(failure.printed)
     if printed is None or (signal and _aborted_elsewhere(failure, printed.exception)):
@@ -81,7 +71,7 @@ def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
     if len(unindented) + len(printed.after) > LINES_PROVING_SURVIVAL:
         return raised
     # "giving up" after the traceback, then `sys.exit` outside of a handler: the program exits for its own reason
-    has_own_reason = raised is not None and any(map(_FATAL_WORD.search, (*message_lines, *printed.after)))
+    has_own_reason = raised is not None and any(map(PATTERNS["fatal_word"].search, (*message_lines, *printed.after)))
     return raised if has_own_reason else printed.exception
 
 
@@ -93,9 +83,9 @@ def _aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
 
 def _find_exception_thrown_to_cpp(stderr: str) -> ExceptionInfo | None:
     """Return the Python exception that C++ couldn't handle, such as an autograd hook's; None: there is none."""
-    match = _PYTHON_ERROR_TEXT.match(find_cpp_exception(stderr))
+    match = PATTERNS["python_error_text"].match(find_cpp_exception(stderr))
     if match is None:
         return None
-    matches = _PYBIND_FRAME.finditer(stderr)
+    matches = PATTERNS["pybind_frame"].finditer(stderr)
     frames = [FrameInfo(frame["file"], int(frame["line"]), frame["function"]) for frame in matches]
     return ExceptionInfo(match["type"], match["message"] or "", frames=tuple(reversed(frames)))

@@ -7,9 +7,9 @@ the traceback of another process in its message, or in its cause's message.
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 
+from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo
 
 REMOTE_RELATION = "remote"
@@ -18,24 +18,8 @@ _MAX_TRACEBACKS = 16
 _MAX_FRAMES = 200
 _MAX_DEPTH = 4
 """How deep tracebacks may be nested: a traceback in the text of an exception that was itself found in a text."""
-_TORCH_WRAPPER = re.compile(
-    r"^Caught [\w.]{1,100} in |^-- Process \d{1,9} terminated with the following error:|^CheckpointException ranks:",
-    re.MULTILINE,
-)
-"""Lines that torch writes above a traceback. All lines after the traceback belong to the exception."""
 _CHECKPOINT_RANK_MARK = "(RANK "
 """Begins each of several ranks' tracebacks in an error of torch's checkpoints."""
-_TRACEBACK_START = re.compile(
-    r"^(?P<indent>[ \t]*)(?:Original )?Traceback \(most recent call last\):.*$"
-    r"|^[^\n]{0,20}ray::[^\n]{0,200}\(pid=\d{1,10}[^\n]{0,200}$",
-    re.MULTILINE,
-)
-_FRAME_LINE = re.compile(
-    r'^\s{1,20}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>[^\n]{1,200}))?$'
-)
-EXCEPTION_LINE = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
-_CUT_MARK = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
-"""Marks where a stored text was cut."""
 POOL_TRACEBACK_SUFFIX = "RemoteTraceback"
 """Ends the types in which `multiprocessing`, `concurrent.futures` and joblib wrap the text of a traceback."""
 CAUSE_SENTENCE = "The above exception was the direct cause of the following exception:"
@@ -104,7 +88,7 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
         whole: whether the text is a traceback as a whole. If not, lines below a traceback may be unrelated, so an
             exception counts only if it is the last line.
     """
-    starts = list(itertools.islice(_TRACEBACK_START.finditer(text), _MAX_TRACEBACKS))
+    starts = list(itertools.islice(PATTERNS["traceback_start"].finditer(text), _MAX_TRACEBACKS))
     chain: list[ExceptionInfo] = []
     for index, match in enumerate(starts):
         end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
@@ -122,9 +106,9 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
     if not chain:
         return text, ()
     head, nested = _split_at_traceback(chain[0].message, depth - 1) if depth else ("", ())
-    is_whole = whole or match["indent"] is None or _TORCH_WRAPPER.search(text[: match.start()])
+    is_whole = whole or match["indent"] is None or PATTERNS["torch_wrapper"].search(text[: match.start()])
     # "worker failed:" above a nested traceback reports it; any other text may be unrelated
-    if nested and (head.endswith(":") or _TORCH_WRAPPER.search(head)):
+    if nested and (head.endswith(":") or PATTERNS["torch_wrapper"].search(head)):
         chain = [replace(chain[0], message=head), *nested, *chain[1:]]
     elif "\n" in chain[0].message and not is_whole:
         return text, ()
@@ -140,7 +124,7 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
     is_after_frame = is_after_cut = False
     for index, full_line in enumerate(lines):
         line = full_line[indent:] if full_line[:indent].isspace() else full_line
-        match = _FRAME_LINE.match(line)
+        match = PATTERNS["frame_line"].match(line)
         if match is not None:
             frames[_MAX_FRAMES - 1 :] = []  # beyond the limit the innermost frame replaces the last one
             frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
@@ -150,12 +134,12 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
         elif frames and frames[-1].code and line.strip() and not line.strip(" ~^") and line.startswith(" "):
             marked = (len(line) - len(line.lstrip()) - margin, len(line.rstrip()) - margin)
             frames[-1] = replace(frames[-1], marked=marked)
-        elif line.strip() and line[0] not in " \t" and not is_after_cut and frames and not _CUT_MARK.match(line):
-            raised = EXCEPTION_LINE.match(line.rstrip())
+        elif line.strip() and line[0] not in " \t" and not is_after_cut and frames and not PATTERNS["cut"].match(line):
+            raised = PATTERNS["exception_line"].match(line.rstrip())
             if raised is None:
                 return None
             rest = itertools.takewhile(lambda other: other.strip() not in _MESSAGE_ENDS, lines[index + 1 :])
             message = "\n".join([raised["message"] or "", *rest]).rstrip()
             return ExceptionInfo(raised["type"], message, frames=tuple(frames))
-        is_after_frame, is_after_cut = match is not None, _CUT_MARK.match(line) is not None
+        is_after_frame, is_after_cut = match is not None, PATTERNS["cut"].match(line) is not None
     return None

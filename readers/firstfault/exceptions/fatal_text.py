@@ -5,10 +5,9 @@ Most lines have nothing to do with it: errors that the process handled and logge
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from firstfault.exceptions.printed_tracebacks import RANK_PREFIX, find_chain_spans, find_tracebacks, strip_rank_prefix
+from firstfault.exceptions.printed_tracebacks import find_chain_spans, find_tracebacks, strip_rank_prefix
 from firstfault.exceptions.texts import PATTERNS
 
 _SURVIVAL_NOTICE = PATTERNS["survival_notice"]
@@ -16,9 +15,6 @@ _NOISE_LINE = PATTERNS["noise_line"]
 _ADVICE_LINE = PATTERNS["advice_line"]
 _NCCL_LAST_ERROR = "Last error:"
 """Ends a line of NCCL; the next line has the cause of the error."""
-_CPP_WHAT_LINE = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
-_BOX_SIDES = re.compile(r"^[╭╰┌└│┃]─* ?|\s*─*[╮╯┐┘│┃]$")
-"""Borders of a box around an error, such as click's and tyro's."""
 _EXIT_LINES_READ = 5
 """Lines read before an exit without a traceback, not counting advice."""
 _ABORT_LINES_READ = 2
@@ -37,7 +33,7 @@ def extract_fatal_text(stderr: str, signal: str) -> str:
         last = [line for line in lines[-_ABORT_LINES_READ:] if line not in native] if signal == "SIGABRT" else []
         return "\n".join((*native, *last))
     # an exit: the last traceback with its causes, and the lines after it
-    bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
+    bare_lines = [PATTERNS["rank_prefix"].sub("", line) for line in lines]
     chains = find_chain_spans(bare_lines, find_tracebacks(bare_lines))
     if not chains:
         return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL_NOTICE.search(line))
@@ -59,7 +55,7 @@ def _extract_exit_lines(lines: Sequence[str]) -> list[str]:
     """Return the last few lines, more if there is advice among them. "Error:" is joined with the next line."""
     joined: list[str] = []
     # command-line tools end with usage hints, which may push the error out of the last few lines
-    for line in (_BOX_SIDES.sub("", boxed_line) for boxed_line in lines[-4 * _EXIT_LINES_READ :]):
+    for line in (PATTERNS["box_sides"].sub("", boxed_line) for boxed_line in lines[-4 * _EXIT_LINES_READ :]):
         if line[:1].isspace() and joined and joined[-1].endswith(":") and not _ADVICE_LINE.search(joined[-1]):
             joined[-1] += f" {line.strip()}"
         else:
@@ -70,7 +66,7 @@ def _extract_exit_lines(lines: Sequence[str]) -> list[str]:
 
 def find_cpp_exception(stderr: str) -> str:
     """Return the text of the last C++ exception that ended a process; empty: there is none."""
-    matches = (_CPP_WHAT_LINE.match(strip_rank_prefix(line)) for line in reversed(stderr.splitlines()))
+    matches = (PATTERNS["cpp_what_line"].match(strip_rank_prefix(line)) for line in reversed(stderr.splitlines()))
     return next((match["text"] for match in matches if match), "")
 
 

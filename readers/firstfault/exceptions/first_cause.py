@@ -32,13 +32,8 @@ _MISSING_FEATURES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"
 _LOOKUP_TYPES = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
-_BLOCK_START = re.compile(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
-_EXCEPT_CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:")
 _HANDLER_LINES_READ = 12
 _ANY_EXCEPTION = {"", "BaseException", "Exception"}
-_SUBSTITUTE_STATEMENT = re.compile(r"(?:return|yield|import|from)\b|[\w.\[\], '\"]+(?::[^=]+)?=(?!=)")
-"""Begins a line that returns or assigns a substitute for what failed."""
-_LEAVING_STATEMENT = re.compile(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +162,9 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     at = outer.frames[-len(below) - 1]
     here = at.line - at.context_line
     above = find_enclosing_handler(at.context, here)
-    clause = _EXCEPT_CLAUSE.match(at.code if above is None else at.context[above])
+    clause = PATTERNS["except_clause"].match(at.code if above is None else at.context[above])
     expected = {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
-    code = _EXCEPT_CLAUSE.sub("", at.code).strip()
+    code = PATTERNS["except_clause"].sub("", at.code).strip()
     name, own = get_short_name(context), [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a library
     is_expected = expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
@@ -190,12 +185,12 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     if is_again and not expected <= _LOOKUP_TYPES:
         return False  # the same function was called again: a second try, which fails because of the first
     # a clause for any exception, or an unknown clause: only a substitute shows that the program took another way
-    has_substitute = is_own and _SUBSTITUTE_STATEMENT.match(code)
+    has_substitute = is_own and PATTERNS["substitute_statement"].match(code)
     if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURES and not has_substitute:
         return False
     if above is not None:
         after = (n for n in range(here + 1, len(at.context)) if find_enclosing_handler(at.context, n) == above)
-        if "finally" in at.context[above] or any(_LEAVING_STATEMENT.match(at.context[n]) for n in after):
+        if "finally" in at.context[above] or any(PATTERNS["leaving_statement"].match(at.context[n]) for n in after):
             return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
 
@@ -206,7 +201,7 @@ def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
     for index in range(at - 1, at - len(margins), -1):
         margin = margins[index - at - 1]
-        if margin < min(margins[index - at :]) and (block := _BLOCK_START.match(lines[index])):
+        if margin < min(margins[index - at :]) and (block := PATTERNS["block_start"].match(lines[index])):
             return index if block["handler"] else None
     return None
 

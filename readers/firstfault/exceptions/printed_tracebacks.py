@@ -8,14 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.exceptions.exceptions_in_text import EXCEPTION_LINE, get_short_name, parse_traceback, unwrap_remote
+from firstfault.exceptions.exceptions_in_text import get_short_name, parse_traceback, unwrap_remote
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions
 from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo
 from firstfault.utils.text import printable
-
-RANK_PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
-"""Put before each line by torch, its launcher or srun."""
 
 
 def strip_line_prefixes(line: str) -> str:
@@ -25,21 +22,9 @@ def strip_line_prefixes(line: str) -> str:
 
 def strip_rank_prefix(line: str) -> str:
     """Return a line without control characters, and without the prefix of torch, its launcher or srun."""
-    return RANK_PREFIX.sub("", printable(line))
+    return PATTERNS["rank_prefix"].sub("", printable(line))
 
 
-TRACEBACK_HEADER = re.compile(
-    r"^(?P<gutter>[ |]*)(?P<group>\+ Exception Group )?(?P<above>.{0,80}?\s)?Traceback \(most recent call last\):\s*$"
-)
-_RICH_BOX_START = re.compile(r"^\s*[╭┌+][─-]+ ?Traceback \(most recent call last\) ?[─-]+[╮┐+]\s*$")
-_RICH_BOX_END = re.compile(r"^\s*[╰└+][─-]{10,}[╯┘+]\s*$")
-_RICH_FRAME = re.compile(r"^(?P<file>.+?):(?P<line>\d{1,9}) in (?P<function>.+)$")
-_RICH_CODE = re.compile(r"^❱ ?\s*(?P<line>\d{1,9}) [│|]?(?P<code>.*)$")
-CHAIN_SENTENCE = re.compile(
-    r"^\s*(?:(?P<cause>The above exception was the direct cause)|During handling of the above exception, another )"
-)
-_GROUP_MEMBER_START = re.compile(r"^\s*\+?-?\+-+ \d+ -+\s*$")
-_GROUP_BORDER = re.compile(r"^\s*[+-]{9,}\s*$")
 _INDENT = 2
 """Indentation of a member in the text of its exception group."""
 GROUP_GUTTER = re.compile(r"^\s*(?:[|+] ?)?")
@@ -83,7 +68,7 @@ def find_printed_exception(stderr: str) -> PrintedException | None:
 
 def find_tracebacks(lines: Sequence[str]) -> list[int]:
     """Return the line numbers at which tracebacks begin. A group's members are parsed with the group."""
-    headers = ((number, TRACEBACK_HEADER.match(line)) for number, line in enumerate(lines))
+    headers = ((number, PATTERNS["traceback_header"].match(line)) for number, line in enumerate(lines))
     return [number for number, match in headers if match and "|" not in match["gutter"]]
 
 
@@ -122,7 +107,7 @@ def find_chain_spans(lines: Sequence[str], starts: list[int]) -> list[tuple[int,
     spans: list[tuple[int, int]] = []
     for start in starts[-_MAX_TRACEBACKS:]:
         # an exception raised from another one is printed after Python's sentence: both are one chain
-        if spans and any(map(CHAIN_SENTENCE.match, lines[max(start - _MAX_LINES_BETWEEN, 0) : start])):
+        if spans and any(map(PATTERNS["chain"].match, lines[max(start - _MAX_LINES_BETWEEN, 0) : start])):
             spans[-1] = (spans[-1][0], start)
         else:
             spans.append((start, start))
@@ -136,26 +121,28 @@ def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException
     start = first
     while start <= last:
         ends = range(start + 1, len(lines)) if start < last else ()
-        end = next((number for number in ends if CHAIN_SENTENCE.match(lines[number])), len(lines))
+        end = next((number for number in ends if PATTERNS["chain"].match(lines[number])), len(lines))
         link, after = _parse_link(lines[start:end])
         if link is None:
             return None
-        sentence = CHAIN_SENTENCE.match(lines[end]) if end < len(lines) else None
+        sentence = PATTERNS["chain"].match(lines[end]) if end < len(lines) else None
         # the relation of an exception is to the one that was raised after it
         links.insert(0, replace(link, relation="cause" if sentence is not None and sentence["cause"] else "context"))
-        start = next((number for number in range(end, last + 1) if TRACEBACK_HEADER.match(lines[number])), last + 1)
+        start = next(
+            (number for number in range(end, last + 1) if PATTERNS["traceback_header"].match(lines[number])), last + 1
+        )
     return PrintedException(replace(links[0], relation="", causes=tuple(links[1:])), tuple(after))
 
 
 def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
     """Return the exception of one traceback, or of an exception group, and the lines after it."""
-    match = TRACEBACK_HEADER.match(lines[0])
+    match = PATTERNS["traceback_header"].match(lines[0])
     if match is not None and match["group"]:
         return _parse_group(lines, len(match["gutter"]))
     raised = next((at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()), len(lines))
     end = next((at for at in range(raised + 1, len(lines)) if PATTERNS["unrelated_line"].search(lines[at])), len(lines))
     exception = parse_traceback("\n".join(lines[1:end]))
-    if exception is None and raised < end and (match := EXCEPTION_LINE.match(lines[raised])):
+    if exception is None and raised < end and (match := PATTERNS["exception_line"].match(lines[raised])):
         exception = ExceptionInfo(match["type"], match["message"] or "")  # the frames are missing
     return exception, lines[end:]
 
@@ -163,7 +150,7 @@ def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[st
 def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Sequence[str]]:
     end = next((at for at, line in enumerate(lines[1:], 1) if not line.startswith((" ", "|", "+"))), len(lines))
     inner = [GROUP_GUTTER.sub("", line[indent:], count=1) if line.strip() else "" for line in lines[1:end]]
-    starts = [(at, line) for at, line in enumerate(lines[1:end]) if _GROUP_MEMBER_START.match(line)]
+    starts = [(at, line) for at, line in enumerate(lines[1:end]) if PATTERNS["group_member_start"].match(line)]
     borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT]
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
@@ -172,7 +159,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
     members = []
     for border, until in itertools.pairwise([*borders, len(inner)]):
         body = [GROUP_GUTTER.sub("", line[indent + _INDENT :], count=1) for line in lines[border + 2 : until + 1]]
-        member = find_printed_exception("\n".join(line for line in body if not _GROUP_BORDER.match(line)))
+        member = find_printed_exception("\n".join(line for line in body if not PATTERNS["group_border"].match(line)))
         if member is not None:
             members.append(member.exception)
     return replace(own, members=tuple(members)), lines[end:]
@@ -192,10 +179,10 @@ def to_plain_lines(stderr: str) -> list[str]:
         indent = indent if line[:indent].isspace() or not line.strip() else 0
         line = line[indent:]
         # rich draws a box around a traceback, with a few lines of source around each frame
-        if _RICH_BOX_START.match(line):
+        if PATTERNS["rich_box_start"].match(line):
             in_box, indent = True, indent or _measure_indent(line)
             plain.append("Traceback (most recent call last):")
-        elif in_box and _RICH_BOX_END.match(line):
+        elif in_box and PATTERNS["rich_box_end"].match(line):
             in_box = False
         elif in_box:
             head, texts = _parse_box_line(head, line)
@@ -209,13 +196,13 @@ def _parse_box_line(head: str, line: str) -> tuple[str, list[str]]:
     """Return the unfinished part of a frame, which rich may wrap, and the finished lines as Python prints them."""
     text = line.strip().rstrip("│|").rstrip()
     text = text[2:] if text.startswith(("│ ", "| ")) else ""
-    if code := _RICH_CODE.match(text):
+    if code := PATTERNS["rich_code"].match(text):
         return "", [f"    {code['code'].strip()}"]
     if not text or text[0].isspace():
         return "", []
     # rich wraps a long frame before or after its "in", or within the path
     head += f" {text}" if head.endswith(" in") or text.startswith("in ") else text
-    frame = _RICH_FRAME.match(head)
+    frame = PATTERNS["rich_frame"].match(head)
     if frame is None:
         return head[:_MAX_RICH_PATH_CHARS], []
     return "", [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}']
@@ -228,7 +215,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
     traceback.
     """
     lines = text.splitlines()
-    bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
+    bare_lines = [PATTERNS["rank_prefix"].sub("", line) for line in lines]
     chain = [item for link in iter_exceptions(exception) for item in (link, unwrap_remote(link))]
     names = {get_short_name(link) for link in chain}
     first_lines = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
@@ -241,7 +228,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
         types = [match for match in raised if match["type"].rsplit(".", 1)[-1] in names]
         if any((match["message"] or "") in first_lines for match in types):
             # the rest of the message, notes, and the sentence between two tracebacks
-            while end < len(lines) and (bare_lines[end].strip() in texts or CHAIN_SENTENCE.match(bare_lines[end])):
+            while end < len(lines) and (bare_lines[end].strip() in texts or PATTERNS["chain"].match(bare_lines[end])):
                 end += 1
         else:
             end = max(end, start + 1)
@@ -252,7 +239,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
 
 def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.Match[str]]]:
     """Return the end of the traceback that begins at `start`, and its exception lines; `start`: none begins there."""
-    match = TRACEBACK_HEADER.match(lines[start])
+    match = PATTERNS["traceback_header"].match(lines[start])
     # a stderr tail may begin within a traceback
     is_cut = start == 0 and lines[0][:1].isspace()
     if not is_cut and (match is None or match["above"]):
@@ -265,5 +252,5 @@ def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.
     if is_cut and not any(line.lstrip().startswith('File "') for line in lines[start:end]):
         return start, []
     raised_lines = lines[start:end] if is_group else lines[end - 1 : end]
-    raised = (EXCEPTION_LINE.match(GROUP_GUTTER.sub("", line, count=1)) for line in raised_lines)
+    raised = (PATTERNS["exception_line"].match(GROUP_GUTTER.sub("", line, count=1)) for line in raised_lines)
     return end, [match for match in raised if match]

@@ -8,7 +8,6 @@ exception of its first try, which it printed, is the root cause.
 from __future__ import annotations
 
 import itertools
-import re
 from functools import lru_cache
 
 from firstfault.exceptions.exceptions_in_text import get_short_name
@@ -21,15 +20,11 @@ from firstfault.exceptions.printed_tracebacks import (
     to_plain_lines,
 )
 from firstfault.exceptions.stack_position import is_process_group_code
+from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, Subject, WorkerError
 
 TRACEBACK_TITLE = "Traceback (most recent call last)"
 _MIN_TRIES = 2
-ALL_TRIES_FAILED = re.compile(
-    r"(?i)^(?:.{1,80}: )?(?:(?:the )?\w+(?: \d+)? failed(?: after)?|(?:it )?(?:gave|giving) up after|all) "
-    r"\d+ (?:times|attempts|tries|retries)(?: failed)?[.!]?$"
-)
-"""The message of an exception that reports how often something failed, without the reason."""
 LINES_PROVING_SURVIVAL = 10
 """If a process printed more lines after a traceback, it survived the exception."""
 
@@ -78,7 +73,7 @@ def _find_first_of_printed_tries(raised: ExceptionInfo, text: str) -> ExceptionI
     last_call = printed[-1][0] if printed else ""
     tries = [chain for _, chain in itertools.takewhile(lambda item: item[0] == last_call, reversed(printed))]
     is_same = last_call.startswith(f'File "{raising.file}", line ') and last_call.endswith(f", in {raising.function}")
-    if not is_same or len(tries) < (1 if ALL_TRIES_FAILED.match(raised.message) else _MIN_TRIES):
+    if not is_same or len(tries) < (1 if PATTERNS["all_tries_failed"].match(raised.message) else _MIN_TRIES):
         return None
     lines_after = (*tries[0].exception.message.splitlines()[1:], *tries[0].after)
     has_survived = sum(not line[:1].isspace() for line in lines_after) > LINES_PROVING_SURVIVAL

@@ -1,4 +1,4 @@
-"""The regular expressions of ``texts.toml``: for messages of exceptions, and for the lines around them."""
+"""The regular expressions of ``texts.toml``: for messages of exceptions, the lines around them, and stacks."""
 
 from __future__ import annotations
 
