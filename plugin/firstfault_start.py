@@ -39,6 +39,8 @@ _LAUNCHERS = (
 """The variables of a process's rank, local rank and world size, by launcher."""
 OWN_RANK: list[tuple[int | None, int, int]] = []
 """What `rank_of` returned when this process began as a rank; the program may set other variables."""
+IN_PROGRAM: list[int] = []
+"""This process's id, if it is a worker that is a program; empty in the processes that it starts."""
 _PR_SET_PDEATHSIG = 1
 _GROUPS = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""
@@ -50,6 +52,7 @@ def begin_worker() -> None:
         begin_rank()
     elif os.environ.pop(WORKER_VARIABLE, "") == str(os.getppid()):  # else a worker has started it, as a shell does
         _end_with_parent()
+        IN_PROGRAM.append(os.getpid())
         _watch("script")
 
 

@@ -192,6 +192,11 @@ class PlainEngine:
         del verdict
         return 1
 
+    def to_exception(self, verdict: SealedVerdict) -> Exception | None:
+        """Return the exception that torchrun's launcher raises in place of torch's; None: torch's."""
+        del verdict
+        return None
+
     def enforces(self, job: JobErrors) -> bool:
         """Nothing retries the job."""
         del job

@@ -47,7 +47,7 @@ def with_previous_verdict(node_context: NodeContext) -> NodeContext:
         return _with_variable(node_context, "") if PREVIOUS_VARIABLE in os.environ else node_context
     verdict, decision = found.verdict, found.decision
     summary = {
-        "attempt": identity.attempt - 1,
+        "attempt": max(identity.attempt - 1, 0),  # Flyte 2 counts a JobSet's restarts from 0 in each attempt
         "headline": verdict.headline,
         "category": verdict.category,
         "ranks": verdict.ranks[:_MAX_RANKS],

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ _ERROR_FILES = "torch.distributed.elastic.multiprocessing.errors.error_handler"
 _NO_ERROR_FILE = "no error file defined for parent"
 """In the line that torch logs on its way out."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_ENGINES = "firstfault.engines"
+"""Group of entry points: a program's name, or that of a function's module, and what returns the engine's creator."""
 
 
 def stand_in() -> None:
@@ -88,7 +92,7 @@ class TorchrunAgent(LocalElasticAgent):
         engine: PlainEngine | None = None
         with suppress_internal_errors("preparing to record", through=(KeyboardInterrupt,)):
             drop_invalid()
-            engine = self._engine(TorchrunEngine if is_program else PlainEngine, spec.rdzv_handler)
+            engine = self._engine(_find_engine(spec, TorchrunEngine if is_program else PlainEngine), spec.rdzv_handler)
         if engine is None:
             # firstfault's own preparation failed, for instance because no folder can be written: the job must run
             # anyway.
@@ -122,6 +126,8 @@ class TorchrunAgent(LocalElasticAgent):
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     raise SystemExit(code) from None
                 _silence_log_of_error(failed.error)
+            if failed.verdict is not None and (error := engine.to_exception(failed.verdict)) is not None:
+                raise error from failed.error
             # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
             if isinstance(failed.error, ChildFailedError):
                 return RunResult(WorkerState.FAILED, failures=failed.error.failures)
@@ -132,7 +138,7 @@ class TorchrunAgent(LocalElasticAgent):
                 os.close(self._mark)
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
-    def _engine(self, kind: type[PlainEngine], handler: RendezvousHandler) -> PlainEngine:
+    def _engine(self, kind: Callable[..., PlainEngine], handler: RendezvousHandler) -> PlainEngine:
         """Return the engine of this node; its folder is chosen by now."""
         this = who(handler.get_run_id())
         chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
@@ -141,6 +147,15 @@ class TorchrunAgent(LocalElasticAgent):
         told = this.told(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
         return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
+
+
+def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callable[..., PlainEngine]:
+    """Return what creates the engine: the usual one, or that of a platform whose program or function this is."""
+    run: Any = spec.entrypoint
+    name = Path(run).name if isinstance(run, str) else str(getattr(run, "__module__", ""))
+    for entry in entry_points(group=_ENGINES, name=name):
+        usual = entry.load()(spec)
+    return usual
 
 
 _told: list[Any] = []

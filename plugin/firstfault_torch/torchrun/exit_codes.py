@@ -22,6 +22,8 @@ PRESETS = {
     "default": "retry:75,system:79,stop:93",
     # Kubeflow's PyTorchJob with restartPolicy ExitCode retries codes from 128 on
     "pytorchjob": "retry:203,system:207,stop:93",
+    # Flyte 2's clustered tasks: see flyteplugins.firstfault.engine, which chooses it
+    "flyte2": "stop:0",
 }
 _CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
 _MAX_CODE = 255
@@ -36,7 +38,7 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     listed = PRESETS.get(text, text)
     pairs = [item.split(":") for item in listed.split(",")] if _CODES.fullmatch(listed) else []
     codes = {Action(name): int(code) for name, code in pairs}
-    if not codes or not all(0 < code <= _MAX_CODE for code in codes.values()):
+    if not codes or (text not in PRESETS and not all(0 < code <= _MAX_CODE for code in codes.values())):
         presets = ", ".join(PRESETS)
         raise ArgumentTypeError(f"must be {presets}, or codes from 1 to 255 as in {PRESETS['default']}, not {text!r}")
     return codes

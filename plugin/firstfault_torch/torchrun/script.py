@@ -77,7 +77,8 @@ def exits() -> None:
     with suppress_internal_errors("recording an exit"):
         # pop() also drops the frame, which holds the program's globals and objects.
         error = _find_end(_outermost.pop()) if _outermost else SystemExit()
-        if has_process_group():
+        # a launcher in this process may have handed an exception over, and then exits
+        if has_process_group() and _monitor().in_flight.left is None:
             _monitor().exits(error, is_kept=False)
 
 

@@ -115,7 +115,7 @@ class Place:
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: unknown."""
     engine: str = ""
-    """The job's engine: "flyte", "plain", "alone" (no engine and no agent) or `OF_LOGS`; empty: unknown, so "flyte"."""
+    """The job's engine: "flyte", "flyte2", "plain", "alone" (no engine and no agent) or `OF_LOGS`; empty: "flyte"."""
     machine: str = ""
     """Name of the machine; empty: unknown. `host` is the hostname, which in Kubernetes is the pod's."""
     gpu: str = ""

@@ -77,7 +77,7 @@ LOG = EngineWords(
     cites=True,
 )
 """A job without firstfault that is known only from its logs."""
-_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
+_ENGINES = {"": FLYTE, "flyte": FLYTE, "flyte2": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
 
 
 def find_engine_words(job: JobErrors, verdict: Verdict) -> EngineWords:

@@ -1,0 +1,171 @@
+"""Flyte 2's implementation of the engine protocol: the files that its runtime reads, and the exceptions that it raises.
+
+Flyte 2 runs a task on several pods in two ways, and retries after every error but a non-recoverable one:
+
+    ClusteredTaskEnvironment   each pod of a JobSet runs torchrun, whose workers are ``a0``. JobSet restarts all pods
+                               after an exit code other than 0, and Flyte reads error.pb only after 0. So after a fault
+                               that a restart would repeat, one pod writes error.pb and all exit with 0.
+    Elastic                    ``a0`` of each pod starts the workers, and writes what is raised to error.pb
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from firstfault.layout import ERROR_FILE
+from firstfault.model import JobErrors
+from firstfault.model.job import DECISIONS_VARIABLE, Action, pods_live
+from firstfault.store import join
+from firstfault_torch.guard import call_with_timeout
+from firstfault_torch.node.document_writer import get_file, put_file
+from firstfault_torch.time_limits import DECK_TIMEOUT_SECONDS, EXIT_STEP_TIMEOUT_SECONDS, PUBLISH_TIMEOUT_SECONDS
+from firstfault_torch.torchrun.agent import TorchrunEngine
+from firstfault_torch.torchrun.exit_codes import CODES_VARIABLE, FAILED
+from firstfault_torch.torchrun.job import FOLDER_VARIABLE
+
+if TYPE_CHECKING:
+    from firstfault.report import Report
+    from firstfault_torch.engine import SealedVerdict
+    from firstfault_torch.node_context import Identity
+
+_ERRORS = "errors"
+"""Below the action's output path: the folder of all documents, for each JobSet and restart."""
+_REPORT = "report.html"
+"""Below the action's output path, as ``flyte.report`` writes it."""
+_TAB = "firstfault"
+_MARK = "<!-- firstfault: why this attempt failed -->"
+"""Distinguishes the report of an earlier restart from one that the task has published."""
+_STOP = 0
+"""The exit code after which Flyte reads error.pb, and JobSet restarts no pod."""
+
+
+@dataclass(frozen=True)
+class Flyte2Engine(TorchrunEngine):
+    """An attempt of an action of Flyte 2, on one pod."""
+
+    outputs: str = ""
+    """The action's output path (URI), the same for all restarts of a JobSet."""
+    checkpoint: str = ""
+    """Folder (URI) that Flyte gives to the next attempt, too."""
+    previous_checkpoint: str = ""
+    """The previous attempt's; empty: there was none."""
+    is_clustered: bool = False
+    """Whether torchrun started this agent; else ``a0``, which gets an exception."""
+
+    def identity(self) -> Identity:
+        """Return the attempt's folder and this pod's name; the attempt is the JobSet's restart."""
+        identity = super().identity()
+        handover, previous = identity.handover_uri, identity.previous_handover_uri
+        if self.checkpoint:  # the next attempt has another output path, but a restart of the JobSet has the same
+            is_restart = self.is_clustered and identity.attempt > 0
+            handover, previous = self.checkpoint, self.checkpoint if is_restart else self.previous_checkpoint
+        return replace(identity, engine="flyte2", handover_uri=handover, previous_handover_uri=previous)
+
+    def publish(self, verdict: SealedVerdict, *, leaving_now: bool = False, **how: Any) -> SealedVerdict:
+        """Write the verdict to the attempt's folder and, if the pods start no more, to where Flyte reads it."""
+        published = super().publish(verdict, leaving_now=leaving_now, **how)
+        if verdict.report is not None and not leaving_now:
+            write = partial(_write_report, self.outputs, verdict.report)
+            call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the report")
+        # if the verdict is durable, the pod that concluded has written this, too
+        is_final = super().choose_exit_code(verdict) == _STOP or _is_last_restart()
+        if not self.is_clustered or verdict.durable or not is_final:
+            return published
+        put = partial(_put, self.outputs, verdict.document)
+        seconds = EXIT_STEP_TIMEOUT_SECONDS if leaving_now else PUBLISH_TIMEOUT_SECONDS
+        is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
+        # not durable: each of the other pods tries, too
+        return replace(published, durable=published.durable and bool(is_written))
+
+    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+        """Return 0 if Flyte must not run the task again and can read why; else the code that the user chose, or 1."""
+        code = super().choose_exit_code(verdict)
+        return code if code != _STOP or (verdict is not None and verdict.durable) else FAILED
+
+    def to_exception(self, verdict: SealedVerdict) -> Exception | None:
+        """Return the exception by which ``a0`` reports the verdict, recoverable or not as decided."""
+        from flyte import errors  # noqa: PLC0415 - only a failure needs it
+
+        if self.is_clustered or not _acts():
+            return None
+        kinds = {Action.STOP: errors.NonRecoverableError, Action.SYSTEM: errors.RuntimeSystemError}
+        kind = kinds.get(verdict.decision.action, errors.RuntimeUserError)
+        error: Exception = kind(code=verdict.verdict.code, message=verdict.seal.message)
+        return error
+
+    def enforces(self, job: JobErrors) -> bool:
+        """Whether Flyte carries out the decision: it reads no error after a whole pod died."""
+        return _acts() and pods_live(job)
+
+
+def find_clustered(spec: Any) -> Callable[..., Flyte2Engine]:
+    """Return the engine of a torchrun that runs ``a0``, given torch's `WorkerSpec`."""
+    values = dict(pairwise(spec.args))
+
+    def read(*options: str) -> str:
+        found = next((str(values[option]) for option in options if option in values), "")
+        return "" if "{{" in found else found  # a placeholder that Flyte has not filled
+
+    paths = {"outputs": ("--outputs-path", "-o"), "checkpoint": ("--checkpoint-path", "-c")}
+    paths["previous_checkpoint"] = ("--prev-checkpoint", "-p")
+    return _configure(is_clustered=True, **{name: read(*options) for name, options in paths.items()})
+
+
+def find_elastic(spec: Any) -> Callable[..., Flyte2Engine]:
+    """Return the engine of an ``Elastic`` task, whose function is running in this process."""
+    import flyte  # noqa: PLC0415 - runs in a task of Flyte 2
+
+    del spec
+    context: Any = flyte.ctx()
+    paths = context.checkpoint_paths
+    checkpoint, previous = (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
+    return _configure(outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or "")
+
+
+def _configure(*, outputs: str, **fields: Any) -> Callable[..., Flyte2Engine]:
+    """Set the defaults of the user's variables, and return a function that creates the engine."""
+    if outputs:
+        os.environ.setdefault(FOLDER_VARIABLE, join(outputs, _ERRORS))
+        os.environ.setdefault(CODES_VARIABLE, "flyte2")
+    return partial(Flyte2Engine, outputs=outputs, **fields)
+
+
+def _acts() -> bool:
+    return (os.environ.get(DECISIONS_VARIABLE) or "act") == "act"
+
+
+def _is_last_restart() -> bool:
+    """Whether JobSet probably starts the pods no more.
+
+    Free restarts count, too, so it may be too early: then rank 0 of the next restart removes error.pb.
+    """
+    attempt, limit = (os.environ.get(f"JOBSET_{name}", "") for name in ("RESTART_ATTEMPT", "MAX_RESTARTS"))
+    return not (attempt.isdecimal() and limit.isdecimal()) or int(attempt) >= int(limit)
+
+
+def _put(outputs: str, document: bytes) -> bool:
+    put_file(outputs, ERROR_FILE, document)
+    return True
+
+
+def _write_report(outputs: str, report: Report) -> None:
+    """Write the task's report, unless the task has published one."""
+    from flyte import storage  # noqa: PLC0415 - only a failure needs it
+    from flyte.report import Report as Flyte2Report  # noqa: PLC0415 - as above
+
+    from firstfault.render.html import deck_html  # noqa: PLC0415 - as above
+
+    existing = get_file(outputs, _REPORT)
+    if existing is None or _MARK.encode() in existing:
+        page = Flyte2Report(_TAB)
+        page.get_tab(_TAB).log(f"{_MARK}\n{deck_html(report)}")
+        # for S3 and for Google's storage, as `flyte.report.flush` does: Flyte's page opens it in a frame
+        attributes = {"Content-Type": "text/html", "content_type": "text/html"}
+        data = str(page.get_final_report()).encode()
+        asyncio.run(storage.put_stream(data, to_path=join(outputs, _REPORT), attributes=attributes))
