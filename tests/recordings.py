@@ -10,8 +10,7 @@ from firstfault.model import JobErrors, WorkerError
 from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node
-from firstfault_torch.conclusion.node_conclusion import NodeConclusion
-from firstfault_torch.conclusion.sealed_verdict import seal_verdict
+from firstfault_torch.conclusion.sealed_verdict import NodeConclusion, seal_verdict
 from firstfault_torch.engine import PlainEngine, SealedVerdict
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.node_context import Identity, NodeContext

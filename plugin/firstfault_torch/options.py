@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from string import Template
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
@@ -20,16 +20,11 @@ from firstfault_torch.guard import try_call
 from firstfault_torch.time_limits import SETTLE_SECONDS, STOP_GRACE_SECONDS, UPLOAD_DEADLINE_SECONDS
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-    from firstfault.model import Progress
     from firstfault.retry import RetryPolicy
-    from firstfault_torch.agent.local_workers import LocalWorkers
-    from firstfault_torch.agent.reporter import Reporter
-    from firstfault_torch.engine import Engine
+    from firstfault_torch.inprocess import InProcessRestart
     from firstfault_torch.watchdog import Watchdog
-    from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The signals that terminate a pod; torch's default."""
@@ -40,44 +35,6 @@ _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
 DEFAULT_HANG = "warn:60"
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
-
-
-class RestartsInProcess(Protocol):
-    """What the agent and the workers need of restarts in the workers' processes.
-
-    `firstfault_torch.inprocess.InProcessRestart` implements it. That folder is optional, so nothing imports it: the
-    user's option brings it.
-    """
-
-    def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function(*args)`` with restarts in a worker process; an exception is recorded."""
-
-    def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Any:
-        """Do the same for a function without arguments, in a worker that already records."""
-
-    def by_last_rank(self, results: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what the workers returned, by the rank that each had in the last iteration."""
-
-    def survivors(
-        self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter
-    ) -> SurvivorsProtocol:
-        """Return what looks at the workers of a node in torch's place."""
-
-
-class SurvivorsProtocol(Protocol):
-    """The workers of one node that continue after one of them has ended."""
-
-    def begin_round(self) -> None:
-        """Forget the round before."""
-
-    def poll(self, group: WorkerGroup, context: Any) -> RunResult | None:
-        """Return the state of the workers; None if they have failed."""
-
-    def forget_recovered(self, group: WorkerGroup) -> None:
-        """Leave out deaths that the remaining ranks have recovered from."""
-
-    def await_end(self) -> None:
-        """Wait a while for all workers to give up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +79,6 @@ def parse_hang(text: str) -> Hang | None:
     return Hang(seconds.get("warn"), seconds.get("end"), seconds.get("busy"))
 
 
-class Stalls(Protocol):
-    """Watches whether the workers of a round make progress; the entry point ``firstfault.hang`` returns one."""
-
-    def end(self) -> None:
-        """Stop watching, and end the thread: the next round may fork."""
-
-    def progress(self) -> Progress:
-        """Return how far the workers came, as of the last look."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """Time limits, strategy and retry policy."""
@@ -148,8 +95,9 @@ class Options:
     """The same after a signal to the launcher, when the scheduler's own time limit counts; None: `stop_seconds`."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
-    in_process_restart: RestartsInProcess | None = None
-    """How workers restart in their processes after a fault, an `InProcessRestart`; None: they don't."""
+    in_process_restart: InProcessRestart | None = None
+    """How workers restart in their processes after a fault; None: they don't. Its folder is optional: only the user's
+    option imports it."""
     retries: int | None = None
     """How often the engine may run the job again; None: unknown."""
     restarts_follow_policy: bool = True

@@ -6,7 +6,7 @@ import signal
 import threading
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -24,10 +24,13 @@ from firstfault_torch.agent.timers import resolve_watchdog
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext
-from firstfault_torch.options import Stalls, SurvivorsProtocol
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from firstfault_torch.hang.watch import StallWatch
+    from firstfault_torch.inprocess.survivors import SurvivingWorkers
 
 HANG_ENTRY_POINTS = "firstfault.hang"
 """Entry-point group of watches for stalls: callables with the parameters of `firstfault_torch.hang.StallWatch`."""
@@ -55,13 +58,13 @@ class NodeRound:
         watchdog = resolve_watchdog(options.watchdog)
         self.workers = LocalWorkers(node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog)
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
-        self.survivors: SurvivorsProtocol | None = None
+        self.survivors: SurvivingWorkers | None = None
         if options.in_process_restart is not None:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
         """None: this is the only node, or the round hasn't begun."""
-        self._stalls: Stalls | None = None
+        self._stalls: StallWatch | None = None
         self.waits_at_exit = False
         """Whether this node's workers have succeeded, and it waits for other nodes."""
         self.finished = False

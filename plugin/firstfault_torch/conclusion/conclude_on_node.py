@@ -17,8 +17,8 @@ from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.wire.json_schemas import to_json
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.node_conclusion import NodeConclusion
 from firstfault_torch.conclusion.previous_attempt import count_retries_left, find_previous_verdict
+from firstfault_torch.conclusion.sealed_verdict import NodeConclusion
 from firstfault_torch.engine import Engine
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext

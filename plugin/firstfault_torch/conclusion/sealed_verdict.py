@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.errors import BadDocumentError
 from firstfault.layout import ERROR_FILE, bundle_path
@@ -15,14 +15,24 @@ from firstfault.model import DocumentRef, Seal, Verdict
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import from_json, to_json
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.node_conclusion import NodeConclusion
 from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.failures.torch_error_file import error_file_data
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
 
+if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
+
 _NODES_WITH_SEPARATE_TURNS = 4
 """The number of nodes that each have a separate turn."""
+
+
+class NodeConclusion(NamedTuple):
+    """What a node concluded, and from what."""
+
+    conclusion: Conclusion
+    files: Mapping[str, bytes]
+    """The documents and roster entries that were read, by path below the output prefix."""
 
 
 def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> SealedVerdict:

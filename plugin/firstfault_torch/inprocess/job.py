@@ -42,7 +42,7 @@ class Restarted(NamedTuple):
 
 @dataclass(frozen=True)
 class InProcessRestart(InProcessOptions):
-    """The options of a task's restarts; it implements `firstfault_torch.options.RestartsInProcess`."""
+    """The options of a task's restarts, and what the agent and the workers need of them."""
 
     def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""

@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
+from firstfault_torch import time_limits
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
 from firstfault_torch.node_context import OTHERS_CONTINUE
-from firstfault_torch.time_limits import (
-    SURVIVORS_CHECK_INTERVAL_SECONDS,
-    SURVIVORS_EXIT_GRACE_SECONDS,
-    SURVIVORS_POLL_SECONDS,
-    SURVIVORS_STORE_TIMEOUT_SECONDS,
-)
 
 if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
@@ -65,7 +60,7 @@ class SurvivingWorkers:
             self._gave_up = self._gave_up or now
             # All ranks give up at the same time, but their reports arrive one by one: torch's stop would cut off the
             # later ones.
-            if continues and now - self._gave_up < SURVIVORS_EXIT_GRACE_SECONDS:
+            if continues and now - self._gave_up < time_limits.SURVIVORS_EXIT_GRACE_SECONDS:
                 return RunResult(WorkerState.HEALTHY)
             self.forget_recovered(group)
             return None
@@ -84,12 +79,12 @@ class SurvivingWorkers:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
         tell = partial(torch_agent.let_workers_end, context)
-        call_with_timeout(tell, SURVIVORS_STORE_TIMEOUT_SECONDS, "informing the workers that they may end")
+        call_with_timeout(tell, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, "informing the workers that they may end")
         processes = torch_agent.worker_processes(context)
-        deadline = time.monotonic() + (SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
+        deadline = time.monotonic() + (time_limits.SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
         while any(processes[rank].exitcode is None for rank in continues) and time.monotonic() < deadline:
-            time.sleep(SURVIVORS_POLL_SECONDS)
+            time.sleep(time_limits.SURVIVORS_POLL_SECONDS)
         return self._build_success(local, values, continues)
 
     def _build_success(self, local: range, values: dict[int, Any], continues: set[int]) -> RunResult:
@@ -109,11 +104,11 @@ class SurvivingWorkers:
         # Once per round, although this method runs in every poll.
         if self._others is None:
             doing = "counting the nodes that have no workers"
-            call_with_timeout(partial(store.add, _NO_WORKERS, 1), SURVIVORS_STORE_TIMEOUT_SECONDS, doing)
+            call_with_timeout(partial(store.add, _NO_WORKERS, 1), time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing)
             self._others = BackgroundCall(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
-        if time.monotonic() - self._looked < SURVIVORS_CHECK_INTERVAL_SECONDS:
+        if time.monotonic() - self._looked < time_limits.SURVIVORS_CHECK_INTERVAL_SECONDS:
             return RunResult(WorkerState.HEALTHY)
         self._looked = time.monotonic()
         without, finished = self._others()
@@ -130,9 +125,9 @@ class SurvivingWorkers:
 
         A worker that is stopped earlier reports less.
         """
-        deadline = time.monotonic() + SURVIVORS_EXIT_GRACE_SECONDS
+        deadline = time.monotonic() + time_limits.SURVIVORS_EXIT_GRACE_SECONDS
         while len(self._find_ended()) < self._workers.number and time.monotonic() < deadline:
-            time.sleep(SURVIVORS_POLL_SECONDS)
+            time.sleep(time_limits.SURVIVORS_POLL_SECONDS)
 
     def _find_ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
@@ -148,11 +143,11 @@ class SurvivingWorkers:
         round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:
-            limit = dt.timedelta(seconds=SURVIVORS_STORE_TIMEOUT_SECONDS)
+            limit = dt.timedelta(seconds=time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS)
             store = TCPStore(*torch_agent.master_address(group), timeout=limit)
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         if not ranks:
             return set()
         doing = "asking from which faults the ranks had recovered"
-        return call_with_timeout(ask, SURVIVORS_STORE_TIMEOUT_SECONDS, doing)
+        return call_with_timeout(ask, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing)

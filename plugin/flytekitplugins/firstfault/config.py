@@ -19,6 +19,8 @@ from firstfault_torch.watchdog import Watchdog
 if TYPE_CHECKING:
     from flytekit import Resources
 
+    from firstfault_torch.inprocess import InProcessRestart
+
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 """An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""
 RENDEZVOUS_BACKEND = "c10d"
@@ -160,7 +162,7 @@ class Elastic(_Recorded):
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of `max_restarts`: a fault that isn't worth
     another try ends the attempt. False: torch elastic restarts the workers after any failure."""
-    in_process_restart: options.RestartsInProcess | None = None
+    in_process_restart: InProcessRestart | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
     None: they don't."""
     watchdog: Watchdog | None = None

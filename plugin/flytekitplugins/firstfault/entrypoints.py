@@ -8,7 +8,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault_torch.guard import suppress_internal_errors
-from firstfault_torch.options import RestartsInProcess
 from firstfault_torch.time_limits import LAST_DECKS_TIMEOUT_SECONDS
 from firstfault_torch.worker.worker_monitor import WorkerMonitor, recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
@@ -16,6 +15,8 @@ from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 if TYPE_CHECKING:
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
+
+    from firstfault_torch.inprocess import InProcessRestart
 
 
 class WorkerResult(NamedTuple):
@@ -54,7 +55,7 @@ def code_with_file(file: str, make: Callable[..., CodeType], arguments: tuple[An
 
 
 def run_forked(
-    function: Callable[[], Any], *, keeps_decks: bool = False, restart: RestartsInProcess | None = None
+    function: Callable[[], Any], *, keeps_decks: bool = False, restart: InProcessRestart | None = None
 ) -> Any:
     """Run the task function in a forked process, with the parent's execution context."""
     with recorded(FlyteEngine()) as monitor:
