@@ -25,18 +25,12 @@ BACKGROUND_RESULT_TIMEOUT_SECONDS = 0.5
 # a worker
 SIBLING_FORK_TIMEOUT_SECONDS = 10.0
 """A forked worker, for its siblings to be forked. Then it starts; a fork takes milliseconds."""
-SIBLING_FORK_POLL_SECONDS = 0.005
-"""The same worker. Then it looks again."""
 RUN_FOLDER_TIMEOUT_SECONDS = 5.0
 """Torchrun's agent, for the folder of its run. Then its documents go to a temporary folder."""
 RUN_NAME_TIMEOUT_SECONDS = 15.0
 """Torchrun's agent, for the nodes to agree on the run's name. Then it uses a generated name."""
-DOCTOR_STORAGE_TIMEOUT_SECONDS = 15.0
-"""`firstfault doctor`, for the storage to be written, listed and read. Then it reports that."""
-DOCTOR_RECORDER_TIMEOUT_SECONDS = 15.0
-"""`firstfault doctor`, for a collective of one rank to be recorded. Then it reports that."""
-DOCTOR_PYTHON_TIMEOUT_SECONDS = 15.0
-"""`firstfault doctor`, for the workers' Python to start. Then it reports that."""
+DOCTOR_TIMEOUT_SECONDS = 15.0
+"""`firstfault doctor`, for the storage, a recorded collective, and the workers' Python. Then it reports that."""
 MIN_SPOOL_TIMEOUT_SECONDS = 0.5
 """A process that writes into the spool, at least. Then it uploads without the spool."""
 RECEIPT_TIMEOUT_SECONDS = 0.5
@@ -63,10 +57,8 @@ DEADLINE_SEND_TIMEOUT_SECONDS = 1.0
 """A worker, for an agent that reads no deadlines. Then it sends them with the next call."""
 STACK_SETTLE_SECONDS = 0.02
 """The agent, while a file of stacks does not grow. Then it reads the file."""
-STACK_POLL_SECONDS = 0.005
-"""The agent, for stacks. Then it looks again."""
-GLOO_POLL_SECONDS = 0.005
-"""A worker, for the epoll object of gloo's thread. Then it looks again, 20 times."""
+SHORT_POLL_SECONDS = 0.005
+"""A worker, for its siblings' forks or gloo's epoll object; the agent, for stacks. Then it looks again."""
 ANNOUNCE_TIMEOUT_SECONDS = 60.0
 """A thread of a rank without an agent, for its roster entry. Then it logs a warning."""
 LAST_DECKS_TIMEOUT_SECONDS = 0.1
@@ -111,8 +103,6 @@ RAS_PEER_TIMEOUT_SECONDS = 0.5
 """The same agent, for one process that answers for RAS. Then it asks again."""
 STALL_REPORTS_TIMEOUT_SECONDS = 12.0
 """An agent of workers without progress, for its peers. Then it reports what it knows."""
-SURVIVORS_STORE_TIMEOUT_SECONDS = 2.0
-"""An agent without workers, for the store. Then it ends without an answer."""
 SURVIVORS_EXIT_GRACE_SECONDS = 2.0
 """The agent, for its other workers when one has given up. Then it stops them."""
 SURVIVORS_POLL_SECONDS = 0.05
@@ -152,7 +142,7 @@ EXIT_RECORDER_TIMEOUT_SECONDS = 1.0
 ROUND_NUMBER_TIMEOUT_SECONDS = 5.0
 """An agent, for the number of the round. Then it uses its own count."""
 STORE_TIMEOUT_SECONDS = 2.0
-"""An agent, for the store to take or give a value. Then the store counts as lost."""
+"""An agent, for the store to take or give a value. Then the store counts as lost; without workers, the agent ends."""
 LOST_STORE_GRACE_SECONDS = 0.2
 """An agent that lost the store, for its host to stop listening. Then the host lives."""
 FATAL_FAILURE_POLL_SECONDS = 0.5
@@ -175,8 +165,8 @@ PEER_CONNECT_TIMEOUT_SECONDS = 5.0
 """An agent, for one connection to the first agent. Then it tries again."""
 CONNECT_BACKOFF_SECONDS = 0.1
 """An agent, between two tries; doubled each time. Then it tries again."""
-MAX_CONNECT_BACKOFF_SECONDS = 2.0
-"""The longest of these pauses. Then it tries again."""
+MAX_POLL_SECONDS = 2.0
+"""The longest of these pauses, also between looks for live agents or a verdict. Then it tries again."""
 FIRST_AGENT_PORT_TIMEOUT_SECONDS = 300.0
 """An agent, for the first agent's port. Then it does without: that one has no firstfault."""
 ROSTER_POLL_SECONDS = 5.0
@@ -193,8 +183,6 @@ ACKNOWLEDGMENT_TIMEOUT_SECONDS = 3.0
 """A node that reported, for an agent that acknowledged nothing. Then that agent counts as dead."""
 ARRIVALS_POLL_SECONDS = 0.5
 """A node that reported; doubled each time. Then it looks who lives."""
-MAX_ARRIVALS_POLL_SECONDS = 2.0
-"""The longest of these pauses. Then it looks who lives."""
 ELECTION_STEP_TIMEOUT_SECONDS = 5.0
 """A node, for the store to take or give reports. Then it concludes alone."""
 ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE = 0.01
@@ -211,8 +199,6 @@ VERDICT_READ_TIMEOUT_SECONDS = 3.0
 """A node without a store, for one look at the storage. Then it looks again."""
 VERDICT_POLL_SECONDS = 0.5
 """The same node; longer each time. Then it looks again."""
-MAX_VERDICT_POLL_SECONDS = 2.0
-"""The longest of these pauses. Then it looks again."""
 NAME_SERVICE_TIMEOUT_SECONDS = 1.0
 """The agent, for its own address. Then documents have no address."""
 READ_TIMEOUT_SECONDS = 10.0

@@ -79,7 +79,7 @@ class SurvivingWorkers:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
         tell = partial(torch_agent.let_workers_end, context)
-        call_with_timeout(tell, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, "informing the workers that they may end")
+        call_with_timeout(tell, time_limits.STORE_TIMEOUT_SECONDS, "informing the workers that they may end")
         processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (time_limits.SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
@@ -104,7 +104,7 @@ class SurvivingWorkers:
         # Once per round, although this method runs in every poll.
         if self._others is None:
             doing = "counting the nodes that have no workers"
-            call_with_timeout(partial(store.add, _NO_WORKERS, 1), time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing)
+            call_with_timeout(partial(store.add, _NO_WORKERS, 1), time_limits.STORE_TIMEOUT_SECONDS, doing)
             self._others = BackgroundCall(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
@@ -143,11 +143,11 @@ class SurvivingWorkers:
         round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:
-            limit = dt.timedelta(seconds=time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS)
+            limit = dt.timedelta(seconds=time_limits.STORE_TIMEOUT_SECONDS)
             store = TCPStore(*torch_agent.master_address(group), timeout=limit)
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         if not ranks:
             return set()
         doing = "asking from which faults the ranks had recovered"
-        return call_with_timeout(ask, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing)
+        return call_with_timeout(ask, time_limits.STORE_TIMEOUT_SECONDS, doing)

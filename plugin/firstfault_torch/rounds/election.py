@@ -204,7 +204,7 @@ class VerdictElection:
                 deadline = look_at = time.monotonic() + self._step_seconds
                 continue
             look_at = min(time.monotonic() + pause, deadline)
-            pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)
+            pause = min(2 * pause, time_limits.MAX_POLL_SECONDS)
 
     def _get_next_result(
         self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float

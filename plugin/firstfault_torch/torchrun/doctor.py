@@ -25,11 +25,7 @@ from firstfault.utils.run_sync import run_sync
 from firstfault_start import ON
 from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.node_context import WORKER_VARIABLE
-from firstfault_torch.time_limits import (
-    DOCTOR_PYTHON_TIMEOUT_SECONDS,
-    DOCTOR_RECORDER_TIMEOUT_SECONDS,
-    DOCTOR_STORAGE_TIMEOUT_SECONDS,
-)
+from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object can't be removed everywhere."""
@@ -112,7 +108,7 @@ def _check_versions() -> _Check:
 
 def _check_recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
-    probe, seconds = partial(try_call, _record, Exception), DOCTOR_RECORDER_TIMEOUT_SECONDS
+    probe, seconds = partial(try_call, _record, Exception), DOCTOR_TIMEOUT_SECONDS
     found, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
     return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
 
@@ -174,7 +170,7 @@ def _check_workers() -> _Check:
     command = [python, "-u", "-c", "import sys; sys.exit('firstfault_start' not in sys.modules)"]
     environment = {**os.environ, WORKER_VARIABLE: "doctor"}
     start = partial(subprocess.run, command, env=environment, capture_output=True, check=True)
-    _, error = try_call(partial(start, timeout=DOCTOR_PYTHON_TIMEOUT_SECONDS), Exception)
+    _, error = try_call(partial(start, timeout=DOCTOR_TIMEOUT_SECONDS), Exception)
     if error is None:
         return _OK, "workers", f"{python} reads firstfault.pth"
     why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"
@@ -187,12 +183,12 @@ def _check_storage() -> _Check:
 
     folder, began = job.root_folder(), time.monotonic()
     probe = partial(try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
-    _, error = call_with_timeout(probe, DOCTOR_STORAGE_TIMEOUT_SECONDS, "trying the storage") or (None, TimeoutError())
+    _, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "trying the storage") or (None, TimeoutError())
     name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began
         return _OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"
-    why = f"no answer within {DOCTOR_STORAGE_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+    why = f"no answer within {DOCTOR_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
     text = f"{folder}: {why} ({name}); documents would be in {job.fallback_folder()}"
     return _NO if job.given_folder() else _FACT, "storage", text
 
