@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from firstfault.strategies.rules import RULES
+from firstfault.strategies import rules
+from firstfault.utils.toml import parse_toml
 from firstfault.wire.json_schemas import DECISION, RESTART, RESTART_SCHEMA, VERDICT
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -32,7 +33,8 @@ def described(page: str) -> str:
 
 def with_rules(page: str) -> str:
     """Return the text of docs/guides/strategies.md with today's rules."""
-    rows = (f"| `{rule.name}` | {rule.root_cause} | {rule.max_confidence} |\n" for rule in RULES)
+    root_causes = parse_toml(Path(rules.__file__).with_suffix(".toml").read_text("utf-8"))
+    rows = (f"| `{rule.name}` | {root_causes[rule.name]} | {rule.max_confidence} |\n" for rule in rules.RULES)
     return _with_rows(page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows)
 
 
