@@ -1,6 +1,7 @@
 """The JSON schemas of a verdict and a decision, ``firstfault.verdict/v1``, and of a restart, ``firstfault.restart/v1``.
 
-A table lists the keys of each object; it writes, reads and describes the object.
+A table lists the keys of each object; it writes, reads and describes the object. ``json_schemas.toml`` has the keys'
+meanings, for docs.
 """
 
 from __future__ import annotations
@@ -53,8 +54,6 @@ class JsonField:
     json_type: JsonType
     name: str = ""
     """The model's attribute; empty: same as the key."""
-    meaning: str = ""
-    """Description in the schema and in docs/reference/format.md."""
     is_flat: bool = False
     """Whether the keys of the nested object are attributes of the surrounding model."""
     default: Any = None
@@ -65,12 +64,9 @@ class JsonObject(JsonType):
     """The type of an object with these keys, which is read into `model`."""
 
     def __init__(self, model: Callable[..., Any], *fields: JsonField) -> None:
-        described = {
-            field.key: field.json_type.schema | ({"description": field.meaning} if field.meaning else {})
-            for field in fields
-        }
+        properties = {field.key: field.json_type.schema for field in fields}
         required = [field.key for field in fields if field.default is None]
-        schema = {"type": "object", "required": required, "properties": described}
+        schema = {"type": "object", "required": required, "properties": properties}
 
         def write(value: Any) -> dict[str, Any]:
             return {
@@ -200,16 +196,16 @@ COVERAGE = JsonObject(
 VERDICT = JsonObject(
     Verdict,
     JsonField("scope", _enum_type(model.Scope)),
-    JsonField("ranks", _list_type(COUNT, MAX_RANKS), meaning="Global ranks of the root cause."),
-    JsonField("node", _make_nullable(TEXT), meaning="Its pod, or its machine without Kubernetes."),
-    JsonField("code", TEXT, meaning="The error code that Flyte shows."),
+    JsonField("ranks", _list_type(COUNT, MAX_RANKS)),
+    JsonField("node", _make_nullable(TEXT)),
+    JsonField("code", TEXT),
     JsonField("category", TEXT),
-    JsonField("fingerprint", TEXT, meaning="Equal for the same fault elsewhere."),
+    JsonField("fingerprint", TEXT),
     JsonField("headline", TEXT),
     JsonField("message", TEXT),
     JsonField("timestamp", TIME, "timestamp_ns"),
     JsonField("strategy", TEXT),
-    JsonField("rule", TEXT, meaning="The strategy's rule that found the root cause; empty: not known."),
+    JsonField("rule", TEXT),
     JsonField("confidence", CONFIDENCE),
     JsonField("why", SENTENCES),
     JsonField("suspects", _list_type(SUSPECT, MAX_SENTENCES)),
@@ -224,11 +220,6 @@ VERDICT = JsonObject(
         is_flat=True,
     ),
 )
-ACTION_MEANING = (
-    "What a scheduler should do: `retry`; `system`: retry, and don't count it, the platform is at fault; `stop`: it "
-    "would probably fail again; `unknown`: the scheduler's own rule is as good. Empty: an older version wrote this."
-)
-FAILED_STARTS_MEANING = "Attempts in a row, this one included, that failed before they had trained for a minute."
 DECISION = JsonObject(
     Decision,
     JsonField("retry", FLAG),
@@ -237,8 +228,8 @@ DECISION = JsonObject(
     JsonField("enforced", FLAG),
     JsonField("reason", TEXT),
     JsonField("retries_left", _make_nullable(COUNT)),
-    JsonField("action", _enum_type(model.Action), meaning=ACTION_MEANING, default=""),
-    JsonField("failed_starts", COUNT, meaning=FAILED_STARTS_MEANING, default=0),
+    JsonField("action", _enum_type(model.Action), default=""),
+    JsonField("failed_starts", COUNT, default=0),
 )
 
 
@@ -272,14 +263,6 @@ def _parse_with_schema(schema: str, text: str | bytes) -> Any:
 
 # --- restarts -------------------------------------------------------------------------------------------------------
 
-RESTART_KIND_MEANING = (
-    "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on. `stall`: "
-    "nothing, the job made no progress"
-)
-LOST_SECONDS_MEANING = (
-    "from then until the worker processes were started again; `null` if they were not, or not yet. Work since the last "
-    "checkpoint is not included. Of a stall: how long it took"
-)
 WORLD_SIZES = JsonObject(
     dict,
     JsonField("before", _make_nullable(COUNT), "world_size_before"),
@@ -287,19 +270,19 @@ WORLD_SIZES = JsonObject(
 )
 RESTART = JsonObject(
     RestartRecord,
-    JsonField("kind", _enum_type(RestartKind), meaning=RESTART_KIND_MEANING),
-    JsonField("number", COUNT, meaning="of the round or iteration that failed, from 0"),
-    JsonField("headline", LINE, meaning="the verdict in one line"),
-    JsonField("restart", FLAG, meaning="whether the workers restart; `false`: the attempt ended, or it is a stall"),
-    JsonField("reason", LINE, meaning="of this decision"),
-    JsonField("agreed", FLAG, "is_agreed", "`false`: the agents reached no decision, and torch elastic restarted"),
-    JsonField("rank", _make_nullable(COUNT), meaning="of the root cause; `null`: not known"),
-    JsonField("node", LINE, meaning="of the root cause; empty: not known"),
-    JsonField("fingerprint", LINE, meaning="of the root cause; empty: not known"),
-    JsonField("category", LINE, meaning="of the root cause; empty: not known"),
-    JsonField("timestamp", TIME, "timestamp_ns", "when the root cause failed, RFC 3339 in UTC"),
-    JsonField("lost_seconds", _make_nullable(SECONDS), meaning=LOST_SECONDS_MEANING),
-    JsonField("world_size", WORLD_SIZES, meaning='`{"before", "after"}`: ranks', is_flat=True),
+    JsonField("kind", _enum_type(RestartKind)),
+    JsonField("number", COUNT),
+    JsonField("headline", LINE),
+    JsonField("restart", FLAG),
+    JsonField("reason", LINE),
+    JsonField("agreed", FLAG, "is_agreed"),
+    JsonField("rank", _make_nullable(COUNT)),
+    JsonField("node", LINE),
+    JsonField("fingerprint", LINE),
+    JsonField("category", LINE),
+    JsonField("timestamp", TIME, "timestamp_ns"),
+    JsonField("lost_seconds", _make_nullable(SECONDS)),
+    JsonField("world_size", WORLD_SIZES, is_flat=True),
 )
 
 
