@@ -1,0 +1,130 @@
+"""Ray Train, version 2: ``RAY_TRAIN_CALLBACKS=firstfault_torch.ray_train.StopRepeatedFaults``; docs/start/torchrun.md.
+
+Ray's controller retries a failed training up to ``max_failures`` times, whatever the failure was. The callback records
+each worker, and stops retries that would only repeat the fault:
+
+    controller   after_controller_start           name the run's folder
+    controller   before_worker_group_start        count the attempts, because Ray doesn't name them
+    worker       after_init_train_context         begin to record this rank
+    worker       _Errors.put                      record the exception before Ray turns it into text
+    controller   after_worker_group_poll_status   conclude; raise, which ends the retries
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from dataclasses import replace
+from typing import Any
+
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
+
+from firstfault.model.job import DECISIONS_VARIABLE, Action
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.render.flyte_message import flyte_message
+from firstfault.retry import RetryContext
+from firstfault.store import join, split_name
+from firstfault_start import OWN_RANK
+from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.torchrun import rank
+from firstfault_torch.torchrun.job import FOLDER_VARIABLE
+
+_SETTLE_SECONDS = 3.0
+"""How long the controller waits for the reports of ranks that have not failed yet; some may hang."""
+
+
+class TrainingStoppedError(RuntimeError):
+    """Ends the retries of a training: another attempt would fail with the same fault. The text is the report."""
+
+
+class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback):
+    """Records the workers of a training, and stops it after a fault that a retry would repeat.
+
+    Not a `UserCallback`: Ray calls those only from ``RunConfig(callbacks=...)``, which takes this one, too.
+
+    The documents go to `FIRSTFAULT_FOLDER`, else to the folder ``errors`` in the run's folder.
+    """
+
+    def __init__(self) -> None:
+        self._folder = os.environ.get(FOLDER_VARIABLE, "")
+        self._mode = os.environ.get(DECISIONS_VARIABLE) or "act"
+        self._run = ""
+        self._attempt = -1
+        self._ranks = 0
+        self._began_ns = 0
+        self._fingerprint = ""
+        self._failed_starts = 0
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        """Name the folder of all attempts, new for each run: a run may be repeated under its name."""
+        config = train_run_context.get_run_config()
+        folder = self._folder or join(str(config.storage_path), str(config.name), "errors")
+        self._run = join(folder, f"{config.name}-{train_run_context.run_id[:8]}")
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        """Count the attempt that begins; runs on the controller."""
+        self._attempt, self._ranks = self._attempt + 1, worker_group_context.num_workers
+        self._began_ns = time.monotonic_ns()
+
+    def after_init_train_context(self) -> None:
+        """Begin to record this worker."""
+        with suppress_internal_errors("preparing to record"):
+            context = get_train_context()
+            folder, job = split_name(self._run)
+            names = {FOLDER_VARIABLE: folder, "FIRSTFAULT_JOB": job, "FIRSTFAULT_ATTEMPT": str(self._attempt)}
+            os.environ.update(names)
+            OWN_RANK.append((context.get_world_rank(), context.get_local_rank(), context.get_world_size()))
+            rank.watch()
+            context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001 - no public hook
+
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        """Conclude on a failed attempt; runs on the controller.
+
+        Raises:
+            TrainingStoppedError: a retry would only repeat the fault.
+        """
+        text = ""
+        if worker_group_status.errors:  # they have no times, so the documents count
+            with suppress_internal_errors("concluding on a failed attempt"):
+                text = self._conclude()
+        if text:
+            raise TrainingStoppedError(text)
+
+    def _conclude(self) -> str:
+        """Log the report; return it if the training must stop."""
+        prefix = join(self._run, str(self._attempt))
+        reader = MultiErrorFileOutputReader(prefix, expected_nodes=self._ranks, settle_seconds=_SETTLE_SECONDS)
+        context = RetryContext(
+            attempt=self._attempt,
+            previous_fingerprint=self._fingerprint,
+            lifetime_seconds=(time.monotonic_ns() - self._began_ns) / 1e9,
+            failed_starts=self._failed_starts,
+            stops_repeats=True,
+        )
+        conclusion = reader.conclude(context)
+        if conclusion is None:
+            logger.warning("a worker failed, and there is no document about it in %s", prefix)
+            return ""
+        decision, acts = conclusion.decision, self._mode == "act"
+        self._fingerprint, self._failed_starts = conclusion.verdict.fingerprint, decision.failed_starts
+        conclusion = replace(conclusion, decision=replace(decision, enforced=acts))
+        text = flyte_message(reader.report(conclusion))
+        logger.error("%s", text)
+        stops = decision.action is Action.STOP
+        if stops and self._mode == "observe":
+            logger.warning("observed: would have stopped after attempt %d: %s", self._attempt, decision.reason)
+        return text if stops and acts else ""
+
+
+class _Errors(queue.SimpleQueue[BaseException | None]):
+    """The queue in which a worker's training thread puts its exception, or None when it has ended."""
+
+    def put(self, item: Any, *arguments: Any, **options: Any) -> None:
+        """Record the exception before Ray sees it."""
+        if item is None:
+            rank.exits()
+        else:
+            rank.fails(getattr(item, "_base_exc", item))
+        super().put(item, *arguments, **options)
