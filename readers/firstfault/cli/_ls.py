@@ -111,16 +111,13 @@ def _group_text(group: FaultGroup) -> str:
 def _attempt_json(attempt: FailedAttempt) -> dict[str, Any]:
     from firstfault.wire.json_schemas import format_timestamp  # noqa: PLC0415 - as above
 
+    names = ("fingerprint", "category", "pod", "machine", "ranks")
     return {
         "uri": attempt.uri,
         "execution": attempt.execution,
         "time": format_timestamp(attempt.time_ns),
         "first_line": attempt.line or None,
-        "fingerprint": attempt.fingerprint or None,
-        "category": attempt.category or None,
-        "pod": attempt.pod or None,
-        "machine": attempt.machine or None,
-        "ranks": attempt.ranks or None,
+        **{name: getattr(attempt, name) or None for name in names},
         "rank_hours": attempt.rank_hours,
         "retry": attempt.retry,
         "error": attempt.note or None,

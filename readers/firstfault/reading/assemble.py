@@ -13,24 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from firstfault import model
 from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import ErrorKey, is_of_entry
-from firstfault.model import (
-    Coverage,
-    ExceptionInfo,
-    JobErrors,
-    NodePresence,
-    Phase,
-    Place,
-    Resources,
-    RestartKind,
-    RestartRecord,
-    Seal,
-    Subject,
-    Unopened,
-    WorkerError,
-    Writer,
-)
+from firstfault.model import JobErrors, NodePresence, Place, RestartRecord, Subject, WorkerError, Writer
 from firstfault.model.failure import OF_LOGS
 from firstfault.model.job import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
 
@@ -57,14 +43,14 @@ class Snapshot:
     """All files of an attempt, as read or listed at one time."""
 
     documents: tuple[WorkerError, ...] = ()
-    seals: tuple[Seal, ...] = ()
+    seals: tuple[model.Seal, ...] = ()
     roster: tuple[NodePresence, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     foreign: tuple[str, ...] = ()
     """Names of files that aren't documents."""
     notes: tuple[str, ...] = field(default=())
     """Sentences about unread files; any note makes the coverage incomplete."""
-    unopened: tuple[Unopened, ...] = ()
+    unopened: tuple[model.Unopened, ...] = ()
     """Documents of the judged round that weren't opened, because similar documents were."""
     unopened_history: int = 0
     """Number of unopened documents of earlier rounds and incarnations."""
@@ -118,7 +104,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     )
 
 
-def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
+def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[model.Unopened] = ()) -> str:
     """Return a digest of the names of all documents, opened or not.
 
     It is a sum of hashes, so it depends neither on the order nor on the selection of opened documents.
@@ -147,7 +133,7 @@ def judged_round(entries: Collection[int], documents: Iterable[int], restarts: I
     """
     if not entries:
         return max(documents, default=0)
-    begun = {record.number + 1 for record in restarts if record.restart and record.kind is RestartKind.ROUND}
+    begun = {record.number + 1 for record in restarts if record.restart and record.kind is model.RestartKind.ROUND}
     return max(*entries, *(number for number in documents if number in begun), 0)
 
 
@@ -239,7 +225,7 @@ def _find_withdrawn(snapshot: Snapshot) -> frozenset[str]:
         for receipt in entry.receipts
         if receipt.withdrawn and is_of(entry.place, receipt.name)
     }
-    finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
+    finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is model.Phase.SUCCEEDED}
     for document in snapshot.documents:
         if document.in_flight and _incarnation(document.place) in finished:
             names |= _list_names(document)
@@ -327,7 +313,7 @@ def _same_process(one: WorkerError, other: WorkerError) -> bool:
     return len(pids) == 1 or 0 in pids
 
 
-def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
+def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     """Whether `later` is the exception `earlier`, or was raised from it.
 
     An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't count.
@@ -366,7 +352,7 @@ _FILLED = (
     "expired",
 )
 """Fields that are filled from less credible documents if they are empty."""
-_NOTHING = (None, "", (), Resources())
+_NOTHING = (None, "", (), model.Resources())
 _AUTHORITY = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
 
 
@@ -409,7 +395,7 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     roster: Sequence[NodePresence],
     unreadable: Sequence[Unreadable],
     expected_nodes: int | None,
-) -> Coverage:
+) -> model.Coverage:
     known = [entry.place.group_world_size for entry in roster]
     known += [failure.place.group_world_size for failure in failures]
     expected = expected_nodes or max(known, default=0) or None
@@ -438,7 +424,7 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
         if (said := judged.find_unconfirmed_claim(failure))
     ]
     has_gaps = bool(unreadable or lost or unconfirmed or joined - finished or snapshot.notes)
-    return Coverage(
+    return model.Coverage(
         expected=expected,
         reported=len(reported),
         unreadable=len(unreadable),
@@ -486,7 +472,7 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
         yield f"read {opened} of {opened + left} documents (the rest report the same faults)"
     if snapshot.unopened_history:
         yield f"{snapshot.unopened_history} documents of earlier rounds were not opened"
-    files: list[WorkerError | Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
+    files: list[WorkerError | model.Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
     newer = sum(item.newer for item in files)
     if newer:  # the fields that this version knows are read, so the coverage stays complete
         how = "this version leaves out what it does not know; the version of the pods reads all"

@@ -13,18 +13,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from firstfault import model
 from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
-from firstfault.model import (
-    DocumentsNeeded,
-    JobErrors,
-    NodePresence,
-    Phase,
-    ReadingNeeds,
-    RestartRecord,
-    Seal,
-    WorkerError,
-)
+from firstfault.model import DocumentsNeeded, JobErrors, NodePresence, ReadingNeeds, Seal, WorkerError
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
 from firstfault.reading import listing as listings
@@ -260,7 +252,7 @@ class _Look:
         self._judged: tuple[int, JobErrors] | None = None
         """The last assembled job, with the number of opened documents at that time."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
-        self._restarts: tuple[RestartRecord, ...] = ()
+        self._restarts: tuple[model.RestartRecord, ...] = ()
         self._current: list[listings.Named] = []
         """Documents of the judged round, by time."""
         self._listed: dict[str, listings.Named] = {}
@@ -347,7 +339,7 @@ class _Look:
 
     def _read_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
-        finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
+        finished = {key.group_rank for key in keys if key.phase is model.Phase.SUCCEEDED}
         return [document for document in self._current if document.key.group_rank in finished][: listings.MORE]
 
     def _list_unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:

@@ -14,20 +14,7 @@ from firstfault import model
 from firstfault.model import ExceptionInfo, Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
 from firstfault.utils.text import clean
 from firstfault.wire import codecs
-from firstfault.wire.codecs import (
-    COUNT,
-    FLAG,
-    LINE,
-    LONG,
-    MAX_LINE,
-    MAX_NAMES,
-    NAME,
-    RANK,
-    TIME,
-    Field,
-    FieldTable,
-    ValueCodec,
-)
+from firstfault.wire.codecs import COUNT, FLAG, LINE, LONG, MAX_NAMES, NAME, RANK, TIME, Field, FieldTable, ValueCodec
 
 T = TypeVar("T")
 
@@ -412,7 +399,7 @@ SETUP = FieldTable(
 def _setup_from_pb(setup: Any) -> Any:
     texts = (setup.task, setup.image, setup.gpu_model, setup.source_url, setup.source_root)
     # a page repeats these texts; no writer of firstfault's writes longer ones
-    return SETUP.read(setup) if all(len(text) <= MAX_LINE for text in texts) else NodeSetup()
+    return SETUP.read(setup) if all(len(text) <= codecs.MAX_LINE for text in texts) else NodeSetup()
 
 
 TRAINING_PROGRESS = FieldTable(
