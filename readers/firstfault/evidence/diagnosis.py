@@ -14,22 +14,13 @@ from firstfault.evidence.classification import (
     find_ranks_with_checkpoint_error,
 )
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.texts import Pointer
+from firstfault.evidence.texts import PATTERNS, Pointer
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.layout import ErrorKey
 from firstfault.utils.text import one_line
 
 NODE_END_CLASSES = {FailureClass.NODE_LOST, FailureClass.EXTERNAL}
-EXCEPTIONS_OF_WAITS = {
-    "RuntimeError",
-    "TimeoutError",
-    "DistError",
-    "DistStoreError",
-    "DistNetworkError",
-    "DistBackendError",
-}
-"""Exceptions that a timed-out wait may raise."""
 MAX_ERROR_CHARACTERS = 200
 """Maximum length of another rank's error in a sentence."""
 MAX_CULPRITS = 3
@@ -68,7 +59,7 @@ class Candidate:
     failure: model.WorkerError | None = None
     """Its agent's document about stopping it; None: none."""
     category: str = "hang"
-    """`_HEADLINE_AND_CODE` in strategies/inferred_verdict.py has the headline's words; "no report" without an entry."""
+    """`headline` in model/categories.toml has the headline's words; "no report" without an entry."""
     weight: int = 1
     """Number of independent reasons."""
     is_shared: bool = False
@@ -319,7 +310,7 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     given = Counter(reason for cause, reason in told if cause and (cause.rank, cause.node) == (rank, node))
     reason = max(given, key=lambda item: (given[item], item)) if given else ""
     what = reason.partition(" failed: ")[2]
-    if diagnosis.waits and (what in EXCEPTIONS_OF_WAITS or not what):
+    if diagnosis.waits and (PATTERNS["wait_exception"].fullmatch(what) or not what):
         return []
     what = what or reason or "no reason was given"
     why = f"its agent broadcast its failure ({what}), but its error document is missing"

@@ -41,8 +41,6 @@ from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
 
-EQUAL_SIZES_OPERATION = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
-"""Operations in which all ranks must pass equal sizes."""
 COMPARED_FIELDS = (
     ("operation", "called", 0),
     ("dtypes", "used", 0),
@@ -62,9 +60,6 @@ EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
 MISSING_RANKS_REPORTS = {"barrier-timed-out-tasks", "desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
-COLLECTIVES_FILE = re.compile(r"torch/distributed/distributed_c10d\.py$")
-SUBGROUP_CALL = re.compile(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
-"""Calls that may differ between ranks: operations in a subgroup, sends and receives."""
 DivergedRanks = dict[str, list[tuple[int, str]]]
 """Groups in which ranks called different collectives, each with the ranks that differ from a majority, if any."""
 
@@ -273,8 +268,8 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
         if not names_a_wait(find_first_cause(exception)):
             return []
         own, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
-        called = [frame.function for frame in frames if COLLECTIVES_FILE.search(frame.file)] or [""]
-        if not own or SUBGROUP_CALL.search(f"{own[0].code} {called[-1]}"):
+        called = [frame.function for frame in frames if PATTERNS["collectives_file"].search(frame.file)] or [""]
+        if not own or PATTERNS["subgroup_call"].search(f"{own[0].code} {called[-1]}"):
             return []
         calls[judged.failure.rank] = (called[-1], format_place(own[0]))
     if len(calls) <= MIN_TIMED_OUT_PER_CULPRIT:
@@ -354,7 +349,7 @@ def _find_first_divergence(members: dict[int, CollectiveProgress]) -> list[tuple
 
 def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
     """Return the ranks that differ from the majority in operation, type or size; None: all agree."""
-    is_same_everywhere = any(EQUAL_SIZES_OPERATION.search(call.operation) for call in calls.values())
+    is_same_everywhere = any(PATTERNS["equal_sizes_operation"].search(call.operation) for call in calls.values())
     for field, verb, side in COMPARED_FIELDS:
         if field == "sizes" and not is_same_everywhere:
             break  # in this operation, ranks may pass different sizes

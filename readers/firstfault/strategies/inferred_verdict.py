@@ -12,25 +12,13 @@ from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.exceptions.stack_dumps import get_stack_dumps
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Reason, Scope, Suspect, Verdict, WorkerError
-from firstfault.model.failure import FROM_OUTSIDE, RECORDED_ONLY
+from firstfault.model.failure import ABOUT_CATEGORIES, FROM_OUTSIDE, RECORDED_ONLY
 from firstfault.strategies import reasons
 from firstfault.strategies.fault_verdict import build_root_verdict
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks, name_process
 from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
 from firstfault.strategies.verdicts import build_undetermined_verdict, build_victims, list_sources
 from firstfault.utils.text import counted, one_line
-
-_HEADLINE_AND_CODE = {
-    "hang": ("hang", "USER:Hang"),
-    "collective": ("collective mismatch", "USER:CollectiveMismatch"),
-    "checkpoint": ("checkpoint failed", "USER:CheckpointException"),
-    "exit": ("returned early", "USER:ReturnedEarly"),
-    "network": ("no progress", "SYSTEM:Network"),
-    "node_lost": ("node lost", "SYSTEM:NodeLost"),
-    "preemption": ("terminated", "SYSTEM:Preemption"),
-    "interrupted": ("interrupted (SIGINT)", "USER:Interrupted"),
-}
-"""By category: the first words of the headline, and the code."""
 
 
 def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
@@ -66,7 +54,8 @@ def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdi
     ]
     if wait_count:
         why.append(Reason(f"{counted(wait_count, 'rank')} timed out waiting", reasons.get_failures(diagnosis.waits)))
-    what, code = _HEADLINE_AND_CODE.get(candidate.category, ("no report", "USER:NoReport"))
+    about = ABOUT_CATEGORIES.get(candidate.category, {})
+    what, code = about.get("headline", "no report"), about.get("code", "USER:NoReport")
     sentence = f"{what}, {_name_candidate(candidate)}: {candidate.why}"
     scope = Scope.EXTERNAL if candidate.category in FROM_OUTSIDE else Scope.NODE
     return replace(
@@ -100,7 +89,7 @@ def _build_shared_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate])
     why = re.sub(r"\bit (?=[a-z])", "each ", candidates[0].why)
     if any(item.why != candidates[0].why for item in candidates):
         why = "; ".join(re.sub(r"^it\b", f"rank {item.rank}", item.why) for item in candidates)
-    sentence = f"{_HEADLINE_AND_CODE[candidates[0].category][0]}, ranks {join_ranks(ranks)}: {why}"
+    sentence = f"{ABOUT_CATEGORIES[candidates[0].category]['headline']}, ranks {join_ranks(ranks)}: {why}"
     return replace(
         verdict,
         scope=Scope.RANKS,

@@ -16,18 +16,10 @@ from typing import Any, NamedTuple
 from firstfault.job_logs import launchers
 from firstfault.job_logs.framing.exports import parse_object
 from firstfault.job_logs.framing.lines import TRACEBACK, without_bars, without_colors
-from firstfault.job_logs.vocabulary import PATTERNS, WORDS
+from firstfault.job_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
 
 _NEAR = 100
-_LABEL_FORMS = (
-    re.compile(r"\s{0,5}(?P<name>\d{1,5}): ?"),
-    re.compile(r"\[(?P<name>\d{1,5})\] "),
-    re.compile(r"[<\[](?P<name>[^\s\]>\[]{1,120})[>\]]:? ?"),
-    re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}): ?"),
-    re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?"),
-    re.compile(r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}) \[std(?:err|out)\](?: |$)"),
-    re.compile(r"(?P<name>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)"),
-)
+_LABEL_FORMS = tuple(map(re.compile, ALTERNATIVES["label_forms"]))
 """The forms of labels that are learned if most lines have one."""
 _MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
