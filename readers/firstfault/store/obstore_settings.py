@@ -18,16 +18,8 @@ CREDENTIALS_LIFETIME = dt.timedelta(minutes=10)
 """How long obstore caches botocore's credentials; botocore renews expiring ones."""
 BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{3,255}")
 DEFAULT_REGION = "us-east-1"
-SUPPORTED_S3_OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"}
-SUPPORTED_S3_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
-SUPPORTED_GCS_OPTIONS = {"token", "project", "endpoint_url"}
-SUPPORTED_GCS_CREDENTIALS = {"service_account", "authorized_user"}
-NATIVE_CREDENTIALS_VARIABLES = (
-    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
-    ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
-    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-)
-"""Variables of service account and container roles, which obstore supports itself."""
+SUPPORTED: dict[str, list[Any]] = settings.STORAGES["obstore"]
+"""What obstore supports itself."""
 
 
 class NoCredentialsError(Exception):
@@ -72,7 +64,7 @@ def _make_bucket_client(kind: str, bucket: str, endpoint: str, config: Mapping[s
 def _make_s3_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
     overrides = dict(overrides or {})
     client = dict(overrides.get("client_kwargs") or {})
-    if not set(overrides) <= SUPPORTED_S3_OPTIONS or not set(client) <= SUPPORTED_S3_CLIENT_OPTIONS:
+    if not set(overrides) <= set(SUPPORTED["s3_options"]) or not set(client) <= set(SUPPORTED["s3_client_options"]):
         return None
     options = build_storage_options("s3", overrides)
     endpoint = client.get("endpoint_url") or options.get("endpoint_url") or ""
@@ -113,7 +105,7 @@ def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
         return _build_static_provider(key, secret, environment.get("AWS_SESSION_TOKEN"))
-    has_native = any(all(map(environment.get, names)) for names in NATIVE_CREDENTIALS_VARIABLES)
+    has_native = any(all(map(environment.get, names)) for names in SUPPORTED["s3_roles"])
     if has_native and not environment.get("AWS_PROFILE"):
         return None
     session = _open_botocore_session()
@@ -152,7 +144,7 @@ def _open_botocore_session() -> Any:
 
 def _make_gcs_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
     options = dict(overrides or {})
-    if not set(options) <= SUPPORTED_GCS_OPTIONS:
+    if not set(options) <= set(SUPPORTED["gcs_options"]):
         return None
     config: dict[str, Any] = {}
     endpoint = str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
@@ -176,7 +168,7 @@ def _is_google_key_supported() -> bool:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and content.get("type") in SUPPORTED_GCS_CREDENTIALS
+    return isinstance(content, dict) and content.get("type") in SUPPORTED["gcs_credentials"]
 
 
 # --- Azure ----------------------------------------------------------------------------------------------------------
