@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -44,6 +44,14 @@ frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and 
 nvrx: $(VENV) ## test the adapter for the real nvidia-resiliency-ext in a separate environment
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
 	@build/nvrx-venv/bin/python -m pytest -q -W ignore tests/plugin/test_nvrx.py $(ARGS)
+
+flyte2: $(VENV) ## test clustered and Elastic tasks of Flyte 2 with its real entrypoint in a separate environment
+	@tools/quietly.sh "installing Flyte 2" tools/make_side_venv.sh flyte2 flyte==2.12.1 flyteplugins-pytorch==2.12.1
+	@build/flyte2-venv/bin/python -m pytest -q -n 2 -W ignore tests/flyte2 $(ARGS)
+
+ray: $(VENV) ## test the callback for Ray Train on a real cluster of Ray in a separate environment
+	@tools/quietly.sh "installing Ray" tools/make_side_venv.sh ray "ray[train]==2.60.0"
+	@build/ray-venv/bin/python -m pytest -q -W ignore tests/ray_train $(ARGS)
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals) and print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)

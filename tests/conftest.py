@@ -39,7 +39,15 @@ _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfau
 _LAYERS = {"core": "firstfault", "torch": "torch", "flyte": "flytekit"}
 """Layers of tests, each with the package that it needs beside those of the layers before it."""
 _FOLDERS = {
-    "torch": ("inprocess", "lab/test_generated.py", "readers/test_show_torchrun.py", "torch_agent", "torchrun"),
+    "torch": (
+        "flyte2",
+        "inprocess",
+        "lab/test_generated.py",
+        "ray_train",
+        "readers/test_show_torchrun.py",
+        "torch_agent",
+        "torchrun",
+    ),
     "flyte": (
         "examples",
         "lab/test_framework_launchers.py",

@@ -199,6 +199,8 @@ VERDICT_READ_TIMEOUT_SECONDS = 3.0
 """A node without a store, for one look at the storage. Then it looks again."""
 VERDICT_POLL_SECONDS = 0.5
 """The same node; longer each time. Then it looks again."""
+RAY_SETTLE_SECONDS = 3.0
+"""Ray Train's controller, for the reports of ranks that have not failed yet. Then it concludes without them."""
 NAME_SERVICE_TIMEOUT_SECONDS = 1.0
 """The agent, for its own address. Then documents have no address."""
 READ_TIMEOUT_SECONDS = 10.0

@@ -19,6 +19,7 @@ ROOTS = {
     "firstfault_proto": "proto",
     "firstfault_torch": "plugin",
     "flytekitplugins.firstfault": "plugin/flytekitplugins",
+    "flyteplugins.firstfault": "plugin/flyteplugins",
 }
 """Our packages, and the folder of each in a checkout."""
 OPTIONAL = (
@@ -28,9 +29,11 @@ OPTIONAL = (
     "plugin/firstfault_torch/hang",
     "plugin/firstfault_torch/inprocess",
     "plugin/firstfault_torch/notifiers.py",
+    "plugin/firstfault_torch/ray_train",
     "plugin/firstfault_torch/torchrun",
     "plugin/flytekitplugins/firstfault/flyteadmin",
     "plugin/flytekitplugins/firstfault/local",
+    "plugin/flyteplugins/firstfault",
 )
 NEIGHBOURS = (
     "readers/test_other_commands.py",

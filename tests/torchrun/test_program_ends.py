@@ -19,7 +19,7 @@ from firstfault_torch.torchrun import script
 def tell(error, is_kept):
     os.write(1, pickle.dumps(capture(error)))
 
-script._monitor = lambda: Space(node_context=Space(upload_deadline_seconds=20), exits=tell)
+script._monitor = lambda: Space(node_context=Space(upload_deadline_seconds=20), exits=tell, in_flight=Space(left=None))
 shown = repr(exit)
 script.watch()
 assert (pickle.loads(pickle.dumps(sys.exit)), repr(exit)) == (sys.exit, shown)

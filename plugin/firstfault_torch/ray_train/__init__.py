@@ -28,11 +28,9 @@ from firstfault.retry import RetryContext
 from firstfault.store import join, split_name
 from firstfault_start import OWN_RANK
 from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.time_limits import RAY_SETTLE_SECONDS
 from firstfault_torch.torchrun import rank
 from firstfault_torch.torchrun.job import FOLDER_VARIABLE
-
-_SETTLE_SECONDS = 3.0
-"""How long the controller waits for the reports of ranks that have not failed yet; some may hang."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -95,7 +93,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
     def _conclude(self) -> str:
         """Log the report; return it if the training must stop."""
         prefix = join(self._run, str(self._attempt))
-        reader = MultiErrorFileOutputReader(prefix, expected_nodes=self._ranks, settle_seconds=_SETTLE_SECONDS)
+        reader = MultiErrorFileOutputReader(prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS)
         context = RetryContext(
             attempt=self._attempt,
             previous_fingerprint=self._fingerprint,

@@ -1,0 +1,52 @@
+"""Tasks of Flyte 2 that fail at their last rank, as they are told."""
+
+import os
+import signal
+from pathlib import Path
+
+import flyte
+import flyte.report
+import torch.distributed as dist
+from flyte._run_python_script import _build_task
+from flyte.clustered import ClusteredTaskEnvironment
+from flyteplugins.pytorch.task import Elastic
+
+from firstfault_torch.engine import RecoverableError
+
+clustered = ClusteredTaskEnvironment(name="clustered", replicas=2, nproc_per_node=1)
+elastic = flyte.TaskEnvironment(name="elastic", plugin_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=2))
+script = ClusteredTaskEnvironment(name="script", replicas=2, nproc_per_node=1)
+execute_script = _build_task(script, str(Path(__file__).with_name("script.py")), 3600, "script")
+
+
+def fail(fault: str) -> int:
+    """Train a step, and fail before it at the last rank."""
+    dist.init_process_group("gloo")
+    Path(os.environ["MARKS"], f"{os.getpid()}").touch()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        if fault == "bug":
+            raise KeyError("learning_rate")
+        if fault == "recoverable":
+            raise RecoverableError("the queue is full")
+        if fault == "lost":
+            os.kill(os.getppid(), signal.SIGKILL)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 7
+
+
+@clustered.task(report=True)
+async def train(fault: str) -> int:
+    if fault == "reported":
+        await flyte.report.log.aio("the loss is 0.3", do_flush=True)
+    return fail(fault.replace("reported", "bug"))
+
+
+@clustered.task
+def train_in_thread(fault: str) -> int:
+    return fail(fault)
+
+
+@elastic.task
+def train_elastic(fault: str) -> int:
+    return fail(fault)

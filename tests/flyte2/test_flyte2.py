@@ -1,0 +1,179 @@
+"""Tasks of Flyte 2 on several pods: its real entrypoint ``a0``, under a real torchrun, on local paths."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flyte", reason="needs Flyte 2")
+
+from flyte._internal.runtime.convert import convert_from_native_to_inputs
+from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument, ExecutionError
+
+from lab.cascades.cases import Way
+from tests.flyte2 import tasks
+from tests.torchrun.nodes import Job, run_job
+
+pytestmark = pytest.mark.jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+USER, SYSTEM = ExecutionError.USER, ExecutionError.SYSTEM
+ENVIRONMENT = {
+    "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),
+    "DISABLE_RICH_LOGGING": "1",
+    "FIRSTFAULT": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def _a0(folder: Path, name: str, fault: str, *options: str) -> list[str]:
+    """Return the command line that Flyte's back end gives a pod; the outputs go to the folder ``outputs``."""
+    task = getattr(tasks, name)
+    values = ([fault], 3600) if name == "execute_script" else (fault,)
+    inputs = asyncio.run(convert_from_native_to_inputs(task.native_interface, *values))
+    (folder / "inputs.pb").write_bytes(inputs.proto_inputs.SerializeToString())
+    given = {
+        "inputs": folder / "inputs.pb",
+        "outputs-path": folder / "outputs",
+        "run-base-dir": folder / "base",
+        "raw-data-path": folder / "raw",
+        "version": "1",
+        "run-name": "run",
+        "name": "a0",
+        "project": "project",
+        "domain": "domain",
+        "org": "org",
+        "resolver": "flyte._internal.resolvers.default.DefaultTaskResolver",
+    }
+    pairs = [text for option, value in given.items() for text in (f"--{option}", str(value))]
+    return ["a0", *pairs, *options, "mod", "tests.flyte2.tasks", "instance", name]
+
+
+def _run(folder: Path, fault: str, *, task: str = "train", restart: int = 0, limit: int = 2, **variables: str) -> Job:
+    """Run a restart of a JobSet of two pods with a rank each."""
+    names = {
+        "JOBSET_NAME": "job",
+        "JOBSET_RESTART_ATTEMPT": str(restart),
+        "JOBSET_MAX_RESTARTS": str(limit),
+        "FLYTE_CLUSTERED_WORKER": "1",
+    }
+    environments = dict.fromkeys((0, 1), ENVIRONMENT | names | variables)
+    options = ("--nproc-per-node=1", "--no-python", "--")
+    return run_job(
+        folder, _a0(folder, task, fault), Way("variable", "static", ""), options=options, environments=environments
+    )
+
+
+def _read_error(folder: Path) -> ContainerError:
+    return ErrorDocument.FromString((folder / "outputs" / "error.pb").read_bytes()).error
+
+
+def _codes(job: Job) -> list[int]:
+    return [node.code for node in job.nodes]
+
+
+def test_a_bug_runs_once(tmp_path: Path) -> None:
+    """All pods exit with 0, after which JobSet restarts none and Flyte reads the error, which isn't recoverable."""
+    job = _run(tmp_path, "bug")
+    assert _codes(job) == [0, 0]
+    assert job.nodes[0].headline == "KeyError, rank 1 on host-1: 'learning_rate'"
+    error = _read_error(tmp_path)
+    assert (error.code, error.kind, error.origin) == ("USER:KeyError", ContainerError.NON_RECOVERABLE, USER)
+    assert error.message.startswith("KeyError rank 1 host-1 no retry: 'learning_rate'\n")
+    page = (tmp_path / "outputs" / "report.html").read_text()
+    assert "learning_rate" in page
+
+
+def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
+    """A recoverable exception runs again; after the next restart of the JobSet, the same one ends it."""
+    first = _run(tmp_path, "recoverable")
+    assert _codes(first) == [1, 1]
+    assert not (tmp_path / "outputs" / "error.pb").exists()
+    again = _run(tmp_path, "recoverable", restart=1)
+    assert _codes(again) == [0, 0]
+    assert "made no progress" in _read_error(tmp_path).message
+    assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
+
+
+def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:
+    """Flyte's parent action reads it, although the JobSet has failed; the task function runs in a thread here."""
+    assert _codes(_run(tmp_path, "recoverable", task="train_in_thread", limit=0)) == [1, 1]
+    assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
+
+
+def test_observed(tmp_path: Path) -> None:
+    """In the mode "observe" JobSet restarts the pods as without firstfault, and each pod prints what it would do.
+
+    A report that the task has published stays, in any mode.
+    """
+    job = _run(tmp_path, "reported", FIRSTFAULT_DECISIONS="observe")
+    assert _codes(job) == [1, 1]
+    assert all("  Observed: would have exited with 0 (stop) after attempt 0: " in node.err for node in job.nodes)
+    assert not (tmp_path / "outputs" / "error.pb").exists()
+    page = (tmp_path / "outputs" / "report.html").read_text()
+    assert "the loss is 0.3" in page
+    assert "learning_rate" not in page
+
+
+def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
+    """A pod whose agent was killed has failed, so that JobSet restarts all; the other pod names it."""
+    job = _run(tmp_path, "lost")
+    assert _codes(job) == [1, -9]
+    assert "host-1" in job.nodes[0].headline
+
+
+def test_success_leaves_only_outputs(tmp_path: Path) -> None:
+    job = _run(tmp_path, "none")
+    assert _codes(job) == [0, 0]
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"errors"} == {"outputs.pb"}
+    assert not list((tmp_path / "outputs").rglob("e1-*.pb"))
+
+
+def test_a_script(tmp_path: Path) -> None:
+    """``flyte run python-script --clustered``: the exception is the script's own, with its line."""
+    job = _run(tmp_path, "bug", task="execute_script")
+    assert _codes(job) == [0, 0]
+    assert job.nodes[0].headline == "KeyError, rank 1 on host-1: 'learning_rate'"
+
+
+def _run_elastic(folder: Path, fault: str, *options: str, **variables: str) -> str:
+    """Run an attempt of an ``Elastic`` task on one pod; return what it prints."""
+    marks = folder / "marks"
+    marks.mkdir(exist_ok=True)
+    environment = os.environ | ENVIRONMENT | {"MARKS": str(marks)} | variables
+    command = _a0(folder, "train_elastic", fault, *options)
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return ended.stderr
+
+
+def test_elastic(tmp_path: Path) -> None:
+    """A bug uses none of torch's restarts and none of Flyte's retries: a0 uploads the verdict as its error."""
+    _run_elastic(tmp_path, "bug")
+    error = _read_error(tmp_path)
+    assert (error.code, error.kind, error.origin) == ("USER:KeyError", ContainerError.NON_RECOVERABLE, USER)
+    assert "rank 1" in error.message.splitlines()[0]
+    assert len(list((tmp_path / "marks").iterdir())) == len(["rank 0", "rank 1"])
+
+
+def test_elastic_again(tmp_path: Path) -> None:
+    """The next attempt finds the verdict of the one before by Flyte's checkpoint, and stops at the same fault."""
+    _run_elastic(tmp_path, "recoverable", "--checkpoint-path", str(tmp_path / "first"))
+    assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
+    paths = ("--checkpoint-path", str(tmp_path / "second"), "--prev-checkpoint", str(tmp_path / "first"))
+    _run_elastic(tmp_path, "recoverable", *paths, FLYTE_ATTEMPT_NUMBER="1")
+    assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
+    written = json.loads((tmp_path / "second" / "firstfault" / "verdict.json").read_text())
+    assert written["decision"]["action"] == "stop"
+
+
+def test_elastic_observed(tmp_path: Path) -> None:
+    """In the mode "observe" the error is torch's, and recoverable."""
+    printed = _run_elastic(tmp_path, "bug", FIRSTFAULT_DECISIONS="observe")
+    assert "Observed: would have exited with 0 (stop)" in printed
+    assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
+    assert _read_error(tmp_path).message.startswith("PyTorch worker(s) failed:")

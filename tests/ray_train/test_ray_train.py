@@ -1,0 +1,58 @@
+"""Ray Train with the callback that `RAY_TRAIN_CALLBACKS` names: a real cluster of Ray on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.train.v2", reason="needs Ray Train: `make ray`")
+
+from tests.ray_train.driver import RETRIES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What happened after each fault, and what Ray printed."""
+    folder = tmp_path_factory.mktemp("ray")
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "RAY_TRAIN_CALLBACKS": "firstfault_torch.ray_train.StopRepeatedFaults",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_V2_ENABLED": "1",
+    }
+    command = [sys.executable, "-m", "tests.ray_train.driver", str(folder)]
+    printed = subprocess.run(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True, check=True)
+    return {"printed": printed.stdout} | {name: json.loads((folder / f"{name}.json").read_text()) for name in RETRIES}
+
+
+def test_a_bug_runs_once(ended: dict[str, Any]) -> None:
+    """The training's error has the report, and Ray uses none of its retries."""
+    found = ended["bug"]
+    assert (found["attempts"], found["error"]) == (1, "ControllerError")
+    assert "KeyError rank 1 " in found["text"]
+    assert "raise KeyError" in found["text"]
+
+
+@pytest.mark.parametrize(("fault", "headline"), [("recoverable", "recoverable rank 1 "), ("killed", "SIGKILL rank 1 ")])
+def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any], fault: str, headline: str) -> None:
+    found = ended[fault]
+    assert (found["attempts"], found["error"]) == (2, "ControllerError")
+    assert headline in found["text"]
+    assert "the previous attempt failed with the same fault" in found["text"]
+
+
+def test_observed(ended: dict[str, Any]) -> None:
+    """In the mode "observe" the error is Ray's, and its log has what would have happened."""
+    found = ended["observed"]
+    assert (found["attempts"], found["error"]) == (1, "WorkerGroupError")
+    assert "firstfault: observed: would have stopped after attempt 0: " in ended["printed"]
+
+
+def test_success_leaves_no_document(ended: dict[str, Any]) -> None:
+    assert (ended["none"]["attempts"], ended["none"]["error"], ended["none"]["documents"]) == (1, "", 0)
