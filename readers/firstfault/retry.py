@@ -85,6 +85,8 @@ class Vote:
 
 RETRY_REQUESTS = {"FlyteRecoverableException", "RecoverableError"}
 """Exceptions with which a program requests a retry."""
+RETRY_REFUSALS = {"NonRecoverableError", "FlyteNonRecoverableSystemException"}
+"""Flyte's exceptions with which a program refuses one, whatever their cause is."""
 RetryPolicy = Callable[[Verdict, RetryContext], Vote | bool]
 
 
@@ -334,10 +336,18 @@ def default_policy() -> ComposablePolicy:
     """Return firstfault's default policy.
 
     It retries recoverable exceptions on the user's budget. It retries preemptions, lost nodes, proven faults of the
-    machine and recoverable system errors on the system's budget. It retries nothing else, and no attempt that reached
-    its time limit. An error message alone never uses the system's budget.
+    machine and recoverable system errors on the system's budget. It retries nothing else, no exception of
+    `RETRY_REFUSALS`, and no attempt that reached its time limit. An error message alone never uses the system's budget.
     """
-    return explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
+    is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
+    return is_worth_it & ComposablePolicy(lambda verdict, _context: not _find_refusal(verdict.root))
+
+
+def _find_refusal(root: WorkerError | None) -> str:
+    """Return the name of the type by which the program refuses a retry; empty: it doesn't."""
+    raised = root.exception if root is not None else None
+    names = (name.rsplit(".", 1)[-1] for name in (raised.type, *raised.bases)) if raised is not None else ()
+    return next((name for name in names if name in RETRY_REFUSALS), "")
 
 
 def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
@@ -423,6 +433,8 @@ def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:
         return _UNKNOWN_CAUSE_REASON
     if verdict.is_at_time_limit:
         return _TIME_LIMIT_REASON
+    if refusal := _find_refusal(verdict.root):
+        return f"{refusal} asks for no retry"
     if verdict.code == CANCELLED:
         return "somebody cancelled the job"
     if verdict.category != "interrupted" and (everywhere := same_fault_everywhere()(verdict, context)):

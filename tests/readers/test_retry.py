@@ -401,6 +401,18 @@ def test_an_unknown_root() -> None:
     assert retry.on_category("unknown")(verdict, _CONTEXT)
 
 
+@pytest.mark.parametrize("kind", ["flyte.errors.NonRecoverableError", "my.OwnError", "RuntimeError"])
+def test_an_exception_that_refuses_a_retry(kind: str) -> None:
+    """Whatever its cause, also a broken machine: the program has decided."""
+    bases = ("flyte.errors.NonRecoverableError", "RuntimeError") if kind == "my.OwnError" else ("RuntimeError",)
+    raised = model.ExceptionInfo(type=kind, message="CUDA error: uncorrectable ECC error", bases=bases)
+    root = replace(make_error(3, kind=model.Kind.RECOVERABLE), exception=raised)
+    decision = retry.decide(_verdict(root))
+    expected = (False, model.Action.STOP) if kind != "RuntimeError" else (True, model.Action.RETRY)
+    assert (decision.retry, decision.action) == expected
+    assert decision.retry or decision.reason == "NonRecoverableError asks for no retry"
+
+
 @pytest.mark.parametrize(
     ("left", "origin", "spent", "paid"),
     [

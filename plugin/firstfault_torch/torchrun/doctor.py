@@ -37,6 +37,7 @@ TRIED = {
     "nvidia-resiliency-ext": ((0, 4), (0, 7)),
 }
 """The first and the last release that firstfault was run with: docs/reference/versions.md."""
+_CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
@@ -87,6 +88,7 @@ def _run_checks() -> Iterator[_Check]:
         yield _check_recorder()
     yield _check_workers()
     yield _check_storage()
+    yield from _check_callbacks()
     this = who(os.environ.get("PET_RDZV_ID", ""))
     yield _FACT, "job", str(this.job) if this.job.value else f"{this.job} but torchrun's --rdzv-id"
     yield _FACT, "attempt", f"{this.number} ({this.attempt.source})"
@@ -136,6 +138,8 @@ def _check_switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
     if "FIRSTFAULT_RECORDING" in os.environ:
         return _NO, "switch", "this process is a worker of a job under firstfault; launchers inside it are torch's own"
+    if _JAX in os.environ:
+        return _NO, "switch", f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded"
     if value.lower() in ON:
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
     return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
@@ -176,6 +180,15 @@ def _check_workers() -> _Check:
     why = "" if isinstance(error, subprocess.CalledProcessError) else f" ({error})"
     advice = "install firstfault there, and don't use python -S"
     return _NO, "workers", f"{python} doesn't read firstfault.pth: {advice}{why}"
+
+
+def _check_callbacks() -> Iterator[_Check]:
+    """Look whether Ray Train can load its callbacks: a wrong name fails the training."""
+    for name in filter(None, os.environ.get(_CALLBACKS, "").replace(" ", "").split(",")):
+        module, _, attribute = name.rpartition(".")
+        probe = partial(try_call, lambda: getattr(importlib.import_module(module), attribute), Exception)  # noqa: B023
+        _, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (None, TimeoutError())
+        yield error is None, "callback", f"{_CALLBACKS}: {name}{f': {error!r}' if error is not None else ''}"
 
 
 def _check_storage() -> _Check:
