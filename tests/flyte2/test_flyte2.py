@@ -130,7 +130,7 @@ def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
 def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     job = _run(tmp_path, "none")
     assert _codes(job) == [0, 0]
-    assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"errors"} == {"outputs.pb"}
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"firstfault-runs"} == {"outputs.pb"}
     assert not list((tmp_path / "outputs").rglob("e1-*.pb"))
 
 

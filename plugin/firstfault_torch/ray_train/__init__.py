@@ -30,7 +30,9 @@ from firstfault_start import OWN_RANK
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.time_limits import RAY_SETTLE_SECONDS
 from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.job import FOLDER_VARIABLE
+from firstfault_torch.torchrun.job import FOLDER_VARIABLE, given_folder, who
+
+_JOB, _ATTEMPT = "FIRSTFAULT_JOB", "FIRSTFAULT_ATTEMPT"
 
 
 class TrainingStoppedError(RuntimeError):
@@ -42,11 +44,11 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
 
     Not a `UserCallback`: Ray calls those only from ``RunConfig(callbacks=...)``, which takes this one, too.
 
-    The documents go to `FIRSTFAULT_FOLDER`, else to the folder ``errors`` in the run's folder.
+    The documents go to `FIRSTFAULT_FOLDER`, else to ``firstfault-runs`` in the run's folder.
     """
 
     def __init__(self) -> None:
-        self._folder = os.environ.get(FOLDER_VARIABLE, "")
+        self._folder = given_folder()
         self._mode = os.environ.get(DECISIONS_VARIABLE) or "act"
         self._run = ""
         self._attempt = -1
@@ -58,8 +60,9 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
         """Name the folder of all attempts, new for each run: a run may be repeated under its name."""
         config = train_run_context.get_run_config()
-        folder = self._folder or join(str(config.storage_path), str(config.name), "errors")
-        self._run = join(folder, f"{config.name}-{train_run_context.run_id[:8]}")
+        folder = self._folder or join(str(config.storage_path), str(config.name), "firstfault-runs")
+        job = who("", {_JOB: f"{config.name}-{train_run_context.run_id[:8]}"}).job.value
+        self._run = join(folder, job)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """Count the attempt that begins; runs on the controller."""
@@ -71,8 +74,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         with suppress_internal_errors("preparing to record"):
             context = get_train_context()
             folder, job = split_name(self._run)
-            names = {FOLDER_VARIABLE: folder, "FIRSTFAULT_JOB": job, "FIRSTFAULT_ATTEMPT": str(self._attempt)}
-            os.environ.update(names)
+            os.environ.update({FOLDER_VARIABLE: folder, _JOB: job, _ATTEMPT: str(self._attempt)})
             OWN_RANK.append((context.get_world_rank(), context.get_local_rank(), context.get_world_size()))
             rank.watch()
             context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001 - no public hook

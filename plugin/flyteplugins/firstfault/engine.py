@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.node_context import Identity
 
-_ERRORS = "errors"
+_RUNS = "firstfault-runs"
 """Below the action's output path: the folder of all documents, for each JobSet and restart."""
 _REPORT = "report.html"
 """Below the action's output path, as ``flyte.report`` writes it."""
@@ -70,18 +70,18 @@ class Flyte2Engine(TorchrunEngine):
     def publish(self, verdict: SealedVerdict, *, leaving_now: bool = False, **how: Any) -> SealedVerdict:
         """Write the verdict to the attempt's folder and, if the pods start no more, to where Flyte reads it."""
         published = super().publish(verdict, leaving_now=leaving_now, **how)
+        is_final = super().choose_exit_code(verdict) == _STOP or _is_last_restart()
+        # a durable verdict: the pod that concluded has written the error, too
+        if self.is_clustered and is_final and not verdict.durable:
+            put = partial(_put, self.outputs, verdict.document)
+            seconds = EXIT_STEP_TIMEOUT_SECONDS if leaving_now else PUBLISH_TIMEOUT_SECONDS
+            is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
+            # not durable: each of the other pods tries, too
+            published = replace(published, durable=published.durable and bool(is_written))
         if verdict.report is not None and not leaving_now:
             write = partial(_write_report, self.outputs, verdict.report)
-            call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the report")
-        # if the verdict is durable, the pod that concluded has written this, too
-        is_final = super().choose_exit_code(verdict) == _STOP or _is_last_restart()
-        if not self.is_clustered or verdict.durable or not is_final:
-            return published
-        put = partial(_put, self.outputs, verdict.document)
-        seconds = EXIT_STEP_TIMEOUT_SECONDS if leaving_now else PUBLISH_TIMEOUT_SECONDS
-        is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
-        # not durable: each of the other pods tries, too
-        return replace(published, durable=published.durable and bool(is_written))
+            call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the report", how.get("shutdown_requested"))
+        return published
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why; else the code that the user chose, or 1."""
@@ -104,8 +104,8 @@ class Flyte2Engine(TorchrunEngine):
         return _acts() and pods_live(job)
 
 
-def find_clustered(spec: Any) -> Callable[..., Flyte2Engine]:
-    """Return the engine of a torchrun that runs ``a0``, given torch's `WorkerSpec`."""
+def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
+    """Return what creates the engine of a torchrun that runs ``a0``, given torch's `WorkerSpec`."""
     values = dict(pairwise(spec.args))
 
     def read(*options: str) -> str:
@@ -117,8 +117,8 @@ def find_clustered(spec: Any) -> Callable[..., Flyte2Engine]:
     return _configure(is_clustered=True, **{name: read(*options) for name, options in paths.items()})
 
 
-def find_elastic(spec: Any) -> Callable[..., Flyte2Engine]:
-    """Return the engine of an ``Elastic`` task, whose function is running in this process."""
+def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
+    """Return what creates the engine of an ``Elastic`` task, whose function is running in this process."""
     import flyte  # noqa: PLC0415 - runs in a task of Flyte 2
 
     del spec
@@ -128,11 +128,18 @@ def find_elastic(spec: Any) -> Callable[..., Flyte2Engine]:
     return _configure(outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or "")
 
 
-def _configure(*, outputs: str, **fields: Any) -> Callable[..., Flyte2Engine]:
-    """Set the defaults of the user's variables, and return a function that creates the engine."""
-    if outputs:
-        os.environ.setdefault(FOLDER_VARIABLE, join(outputs, _ERRORS))
-        os.environ.setdefault(CODES_VARIABLE, "flyte2")
+_default_folders: list[str] = []
+"""Folders that `_configure` has set: a process may run several tasks, in a reusable environment."""
+
+
+def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
+    """Set the user's variables that aren't set, and return what creates the engine."""
+    if not outputs:
+        return TorchrunEngine  # another program of this name
+    if os.environ.get(FOLDER_VARIABLE, "") in {"", *_default_folders}:
+        _default_folders.append(join(outputs, _RUNS))
+        os.environ[FOLDER_VARIABLE] = _default_folders[-1]
+    os.environ.setdefault(CODES_VARIABLE, "flyte2")
     return partial(Flyte2Engine, outputs=outputs, **fields)
 
 
