@@ -1,4 +1,4 @@
-"""Ray Train, version 2: ``RAY_TRAIN_CALLBACKS=firstfault_torch.ray_train.StopRepeatedFaults``; docs/start/torchrun.md.
+"""Ray Train, version 2: ``RAY_TRAIN_CALLBACKS=firstfault_torch.ray_train.StopRepeatedFaults``; docs/start/ray.md.
 
 Ray's controller retries a failed training up to ``max_failures`` times, whatever the failure was. The callback records
 each worker, and stops retries that would only repeat the fault:
