@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -52,6 +52,20 @@ flyte2: $(VENV) ## test clustered and Elastic tasks of Flyte 2 with its real ent
 ray: $(VENV) ## test the callback for Ray Train on a real cluster of Ray in a separate environment
 	@tools/quietly.sh "installing Ray" tools/make_side_venv.sh ray "ray[train]==2.60.0"
 	@build/ray-venv/bin/python -m pytest -q -W ignore tests/ray_train $(ARGS)
+
+progress: $(VENV) ## repeat a fault after 10 minutes of training under torchrun, Flyte 2 and Ray: all continue (15 minutes)
+	@tools/quietly.sh "installing Flyte 2" tools/make_side_venv.sh flyte2 flyte==2.12.1 flyteplugins-pytorch==2.12.1
+	@tools/quietly.sh "installing Ray" tools/make_side_venv.sh ray "ray[train]==2.60.0"
+	@FIRSTFAULT_LONG=1 $(MAKE) --no-print-directory --jobs 3 --output-sync progress-torchrun progress-flyte2 progress-ray
+
+progress-torchrun:
+	@$(BIN)/pytest -q tests/torchrun/test_decisions.py -k progress_it
+
+progress-flyte2:
+	@build/flyte2-venv/bin/python -m pytest -q -W ignore tests/flyte2 -k progress_it
+
+progress-ray:
+	@build/ray-venv/bin/python -m pytest -q -W ignore tests/ray_train -k progress_it
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals) and print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)

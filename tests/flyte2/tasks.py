@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import flyte
@@ -23,6 +24,9 @@ def fail(fault: str) -> int:
     """Train a step, and fail before it at the last rank."""
     dist.init_process_group("gloo")
     Path(os.environ["MARKS"], f"{os.getpid()}").touch()
+    for _ in range(int(os.environ.get("TRAIN_STEPS", "0"))):
+        dist.barrier()
+        time.sleep(1)
     if dist.get_rank() == dist.get_world_size() - 1:
         if fault == "bug":
             raise KeyError("learning_rate")

@@ -17,6 +17,7 @@ from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument, Executio
 from lab.cascades.cases import Way
 from tests.flyte2 import tasks
 from tests.torchrun.nodes import Job, run_job
+from tests.torchrun.test_decisions import LONG_S, LONG_STEPS
 
 pytestmark = pytest.mark.jobs
 
@@ -65,7 +66,12 @@ def _run(folder: Path, fault: str, *, task: str = "train", restart: int = 0, lim
     environments = dict.fromkeys((0, 1), ENVIRONMENT | names | variables)
     options = ("--nproc-per-node=1", "--no-python", "--")
     return run_job(
-        folder, _a0(folder, task, fault), Way("variable", "static", ""), options=options, environments=environments
+        folder,
+        _a0(folder, task, fault),
+        Way("variable", "static", ""),
+        options=options,
+        environments=environments,
+        longest_s=LONG_S,
     )
 
 
@@ -98,6 +104,14 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     assert _codes(again) == [0, 0]
     assert "made no progress" in _read_error(tmp_path).message
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
+
+
+@pytest.mark.skipif(not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`")
+@pytest.mark.timeout(LONG_S * 2)
+def test_with_progress_it_continues(tmp_path: Path) -> None:
+    """The same fault as before doesn't stop a task that has trained for 10 minutes in between."""
+    assert _codes(_run(tmp_path, "recoverable")) == [1, 1]
+    assert _codes(_run(tmp_path, "recoverable", restart=1, TRAIN_STEPS=str(LONG_STEPS))) == [1, 1]
 
 
 def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:

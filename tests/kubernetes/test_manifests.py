@@ -7,9 +7,11 @@ descriptions: versions 0.12, 2.3 and 1.9.4 of these projects. A JobSet's schema 
 import gzip
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import celpy
 import jsonschema
 import pytest
 import yaml
@@ -21,6 +23,8 @@ from firstfault_torch.torchrun.exit_codes import PRESETS, parse_exit_codes
 HERE = Path(__file__).parent
 KINDS = ("job", "jobset", "pytorchjob", "trainjob")
 MAX_RULES = 20
+CEL = celpy.Environment()
+"""The language of rules in CustomResourceDefinitions."""
 OF_CODE = "Container train for pod jobs/train-0 failed with exit code {} matching FailJob rule at index 0"
 PREEMPTED = "Pod jobs/train-0 has condition DisruptionTarget matching FailJob rule at index 1"
 
@@ -46,6 +50,20 @@ def _schema(kind: str) -> Any:
     return _strict(schema)
 
 
+def _broken_rules(schema: Any, value: Any) -> Iterator[str]:
+    """Return the CEL rules of a schema that a value breaks, except rules about changes (`oldSelf`)."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        program = CEL.program(CEL.compile(rule["rule"]))
+        if "oldSelf" not in rule["rule"] and not program.evaluate({"self": celpy.json_to_cel(value)}):
+            yield rule["rule"]
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inner = schema.get("properties", {}).get(name) or schema.get("additionalProperties")
+            yield from _broken_rules(inner if isinstance(inner, dict) else {}, item)
+    for item in value if isinstance(value, list) else ():
+        yield from _broken_rules(schema.get("items", {}), item)
+
+
 def documents(kind: str) -> list[dict[str, Any]]:
     """Return the objects in the manifest that the command prints."""
     return list(yaml.safe_load_all(CliRunner().invoke(k8s, [kind]).output))
@@ -64,6 +82,35 @@ def test_schemas(kind: str) -> None:
         jsonschema.validate(item, _schema(item["kind"]))
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**item, "spec": {**item["spec"], "backoffLimits": 3}}, _schema(item["kind"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cel_rules(kind: str) -> None:
+    """No object breaks a rule that its CustomResourceDefinition has beside the schema."""
+    for item in (item for item in documents(kind) if item["kind"] != "Service"):
+        assert not [*_broken_rules(_schema(item["kind"]), item)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "words"),
+    [
+        ("TrainJob", ("metadata", "name"), "Train_7", "matches"),
+        ("ClusterTrainingRuntime", ("spec", "mlPolicy"), {"torch": {}, "mpi": {}}, "has(self.torch)"),
+        ("JobSet", ("spec", "startupPolicy"), {"startupPolicyOrder": "InOrder"}, "startupPolicyOrder"),
+    ],
+)
+def test_broken_cel_rules_are_found(kind: str, path: tuple[str, ...], value: Any, words: str) -> None:
+    [item] = (item for name in KINDS for item in documents(name) if item["kind"] == kind)
+    item[path[0]][path[1]] = value
+    if kind == "JobSet":  # the rule is about jobs that wait for others
+        item["spec"]["replicatedJobs"][0]["dependsOn"] = [{"name": "workers", "status": "Ready"}]
+    assert any(words in rule for rule in _broken_rules(_schema(kind), item))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_examples_are_these(kind: str) -> None:
+    example = HERE.parents[1] / "examples" / "kubernetes" / f"{kind}.yaml"
+    assert example.read_text() == CliRunner().invoke(k8s, [kind]).output
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,6 +15,10 @@ from ray.train.torch import TorchTrainer
 RANKS = 2
 RETRIES = {"bug": 1, "recoverable": 2, "killed": 2, "observed": 0, "none": 0}
 """`max_failures` for each fault."""
+if os.environ.get("FIRSTFAULT_LONG"):
+    RETRIES = {"trained": 1}
+LONG_STEPS = 620
+"""Steps of a second each: more than the 10 minutes of training that are progress."""
 HANGING = ("bug", "killed")
 """Faults for which rank 0 waits in a collective; Ray then takes some seconds longer to end it."""
 SETTLED_S = 3
@@ -29,11 +33,15 @@ def train(config: dict[str, Any]) -> None:
     from firstfault_torch.engine import RecoverableError  # noqa: PLC0415 - as above
 
     rank = dist.get_rank()
+    if config["fault"] == "trained" and os.environ["FIRSTFAULT_ATTEMPT"] == "1":
+        for _ in range(LONG_STEPS):
+            dist.all_reduce(torch.ones(1))
+            time.sleep(1)
     Path(config["folder"], f"began-{time.time_ns()}-{rank}").touch()
     if rank == RANKS - 1:
         if config["fault"] in {"bug", "observed"}:
             raise KeyError("learning_rate")
-        if config["fault"] == "recoverable":
+        if config["fault"] in {"recoverable", "trained"}:
             raise RecoverableError("the queue is full")
         if config["fault"] == "killed":
             time.sleep(SETTLED_S)

@@ -13,6 +13,7 @@ pytest.importorskip("ray.train.v2", reason="needs Ray Train: `make ray`")
 
 from tests.ray_train.driver import RETRIES
 
+ONLY_SHORT = pytest.mark.skipif("trained" in RETRIES, reason="`make ray` runs it")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,6 +32,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"printed": printed.stdout} | {name: json.loads((folder / f"{name}.json").read_text()) for name in RETRIES}
 
 
+@ONLY_SHORT
 def test_a_bug_runs_once(ended: dict[str, Any]) -> None:
     """The training's error has the report, and Ray uses none of its retries."""
     found = ended["bug"]
@@ -39,6 +41,7 @@ def test_a_bug_runs_once(ended: dict[str, Any]) -> None:
     assert "raise KeyError" in found["text"]
 
 
+@ONLY_SHORT
 @pytest.mark.parametrize(("fault", "headline"), [("recoverable", "recoverable rank 1 "), ("killed", "SIGKILL rank 1 ")])
 def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any], fault: str, headline: str) -> None:
     found = ended[fault]
@@ -47,6 +50,14 @@ def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any], faul
     assert "the previous attempt failed with the same fault" in found["text"]
 
 
+@pytest.mark.skipif("trained" not in RETRIES, reason="trains for 10 minutes: `make progress`")
+@pytest.mark.timeout(1600)
+def test_with_progress_it_continues(ended: dict[str, Any]) -> None:
+    """The same fault as before doesn't stop a training of 10 minutes: Ray's own budget ends it."""
+    assert (ended["trained"]["attempts"], ended["trained"]["error"]) == (2, "WorkerGroupError")
+
+
+@ONLY_SHORT
 def test_observed(ended: dict[str, Any]) -> None:
     """In the mode "observe" the error is Ray's, and its log has what would have happened."""
     found = ended["observed"]
@@ -54,5 +65,6 @@ def test_observed(ended: dict[str, Any]) -> None:
     assert "firstfault: observed: would have stopped after attempt 0: " in ended["printed"]
 
 
+@ONLY_SHORT
 def test_success_leaves_no_document(ended: dict[str, Any]) -> None:
     assert (ended["none"]["attempts"], ended["none"]["error"], ended["none"]["documents"]) == (1, "", 0)

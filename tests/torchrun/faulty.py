@@ -69,6 +69,9 @@ def main() -> None:
     if FAULT == "hang":
         reduced()  # on a busy machine the ranks come further apart than a collective may take
         dist.distributed_c10d._set_pg_timeout(dt.timedelta(seconds=HANG_S))
+    for _ in range(int(os.environ.get("TRAIN_STEPS", "0"))):
+        reduced()
+        time.sleep(1)
     for step in range(STEPS):
         if dist.get_rank() == dist.get_world_size() - 1 and step == FAULT_AT:
             fails(FAULT)

@@ -104,6 +104,7 @@ def run_job(
     options: Sequence[str] = (),
     environments: Mapping[int, Mapping[str, str]] | None = None,
     common: str = "",
+    longest_s: float = LONGEST_S,
 ) -> Job:
     """Run a job to its end, each node in a folder of its own, and with two workers if the options do not say else.
 
@@ -137,7 +138,7 @@ def run_job(
         started.append(process)
     sessions = {process.pid for process in started}
     try:
-        deadline = time.monotonic() + LONGEST_S
+        deadline = time.monotonic() + longest_s
         for process in started:
             process.join(max(0.0, deadline - time.monotonic()))
         left = left_of(sessions, f"MARKS={marks}")

@@ -1,6 +1,7 @@
 """Exit codes for schedulers, and what the program of the next attempt can read."""
 
 import json
+import os
 from argparse import ArgumentTypeError
 from pathlib import Path
 
@@ -16,11 +17,16 @@ FAULTY = str(Path(__file__).parent / "faulty.py")
 WAY = Way("forked", "c10d", "common")
 
 
+LONG_STEPS, LONG_S = 620, 800
+"""Steps of a second each: more than the 10 minutes of training that are progress; and a limit for the whole job."""
+
+
 def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
     """Run an attempt of a job on two nodes with a rank each, in a common folder."""
     names = {"FIRSTFAULT_JOB": "job", "FIRSTFAULT_ATTEMPT": str(attempt), "FIRSTFAULT_EXIT_CODES": "default"}
     environments = dict.fromkeys((0, 1), names | variables)
-    return run_job(folder, [FAULTY, fault], WAY, options=("--nproc-per-node=1",), environments=environments)
+    options = ("--nproc-per-node=1",)
+    return run_job(folder, [FAULTY, fault], WAY, options=options, environments=environments, longest_s=LONG_S)
 
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
@@ -40,6 +46,14 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     told = _run(tmp_path, "previous", 2).nodes[0].headline
     assert '"attempt": 1' in told
     assert "the queue is full" in told
+
+
+@pytest.mark.skipif(not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`")
+@pytest.mark.timeout(LONG_S * 2)
+def test_with_progress_it_continues(tmp_path: Path) -> None:
+    """The same fault as before doesn't stop a job that has trained for 10 minutes in between."""
+    assert [node.code for node in _run(tmp_path, "recoverable").nodes] == [75, 75]
+    assert [node.code for node in _run(tmp_path, "recoverable", 1, TRAIN_STEPS=str(LONG_STEPS)).nodes] == [75, 75]
 
 
 def test_observed(tmp_path: Path) -> None:
