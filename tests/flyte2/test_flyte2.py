@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument, Executio
 
 from lab.cascades.cases import Way
 from tests.flyte2 import tasks
+from tests.s3_server import S3
 from tests.torchrun.nodes import Job, run_job
 from tests.torchrun.test_decisions import LONG_S, LONG_STEPS
 
@@ -32,15 +34,15 @@ ENVIRONMENT = {
 }
 
 
-def _a0(folder: Path, name: str, fault: str, *options: str) -> list[str]:
-    """Return the command line that Flyte's back end gives a pod; the outputs go to the folder ``outputs``."""
+def _a0(folder: Path, name: str, fault: str, *options: str, outputs: str = "") -> list[str]:
+    """Return the command line that Flyte's back end gives a pod; outputs go to ``outputs``, if not elsewhere."""
     task = getattr(tasks, name)
     values = ([fault], 3600) if name == "execute_script" else (fault,)
     inputs = asyncio.run(convert_from_native_to_inputs(task.native_interface, *values))
     (folder / "inputs.pb").write_bytes(inputs.proto_inputs.SerializeToString())
     given = {
         "inputs": folder / "inputs.pb",
-        "outputs-path": folder / "outputs",
+        "outputs-path": outputs or folder / "outputs",
         "run-base-dir": folder / "base",
         "raw-data-path": folder / "raw",
         "version": "1",
@@ -55,7 +57,16 @@ def _a0(folder: Path, name: str, fault: str, *options: str) -> list[str]:
     return ["a0", *pairs, *options, "mod", "tests.flyte2.tasks", "instance", name]
 
 
-def _run(folder: Path, fault: str, *, task: str = "train", restart: int = 0, limit: int = 2, **variables: str) -> Job:
+def _run(
+    folder: Path,
+    fault: str,
+    *,
+    task: str = "train",
+    restart: int = 0,
+    limit: int = 2,
+    outputs: str = "",
+    **variables: str,
+) -> Job:
     """Run a restart of a JobSet of two pods with a rank each."""
     names = {
         "JOBSET_NAME": "job",
@@ -67,7 +78,7 @@ def _run(folder: Path, fault: str, *, task: str = "train", restart: int = 0, lim
     options = ("--nproc-per-node=1", "--no-python", "--")
     return run_job(
         folder,
-        _a0(folder, task, fault),
+        _a0(folder, task, fault, outputs=outputs),
         Way("variable", "static", ""),
         options=options,
         environments=environments,
@@ -93,6 +104,20 @@ def test_a_bug_runs_once(tmp_path: Path) -> None:
     assert error.message.startswith("KeyError rank 1 host-1 no retry: 'learning_rate'\n")
     page = (tmp_path / "outputs" / "report.html").read_text()
     assert "learning_rate" in page
+
+
+@pytest.mark.s3
+def test_on_s3(tmp_path: Path, s3: S3) -> None:
+    """The error and the report are where Flyte looks for them, and a browser shows the report."""
+    outputs = s3.uri()
+    job = _run(tmp_path, "bug", outputs=outputs, **s3.environment())
+    assert _codes(job) == [0, 0]
+    assert job.nodes[0].prefix.startswith(f"{outputs}/firstfault-runs/job")
+    folder = outputs.rpartition("/")[2]
+    read = partial(s3.client().get_object, Bucket=s3.bucket)
+    error = ErrorDocument.FromString(read(Key=f"{folder}/error.pb")["Body"].read()).error
+    assert (error.code, error.kind) == ("USER:KeyError", ContainerError.NON_RECOVERABLE)
+    assert read(Key=f"{folder}/report.html")["ContentType"] == "text/html"
 
 
 def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:

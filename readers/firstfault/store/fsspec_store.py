@@ -10,10 +10,12 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.registry import known_implementations
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import listings, settings
@@ -52,6 +54,9 @@ class FsspecStore(Store):
         options: dict[str, Any] = {**build_storage_options(self._protocol, self._options), "skip_instance_cache": True}
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
+            # Flyte 2 registers obstore's filesystems, which take other options, for all of its process.
+            if kind.__module__.startswith("obstore."):
+                kind = resolve_name(known_implementations[self._protocol]["class"])
         except ImportError as error:
             extra = settings.find_storage(self._protocol).get("extra", "")
             how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
