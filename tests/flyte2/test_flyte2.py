@@ -5,8 +5,8 @@ import json
 import os
 import subprocess
 import sysconfig
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +106,11 @@ def test_a_bug_runs_once(tmp_path: Path) -> None:
     assert "learning_rate" in page
 
 
+def _get(s3: S3, outputs: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = s3.client().get_object(Bucket=s3.bucket, Key=f"{outputs.rpartition('/')[2]}/{name}")
+    return found
+
+
 @pytest.mark.s3
 def test_on_s3(tmp_path: Path, s3: S3) -> None:
     """The error and the report are where Flyte looks for them, and a browser shows the report."""
@@ -113,11 +118,9 @@ def test_on_s3(tmp_path: Path, s3: S3) -> None:
     job = _run(tmp_path, "bug", outputs=outputs, **s3.environment())
     assert _codes(job) == [0, 0]
     assert job.nodes[0].prefix.startswith(f"{outputs}/firstfault-runs/job")
-    folder = outputs.rpartition("/")[2]
-    read = partial(s3.client().get_object, Bucket=s3.bucket)
-    error = ErrorDocument.FromString(read(Key=f"{folder}/error.pb")["Body"].read()).error
+    error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
     assert (error.code, error.kind) == ("USER:KeyError", ContainerError.NON_RECOVERABLE)
-    assert read(Key=f"{folder}/report.html")["ContentType"] == "text/html"
+    assert _get(s3, outputs, "report.html")["ContentType"] == "text/html"
 
 
 def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
@@ -180,20 +183,27 @@ def test_a_script(tmp_path: Path) -> None:
     assert job.nodes[0].headline == "KeyError, rank 1 on host-1: 'learning_rate'"
 
 
-def _run_elastic(folder: Path, fault: str, *options: str, **variables: str) -> str:
+def _run_elastic(folder: Path, fault: str, *options: str, outputs: str = "", **variables: str) -> str:
     """Run an attempt of an ``Elastic`` task on one pod; return what it prints."""
     marks = folder / "marks"
     marks.mkdir(exist_ok=True)
     environment = os.environ | ENVIRONMENT | {"MARKS": str(marks)} | variables
-    command = _a0(folder, "train_elastic", fault, *options)
+    command = _a0(folder, "train_elastic", fault, *options, outputs=outputs)
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return ended.stderr
 
 
-def test_elastic(tmp_path: Path) -> None:
-    """A bug uses none of torch's restarts and none of Flyte's retries: a0 uploads the verdict as its error."""
-    _run_elastic(tmp_path, "bug")
-    error = _read_error(tmp_path)
+@pytest.mark.s3
+def test_elastic(tmp_path: Path, s3: S3) -> None:
+    """A bug uses none of torch's restarts and none of Flyte's retries: a0 uploads the verdict as its error.
+
+    On S3, because the agent shares a process with Flyte, which has registered S3 clients of its own.
+    """
+    outputs = s3.uri()
+    printed = _run_elastic(tmp_path, "bug", outputs=outputs, **s3.environment())
+    assert "job continues without it" not in printed
+    assert "learning_rate" in _get(s3, outputs, "report.html")["Body"].read().decode()
+    error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
     assert (error.code, error.kind, error.origin) == ("USER:KeyError", ContainerError.NON_RECOVERABLE, USER)
     assert "rank 1" in error.message.splitlines()[0]
     assert len(list((tmp_path / "marks").iterdir())) == len(["rank 0", "rank 1"])
