@@ -163,7 +163,7 @@ def test_observed(tmp_path: Path) -> None:
 
 
 def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
-    """A pod whose agent was killed has failed, so that JobSet restarts all; the other pod names it."""
+    """A pod fails if its agent is killed, so JobSet restarts all pods; the other pod names the lost one."""
     job = _run(tmp_path, "lost")
     assert _codes(job) == [1, -9]
     assert "host-1" in job.nodes[0].headline
@@ -197,7 +197,7 @@ def _run_elastic(folder: Path, fault: str, *options: str, outputs: str = "", **v
 def test_elastic(tmp_path: Path, s3: S3) -> None:
     """A bug uses none of torch's restarts and none of Flyte's retries: a0 uploads the verdict as its error.
 
-    On S3, because the agent shares a process with Flyte, which has registered S3 clients of its own.
+    On S3, because Flyte registers its own S3 client for the whole process, agent included.
     """
     outputs = s3.uri()
     printed = _run_elastic(tmp_path, "bug", outputs=outputs, **s3.environment())

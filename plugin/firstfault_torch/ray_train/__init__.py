@@ -105,7 +105,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         )
         conclusion = reader.conclude(context)
         if conclusion is None:
-            logger.warning("a worker failed, and there is no document about it in %s", prefix)
+            logger.warning("a worker failed, but left no document in %s; Ray decides on a retry", prefix)
             return ""
         decision, acts = conclusion.decision, self._mode == "act"
         self._fingerprint, self._failed_starts = conclusion.verdict.fingerprint, decision.failed_starts

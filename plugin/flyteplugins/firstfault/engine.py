@@ -2,7 +2,7 @@
 
 Flyte 2 runs a task on several pods in two ways, and retries after every error but a non-recoverable one:
 
-    ClusteredTaskEnvironment   each pod of a JobSet runs torchrun, whose workers are ``a0``. JobSet restarts all pods
+    ClusteredTaskEnvironment   each pod of a JobSet runs torchrun, and ``a0`` in each worker. JobSet restarts all pods
                                after an exit code other than 0, and Flyte reads error.pb only after 0. So after a fault
                                that a restart would repeat, one pod writes error.pb and all exit with 0.
     Elastic                    ``a0`` of each pod starts the workers, and writes what is raised to error.pb
@@ -76,7 +76,7 @@ class Flyte2Engine(TorchrunEngine):
             put = partial(_put, self.outputs, verdict.document)
             seconds = EXIT_STEP_TIMEOUT_SECONDS if leaving_now else PUBLISH_TIMEOUT_SECONDS
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
-            # not durable: each of the other pods tries, too
+            # If this failed, the verdict isn't durable, and each of the other pods tries, too.
             published = replace(published, durable=published.durable and bool(is_written))
         if verdict.report is not None and not leaving_now:
             write = partial(_write_report, self.outputs, verdict.report)
@@ -118,7 +118,7 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
 
 
 def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
-    """Return what creates the engine of an ``Elastic`` task, whose function is running in this process."""
+    """Return what creates the engine of an ``Elastic`` task; this process runs its `execute`."""
     import flyte  # noqa: PLC0415 - runs in a task of Flyte 2
 
     del spec
