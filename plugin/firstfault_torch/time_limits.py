@@ -201,6 +201,8 @@ VERDICT_POLL_SECONDS = 0.5
 """The same node; longer each time. Then it looks again."""
 RAY_SETTLE_SECONDS = 3.0
 """Ray Train's controller, for the reports of ranks that have not failed yet. Then it concludes without them."""
+RAY_CONCLUDE_TIMEOUT_SECONDS = 20.0
+"""The same controller, for the storage and the verdict. Then Ray decides."""
 NAME_SERVICE_TIMEOUT_SECONDS = 1.0
 """The agent, for its own address. Then documents have no address."""
 READ_TIMEOUT_SECONDS = 10.0

@@ -340,7 +340,12 @@ def default_policy() -> ComposablePolicy:
     `RETRY_REFUSALS`, and no attempt that reached its time limit. An error message alone never uses the system's budget.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
-    return is_worth_it & ComposablePolicy(lambda verdict, _context: not _find_refusal(verdict.root))
+    return is_worth_it & ComposablePolicy(_not_refused)
+
+
+def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
+    refusal = _find_refusal(verdict.root)
+    return Vote(retry=not refusal, reason=f"{refusal} asks for no retry" if refusal else "")
 
 
 def _find_refusal(root: WorkerError | None) -> str:

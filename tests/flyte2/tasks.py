@@ -1,5 +1,6 @@
 """Tasks of Flyte 2 that fail at their last rank, as they are told."""
 
+import contextlib
 import os
 import signal
 import time
@@ -16,8 +17,14 @@ from firstfault_torch.engine import RecoverableError
 
 clustered = ClusteredTaskEnvironment(name="clustered", replicas=2, nproc_per_node=1)
 elastic = flyte.TaskEnvironment(name="elastic", plugin_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=2))
-script = ClusteredTaskEnvironment(name="script", replicas=2, nproc_per_node=1)
+inner = flyte.TaskEnvironment(name="inner")
+script = ClusteredTaskEnvironment(name="python_script", replicas=2, nproc_per_node=1)
 execute_script = _build_task(script, str(Path(__file__).with_name("script.py")), 3600, "script")
+
+
+@inner.task
+def refuse(reason: str) -> int:
+    raise ValueError(reason)
 
 
 def fail(fault: str) -> int:
@@ -32,6 +39,10 @@ def fail(fault: str) -> int:
             raise KeyError("learning_rate")
         if fault == "recoverable":
             raise RecoverableError("the queue is full")
+        if fault == "handled":
+            flyte.init()
+            with contextlib.suppress(flyte.errors.RuntimeUserError):
+                flyte.with_runcontext(mode="local").run(refuse, "not now")
         if fault == "lost":
             os.kill(os.getppid(), signal.SIGKILL)
     dist.barrier()
@@ -48,6 +59,9 @@ async def train(fault: str) -> int:
 
 @clustered.task
 def train_in_thread(fault: str) -> int:
+    checkpoint = flyte.ctx().checkpoint
+    if checkpoint is not None and os.environ["RANK"] == "0" and flyte.ctx().restart_attempt:
+        checkpoint.save_sync(b"the model")
     return fail(fault)
 
 

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("ray.train.v2", reason="needs Ray Train: `make ray`")
 
+from firstfault_torch.ray_train import StopRepeatedFaults, TrainingStoppedError
 from tests.ray_train.driver import RETRIES
 
 ONLY_SHORT = pytest.mark.skipif("trained" in RETRIES, reason="`make ray` runs it")
@@ -29,7 +31,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     command = [sys.executable, "-m", "tests.ray_train.driver", str(folder)]
     printed = subprocess.run(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True, check=True)
-    return {"printed": printed.stdout} | {name: json.loads((folder / f"{name}.json").read_text()) for name in RETRIES}
+    return {"printed": printed.stdout, "folder": folder} | {
+        name: json.loads((folder / f"{name}.json").read_text()) for name in RETRIES
+    }
 
 
 @ONLY_SHORT
@@ -48,6 +52,25 @@ def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any], faul
     assert (found["attempts"], found["error"]) == (2, "ControllerError")
     assert headline in found["text"]
     assert "the previous attempt failed with the same fault" in found["text"]
+
+
+@ONLY_SHORT
+def test_an_attempt_is_judged_once(ended: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray polls again and again after a preemption, for which it has a budget of its own."""
+    monkeypatch.setattr("firstfault_torch.ray_train.RAY_SETTLE_SECONDS", 0.0)
+    [run] = ended["folder"].glob("bug/run/firstfault-runs/*")
+    raised = []
+    for preemption in (None, "a node is reclaimed"):
+        callback = StopRepeatedFaults()
+        callback._run = str(run)
+        callback.before_worker_group_start(SimpleNamespace(num_workers=2))
+        for _ in range(3):
+            status = SimpleNamespace(errors={1: KeyError()}, get_preemption_info=lambda found=preemption: found)
+            try:
+                callback.after_worker_group_poll_status(status)
+            except TrainingStoppedError:
+                raised.append(preemption)
+    assert raised == [None]
 
 
 @pytest.mark.skipif("trained" not in RETRIES, reason="trains for 10 minutes: `make progress`")

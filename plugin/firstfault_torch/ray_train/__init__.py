@@ -16,7 +16,8 @@ import os
 import queue
 import time
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
@@ -27,12 +28,17 @@ from firstfault.render.flyte_message import flyte_message
 from firstfault.retry import RetryContext
 from firstfault.store import join, split_name
 from firstfault_start import OWN_RANK
-from firstfault_torch.guard import logger, suppress_internal_errors
-from firstfault_torch.time_limits import RAY_SETTLE_SECONDS
+from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
+from firstfault_torch.time_limits import RAY_CONCLUDE_TIMEOUT_SECONDS, RAY_SETTLE_SECONDS
 from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.job import FOLDER_VARIABLE, given_folder, who
+from firstfault_torch.torchrun.job import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE, given_folder, who
 
-_JOB, _ATTEMPT = "FIRSTFAULT_JOB", "FIRSTFAULT_ATTEMPT"
+
+class _Previous(NamedTuple):
+    """How the attempt before failed; empty: it was preempted, or left no document."""
+
+    fingerprint: str = ""
+    failed_starts: int = 0
 
 
 class TrainingStoppedError(RuntimeError):
@@ -52,29 +58,31 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         self._mode = os.environ.get(DECISIONS_VARIABLE) or "act"
         self._run = ""
         self._attempt = -1
+        self._is_judged = False
         self._ranks = 0
         self._began_ns = 0
-        self._fingerprint = ""
-        self._failed_starts = 0
+        self._previous = _Previous()
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
         """Name the folder of all attempts, new for each run: a run may be repeated under its name."""
-        config = train_run_context.get_run_config()
-        folder = self._folder or join(str(config.storage_path), str(config.name), "firstfault-runs")
-        job = who("", {_JOB: f"{config.name}-{train_run_context.run_id[:8]}"}).job.value
-        self._run = join(folder, job)
+        with suppress_internal_errors("preparing to record"):
+            config = train_run_context.get_run_config()
+            folder = self._folder or join(str(config.storage_path), str(config.name), "firstfault-runs")
+            job = who("", {JOB_VARIABLE: f"{config.name}-{train_run_context.run_id[:8]}"}).job.value
+            self._run = join(folder, job)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """Count the attempt that begins; runs on the controller."""
-        self._attempt, self._ranks = self._attempt + 1, worker_group_context.num_workers
-        self._began_ns = time.monotonic_ns()
+        with suppress_internal_errors("counting an attempt"):
+            self._attempt, self._is_judged = self._attempt + 1, False
+            self._began_ns, self._ranks = time.monotonic_ns(), worker_group_context.num_workers
 
     def after_init_train_context(self) -> None:
         """Begin to record this worker."""
         with suppress_internal_errors("preparing to record"):
             context = get_train_context()
             folder, job = split_name(self._run)
-            os.environ.update({FOLDER_VARIABLE: folder, _JOB: job, _ATTEMPT: str(self._attempt)})
+            os.environ.update({FOLDER_VARIABLE: folder, JOB_VARIABLE: job, ATTEMPT_VARIABLE: str(self._attempt)})
             OWN_RANK.append((context.get_world_rank(), context.get_local_rank(), context.get_world_size()))
             rank.watch()
             context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001 - no public hook
@@ -85,22 +93,27 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         Raises:
             TrainingStoppedError: a retry would only repeat the fault.
         """
-        text = ""
-        if worker_group_status.errors:  # they have no times, so the documents count
-            with suppress_internal_errors("concluding on a failed attempt"):
-                text = self._conclude()
+        text = None
+        with suppress_internal_errors("looking for failed workers"):
+            # Ray polls a preempted group on, until all of its ranks have ended.
+            if self._run and worker_group_status.errors and not self._is_judged:
+                self._is_judged = True
+                previous, self._previous = self._previous, _Previous()
+                if worker_group_status.get_preemption_info() is None:
+                    conclude = partial(self._conclude, previous)
+                    text = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, "concluding on a failed attempt")
         if text:
             raise TrainingStoppedError(text)
 
-    def _conclude(self) -> str:
+    def _conclude(self, previous: _Previous) -> str:
         """Log the report; return it if the training must stop."""
         prefix = join(self._run, str(self._attempt))
         reader = MultiErrorFileOutputReader(prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS)
         context = RetryContext(
             attempt=self._attempt,
-            previous_fingerprint=self._fingerprint,
+            previous_fingerprint=previous.fingerprint,
             lifetime_seconds=(time.monotonic_ns() - self._began_ns) / 1e9,
-            failed_starts=self._failed_starts,
+            failed_starts=previous.failed_starts,
             stops_repeats=True,
         )
         conclusion = reader.conclude(context)
@@ -108,7 +121,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
             logger.warning("a worker failed, but left no document in %s; Ray decides on a retry", prefix)
             return ""
         decision, acts = conclusion.decision, self._mode == "act"
-        self._fingerprint, self._failed_starts = conclusion.verdict.fingerprint, decision.failed_starts
+        self._previous = _Previous(conclusion.verdict.fingerprint, decision.failed_starts)
         conclusion = replace(conclusion, decision=replace(decision, enforced=acts))
         text = flyte_message(reader.report(conclusion))
         logger.error("%s", text)
@@ -119,12 +132,18 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
 
 
 class _Errors(queue.SimpleQueue[BaseException | None]):
-    """The queue in which a worker's training thread puts its exception, or None when it has ended."""
+    """The queue in which a worker's training thread puts its exception, or None when it has ended.
+
+    Threads that it has started, such as one that uploads a checkpoint, put theirs, too.
+    """
+
+    _has_failed = False
 
     def put(self, item: Any, *arguments: Any, **options: Any) -> None:
         """Record the exception before Ray sees it."""
-        if item is None:
-            rank.exits()
-        else:
+        if item is not None:
+            self._has_failed = True
             rank.fails(getattr(item, "_base_exc", item))
+        elif not self._has_failed:
+            rank.exits()
         super().put(item, *arguments, **options)

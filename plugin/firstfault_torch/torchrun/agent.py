@@ -7,11 +7,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
+from firstfault.model.job import Action
 from firstfault.run_folder import begin_run
 from firstfault.store import split_name
 from firstfault_torch.agent.agent import PeerFailedError
@@ -180,6 +181,9 @@ def _silence_log_of_error(error: Exception) -> None:
 class TorchrunEngine(PlainEngine):
     """`PlainEngine` for a job of programs: a few lines at the end of the output describe what failed."""
 
+    exit_codes: ClassVar[Mapping[Action, int]] = {}
+    """By action, for users who set none."""
+
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
         """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""
         published = PlainEngine.publish(self, verdict, **how)
@@ -191,7 +195,7 @@ class TorchrunEngine(PlainEngine):
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
         """Return the code that the user's settings give to the decision."""
-        return choose_exit_code(verdict)[0]
+        return choose_exit_code(verdict, self.exit_codes)[0]
 
     @property
     def _on_node(self) -> Path:
@@ -208,7 +212,7 @@ class TorchrunEngine(PlainEngine):
         if (self._on_node / ERROR_FILE).exists() and prefix != str(self._on_node):
             lines.append(f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)")
             prefix = str(self._on_node)
-        if observed := choose_exit_code(verdict)[1]:
+        if observed := choose_exit_code(verdict, self.exit_codes)[1]:
             lines.append(f"  Observed: {observed}")
         lines.append(f"  More: firstfault show {prefix}")
         sys.stderr.write("\n".join([*lines, ""]))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import click
 
@@ -185,10 +186,11 @@ def _check_workers() -> _Check:
 def _check_callbacks() -> Iterator[_Check]:
     """Look whether Ray Train can load its callbacks: a wrong name fails the training."""
     for name in filter(None, os.environ.get(_CALLBACKS, "").replace(" ", "").split(",")):
-        module, _, attribute = name.rpartition(".")
-        probe = partial(try_call, lambda: getattr(importlib.import_module(module), attribute), Exception)  # noqa: B023
-        _, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (None, TimeoutError())
-        yield error is None, "callback", f"{_CALLBACKS}: {name}{f': {error!r}' if error is not None else ''}"
+        probe = partial(try_call, partial(resolve_name, name), Exception)
+        kind, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (None, TimeoutError())
+        is_callback = "RayTrainCallback" in {base.__name__ for base in getattr(kind, "__mro__", ())}
+        problem = "" if is_callback else f" fails each training of Ray Train: {error or 'not a RayTrainCallback'!r}"
+        yield _OK if is_callback else _FACT, "callback", f"{_CALLBACKS}: {name}{problem}"
 
 
 def _check_storage() -> _Check:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.model.job import DECISIONS_VARIABLE, Action
@@ -22,8 +23,6 @@ PRESETS = {
     "default": "retry:75,system:79,stop:93",
     # Kubeflow's PyTorchJob with restartPolicy ExitCode retries codes from 128 on
     "pytorchjob": "retry:203,system:207,stop:93",
-    # Flyte 2's clustered tasks: see flyteplugins.firstfault.engine, which chooses it
-    "flyte2": "stop:0",
 }
 _CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
 _MAX_CODE = 255
@@ -38,19 +37,23 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     listed = PRESETS.get(text, text)
     pairs = [item.split(":") for item in listed.split(",")] if _CODES.fullmatch(listed) else []
     codes = {Action(name): int(code) for name, code in pairs}
-    if not codes or (text not in PRESETS and not all(0 < code <= _MAX_CODE for code in codes.values())):
+    if not codes or not all(0 < code <= _MAX_CODE for code in codes.values()):
         presets = ", ".join(PRESETS)
         raise ArgumentTypeError(f"must be {presets}, or codes from 1 to 255 as in {PRESETS['default']}, not {text!r}")
     return codes
 
 
-def choose_exit_code(verdict: SealedVerdict | None) -> tuple[int, str]:
-    """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done."""
+def choose_exit_code(verdict: SealedVerdict | None, default: Mapping[Action, int]) -> tuple[int, str]:
+    """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done.
+
+    `default`: the engine's codes, for a user who sets none.
+    """
     listed, mode = os.environ.get(CODES_VARIABLE, ""), os.environ.get(DECISIONS_VARIABLE) or "act"
-    if verdict is None or not listed or mode == "off":
+    codes = parse_exit_codes(listed) if listed else default
+    if verdict is None or not codes or mode == "off":
         return FAILED, ""
     decision = verdict.decision
-    code = parse_exit_codes(listed).get(decision.action, FAILED)
+    code = codes.get(decision.action, FAILED)
     attempt = verdict.node_context.identity.attempt
     sentence = f"would have exited with {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
     return (FAILED, sentence) if mode == "observe" else (code, "")

@@ -28,7 +28,7 @@ from firstfault_torch.torchrun import exit_codes
 
 # --- the user's options, each with its variable -----------------------------------------------------------------------
 
-FOLDER_VARIABLE = "FIRSTFAULT_FOLDER"
+FOLDER_VARIABLE, JOB_VARIABLE, ATTEMPT_VARIABLE = "FIRSTFAULT_FOLDER", "FIRSTFAULT_JOB", "FIRSTFAULT_ATTEMPT"
 _STRATEGY, _RESTARTS, _HANG = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS", "FIRSTFAULT_HANG"
 _AS_TORCH = "torch"
 
@@ -75,8 +75,8 @@ _SETTINGS = (
         "a path that all nodes see, or s3://...: where the documents about a failure go. Default: a folder on each "
         "node, .firstfault/torchrun",
     ),
-    _Setting("--ff-job", "FIRSTFAULT_JOB", str, "name of the job. Default: the scheduler's, else --rdzv-id"),
-    _Setting("--ff-attempt", "FIRSTFAULT_ATTEMPT", _count, "number of this attempt, from 0. Default: the scheduler's"),
+    _Setting("--ff-job", JOB_VARIABLE, str, "name of the job. Default: the scheduler's, else --rdzv-id"),
+    _Setting("--ff-attempt", ATTEMPT_VARIABLE, _count, "number of this attempt, from 0. Default: the scheduler's"),
     _Setting("--ff-node", "FIRSTFAULT_NODE", str, "name of this node. Default: Slurm's, else the host's"),
     _Setting(
         "--ff-strategy", _STRATEGY, _one_of(list_strategy_names), "finds the root cause. Default: " + DEFAULT_STRATEGY

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from firstfault.layout import ERROR_FILE
 from firstfault.model import JobErrors
 from firstfault.model.job import DECISIONS_VARIABLE, Action, pods_live
 from firstfault.store import join
+from firstfault_torch.conclusion.previous_attempt import VERDICT
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.time_limits import DECK_TIMEOUT_SECONDS, EXIT_STEP_TIMEOUT_SECONDS, PUBLISH_TIMEOUT_SECONDS
 from firstfault_torch.torchrun.agent import TorchrunEngine
-from firstfault_torch.torchrun.exit_codes import CODES_VARIABLE, FAILED
-from firstfault_torch.torchrun.job import FOLDER_VARIABLE
+from firstfault_torch.torchrun.exit_codes import FAILED
+from firstfault_torch.torchrun.job import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
     from firstfault.report import Report
@@ -52,7 +53,7 @@ class Flyte2Engine(TorchrunEngine):
     outputs: str = ""
     """The action's output path (URI), the same for all restarts of a JobSet."""
     checkpoint: str = ""
-    """Folder (URI) that Flyte gives to the next attempt, too."""
+    """The task's checkpoint (URI), which Flyte gives to the next attempt, too."""
     previous_checkpoint: str = ""
     """The previous attempt's; empty: there was none."""
     is_clustered: bool = False
@@ -61,27 +62,35 @@ class Flyte2Engine(TorchrunEngine):
     def identity(self) -> Identity:
         """Return the attempt's folder and this pod's name; the attempt is the JobSet's restart."""
         identity = super().identity()
-        handover, previous = identity.handover_uri, identity.previous_handover_uri
-        if self.checkpoint:  # the next attempt has another output path, but a restart of the JobSet has the same
-            is_restart = self.is_clustered and identity.attempt > 0
-            handover, previous = self.checkpoint, self.checkpoint if is_restart else self.previous_checkpoint
-        return replace(identity, engine="flyte2", handover_uri=handover, previous_handover_uri=previous)
+        # A restart of the JobSet has the same output path, and finds the verdict there. The next attempt has another.
+        is_restart = self.is_clustered and identity.attempt > 0
+        previous = identity.previous_handover_uri if is_restart else _find_handover(self.previous_checkpoint)
+        return replace(identity, engine="flyte2", previous_handover_uri=previous)
 
     def publish(self, verdict: SealedVerdict, *, leaving_now: bool = False, **how: Any) -> SealedVerdict:
         """Write the verdict to the attempt's folder and, if the pods start no more, to where Flyte reads it."""
         published = super().publish(verdict, leaving_now=leaving_now, **how)
-        is_final = super().choose_exit_code(verdict) == _STOP or _is_last_restart()
+        if self.is_clustered and not _is_last_restart() and super().choose_exit_code(verdict) != _STOP:
+            return published
         # a durable verdict: the pod that concluded has written the error, too
-        if self.is_clustered and is_final and not verdict.durable:
-            put = partial(_put, self.outputs, verdict.document)
+        if self.is_clustered and not verdict.durable:
+            put = partial(_put, self.outputs, ERROR_FILE, verdict.document)
             seconds = EXIT_STEP_TIMEOUT_SECONDS if leaving_now else PUBLISH_TIMEOUT_SECONDS
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
             # If this failed, the verdict isn't durable, and each of the other pods tries, too.
             published = replace(published, durable=published.durable and bool(is_written))
         if verdict.report is not None and not leaving_now:
-            write = partial(_write_report, self.outputs, verdict.report)
-            call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the report", how.get("shutdown_requested"))
+            leave = partial(self._leave_report, verdict.report, verdict.document)
+            call_with_timeout(leave, DECK_TIMEOUT_SECONDS, "writing the report", how.get("shutdown_requested"))
         return published
+
+    def _leave_report(self, report: Report, document: bytes) -> None:
+        """Write the verdict for the next attempt, and the task's report."""
+        if self.checkpoint:
+            _put(_find_handover(self.checkpoint), VERDICT, document)
+        _write_report(self.outputs, report)
+
+    exit_codes: ClassVar[Mapping[Action, int]] = {Action.STOP: _STOP}
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why; else the code that the user chose, or 1."""
@@ -108,13 +117,10 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
     """Return what creates the engine of a torchrun that runs ``a0``, given torch's `WorkerSpec`."""
     values = dict(pairwise(spec.args))
 
-    def read(*options: str) -> str:
-        found = next((str(values[option]) for option in options if option in values), "")
-        return "" if "{{" in found else found  # a placeholder that Flyte has not filled
-
-    paths = {"outputs": ("--outputs-path", "-o"), "checkpoint": ("--checkpoint-path", "-c")}
-    paths["previous_checkpoint"] = ("--prev-checkpoint", "-p")
-    return _configure(is_clustered=True, **{name: read(*options) for name, options in paths.items()})
+    options = {"outputs": "outputs-path", "checkpoint": "checkpoint-path", "previous_checkpoint": "prev-checkpoint"}
+    found = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
+    # "{{": a placeholder that Flyte has not filled
+    return _configure(is_clustered=True, **{name: "" if "{{" in path else path for name, path in found.items()})
 
 
 def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
@@ -123,23 +129,28 @@ def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
 
     del spec
     context: Any = flyte.ctx()
+    # torch's run id is that of the run, which may have several such actions
+    _set_default(JOB_VARIABLE, f"{context.action.run_name}-{context.action.name}")
     paths = context.checkpoint_paths
     checkpoint, previous = (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
     return _configure(outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or "")
 
 
-_default_folders: list[str] = []
-"""Folders that `_configure` has set: a process may run several tasks, in a reusable environment."""
+_defaults: dict[str, str] = {}
+"""Variables that `_set_default` has set: a process may run several tasks."""
+
+
+def _set_default(name: str, value: str) -> None:
+    """Set a variable that the user hasn't set."""
+    if os.environ.get(name, "") in {"", _defaults.get(name)}:
+        os.environ[name] = _defaults[name] = value
 
 
 def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
     """Set the user's variables that aren't set, and return what creates the engine."""
     if not outputs:
         return TorchrunEngine  # another program of this name
-    if os.environ.get(FOLDER_VARIABLE, "") in {"", *_default_folders}:
-        _default_folders.append(join(outputs, _RUNS))
-        os.environ[FOLDER_VARIABLE] = _default_folders[-1]
-    os.environ.setdefault(CODES_VARIABLE, "flyte2")
+    _set_default(FOLDER_VARIABLE, join(outputs, _RUNS))
     return partial(Flyte2Engine, outputs=outputs, **fields)
 
 
@@ -156,8 +167,13 @@ def _is_last_restart() -> bool:
     return not (attempt.isdecimal() and limit.isdecimal()) or int(attempt) >= int(limit)
 
 
-def _put(outputs: str, document: bytes) -> bool:
-    put_file(outputs, ERROR_FILE, document)
+def _find_handover(checkpoint: str) -> str:
+    """Return the folder of the verdict next to a checkpoint: the checkpoint itself is one object."""
+    return f"{checkpoint.rstrip('/')}.firstfault" if checkpoint else ""
+
+
+def _put(folder: str, name: str, document: bytes) -> bool:
+    put_file(folder, name, document)
     return True
 
 

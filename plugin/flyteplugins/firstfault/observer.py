@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import firstfault_start
 
-_SCRIPT_TASK = "execute_script"
+_PROGRAM = "a0"
+_SCRIPT_TASK = "python_script.execute_script"
 """The task of ``flyte run python-script``: it starts the script as a program."""
 
 
 class FailureObserver:
-    """An observer for `flyte._observe`, which Flyte calls around the task function."""
+    """An observer for `flyte._observe`, which Flyte calls around each task function."""
+
+    def __init__(self) -> None:
+        self._is_inner = False
 
     @contextmanager
     def task_span(self, info: Any, recorder: Any) -> Iterator[None]:
-        """Record the exception that has left the task function."""
-        if info.name.rpartition(".")[2] == _SCRIPT_TASK:
+        """Record the exception that has left the task function of this process."""
+        # A task may run others in its own process, and retry them or handle their exceptions.
+        is_inner, self._is_inner = self._is_inner, True
+        if info.name == _SCRIPT_TASK:
             # the script is this worker's program, and records its own exception first
             os.environ[firstfault_start.WORKER_VARIABLE] = str(os.getpid())
         yield
-        if recorder.error is not None:
+        if recorder.error is not None and not is_inner:
             from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - only a failure needs it
 
             fails(recorder.error)
@@ -35,8 +43,8 @@ class FailureObserver:
 
 
 def register() -> None:
-    """Observe tasks if an agent has started this process; the entry point of ``flyte.plugins.types``, for its time."""
-    if firstfault_start.IN_PROGRAM:
+    """Observe the task if an agent has started this ``a0``. Flyte calls this before it loads the task."""
+    if [os.getpid()] == firstfault_start.IN_PROGRAM and Path(sys.argv[0]).name == _PROGRAM:
         from flyte._observe import register_observer  # noqa: PLC0415 - loaded by then
 
         register_observer(FailureObserver())

@@ -279,16 +279,13 @@ class Assignment:
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
                 process.text = text
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
-        elif not everything and not self._has_agent_report():
+        # if torch's agent had the chance to report an exit, its report isn't just cut off
+        elif not everything and not (self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)):
             own_report = find_last_error(above, self._ends.get(stream.file, 0))
             if own_report != OwnReport():
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)
                 everything.append(process)
-
-    def _has_agent_report(self) -> bool:
-        """Whether torch's agent had the chance to report an exit, so its report isn't just cut off."""
-        return self.attempt.is_torchrun and bool(self.attempt.reports or self.attempt.entries)
 
 
 def _ranks_in_errors(lines: Iterable[str]) -> set[int]:

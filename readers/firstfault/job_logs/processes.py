@@ -140,12 +140,10 @@ class Processes:
                 ranks[label.node] |= stream.declared_ranks or own_index
         found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
         # without a world size, nodes numbered from 0 have one process each if no process has another number
-        size = self.attempt.world_size or (0 if self.attempt.is_torchrun or self._has_processes() else len(ranks))
+        is_by_process = any(stream.label.is_process for stream in self.attempt.streams.values())
+        size = self.attempt.world_size or (0 if self.attempt.is_torchrun or is_by_process else len(ranks))
         is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(range(size))
         return found if is_one_each else {}
-
-    def _has_processes(self) -> bool:
-        return any(stream.label.is_process for stream in self.attempt.streams.values())
 
     def find(
         self, *, rank: int | None = None, pid: int | None = None, local_rank: int | None = None, node: str = ""

@@ -85,7 +85,8 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     ]
     unreadable = [item for item in snapshot.unreadable if item.round is None or item.round >= judged.number]
     unreadable.sort(key=lambda item: (item.name, item.reason))
-    logs = _list_log_tails(snapshot.roster)
+    tails = ((_incarnation(entry.place), tail) for entry in snapshot.roster for tail in entry.log_tails)
+    logs = {(*incarnation, tail.rank): tail.text for incarnation, tail in tails}
     failures = _in_order(_with_logs(_merge_documents(current), logs))
     return JobErrors(
         failures=failures,
@@ -322,13 +323,11 @@ def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes))
 
 
-def _list_log_tails(roster: Iterable[NodePresence]) -> dict[tuple[object, ...], str]:
-    """Return the log tails in the roster, by node, round, incarnation and rank."""
-    return {(*_incarnation(entry.place), tail.rank): tail.text for entry in roster for tail in entry.log_tails}
-
-
 def _with_logs(failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...], str]) -> Iterable[WorkerError]:
-    """Yield the failures; a worker's failure without a log gets the log tail in its node's roster entry."""
+    """Yield the failures; a worker's failure without a log gets the log tail in its node's roster entry.
+
+    `logs`: the log tails by node, round, incarnation and rank.
+    """
     for failure in failures:
         log = logs.get((*_incarnation(failure.place), failure.rank), "") if failure.subject is Subject.WORKER else ""
         yield replace(failure, log_tail=log) if log and not failure.log_tail else failure

@@ -17,7 +17,6 @@ from firstfault.model import WorkerError
 from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group
 from firstfault.report.data import Report, Sections, build_sections, log_lines, quoted_failures, repeats_cause
-from firstfault.report.facts import Fact
 from firstfault.report.formatting import shorten_list
 from firstfault.report.states import State
 from firstfault.utils.text import elide, one_line, printable
@@ -200,7 +199,8 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     printer.gap()
     _print_groups(printer, report, report.cascade.groups, whole=True)
     _print_quoted(printer, report, parts)
-    printer.section("Facts", itertools.chain.from_iterable(map(_format_fact, (*parts.facts, *parts.details))))
+    facts = (*parts.facts, *parts.details)
+    printer.section("Facts", [text for fact in facts for text in (fact.line, *(f"  {line}" for line in fact.lines))])
     _print_nodes(printer, report)
     cited = dict.fromkeys(name for _, names in report.verdict.reasons for name in names)
     numbers = {name: number for number, name in enumerate(cited, 1)}
@@ -210,10 +210,6 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
         printer.section(part.title, part.lines, is_copied=part is parts.documents)
     raw = [*parts.raw.lines, *(f"[{number}] {name}" for name, number in numbers.items())]
     printer.section(parts.raw.title, raw, is_copied=True)
-
-
-def _format_fact(fact: Fact) -> list[str]:
-    return [fact.line, *(f"  {line}" for line in fact.lines)]
 
 
 def _print_quoted(printer: _Printer, report: Report, parts: Sections) -> None:
