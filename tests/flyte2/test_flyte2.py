@@ -184,6 +184,14 @@ def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     assert not list((tmp_path / "outputs").rglob("e1-*.pb"))
 
 
+def test_outputs_of_a_wrong_type(tmp_path: Path) -> None:
+    """Flyte handles an exception outside of the task function, and its pods exit with 0: here with its error."""
+    job = _run(tmp_path, "none", task="train_to_text")
+    assert _codes(job) == [0, 0]
+    assert "ParameterMaterializationError" in job.nodes[0].headline or "Type" in job.nodes[0].headline
+    assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
+
+
 def test_a_script(tmp_path: Path) -> None:
     """``flyte run python-script --clustered``: the exception is the script's own, with its line."""
     job = _run(tmp_path, "bug", task="execute_script")

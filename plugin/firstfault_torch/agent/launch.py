@@ -16,7 +16,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.metrics.api import MetricsConfig
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -95,7 +95,16 @@ def build_job(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
     signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
 
     def prepare() -> Prepared:
-        handler = _create_rendezvous(config)
+        parameters = RendezvousParameters(
+            backend=config.rdzv_backend,
+            endpoint=config.rdzv_endpoint,
+            run_id=config.run_id or uuid.uuid4().hex,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **config.rdzv_configs,
+        )
+        handler = rendezvous_registry.get_rendezvous_handler(parameters)
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals
         arguments = {
             "spec": _build_spec(config, entrypoint, args, handler),
@@ -151,20 +160,6 @@ def launch_agent(
             # the node that hosts the store may be gone or frozen
             limit, doing = RENDEZVOUS_CLOSE_TIMEOUT_SECONDS, "closing the rendezvous"
             call_with_timeout(shutdown, limit, doing, signals.shutdown_requested)
-
-
-def _create_rendezvous(config: LaunchConfig) -> RendezvousHandler:
-    return rendezvous_registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=config.rdzv_backend,
-            endpoint=config.rdzv_endpoint,
-            run_id=config.run_id or uuid.uuid4().hex,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            local_addr=config.local_addr,
-            **config.rdzv_configs,
-        )
-    )
 
 
 def _end_failed_round(agent: ReportingAgent | None, error: Exception, node_context: NodeContext) -> RoundEnd:

@@ -48,11 +48,6 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
     return check
 
 
-def _check_exit_codes(text: str) -> str:
-    exit_codes.parse_exit_codes(text)
-    return text
-
-
 def _parse_hang(text: str) -> str:
     _, error = try_call(partial(parse_hang, text), UsageError)
     if error is not None:
@@ -98,7 +93,7 @@ _SETTINGS = (
     _Setting(
         "--ff-exit-codes",
         exit_codes.CODES_VARIABLE,
-        _check_exit_codes,
+        lambda text: text if exit_codes.parse_exit_codes(text) else "",  # it raises
         f"exit codes by which a scheduler decides after a failure: default ({exit_codes.PRESETS['default']}), "
         "pytorchjob, or a list like that. Not set: 1 after any failure",
     ),

@@ -69,7 +69,8 @@ def watch() -> None:
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"):
-        record_end(_monitor(), error, os.getppid())
+        if _monitor().in_flight.left is None:  # the first one counts
+            record_end(_monitor(), error, os.getppid())
 
 
 def exits() -> None:

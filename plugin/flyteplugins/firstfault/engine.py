@@ -22,16 +22,15 @@ from firstfault.layout import ERROR_FILE
 from firstfault.model import JobErrors
 from firstfault.model.job import DECISIONS_VARIABLE, Action, pods_live
 from firstfault.store import join
+from firstfault_torch import time_limits
 from firstfault_torch.conclusion.previous_attempt import VERDICT
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
-from firstfault_torch.time_limits import DECK_TIMEOUT_SECONDS, EXIT_STEP_TIMEOUT_SECONDS, PUBLISH_TIMEOUT_SECONDS
 from firstfault_torch.torchrun.agent import TorchrunEngine
 from firstfault_torch.torchrun.exit_codes import FAILED
 from firstfault_torch.torchrun.job import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
-    from firstfault.report import Report
     from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.node_context import Identity
 
@@ -70,25 +69,24 @@ class Flyte2Engine(TorchrunEngine):
     def publish(self, verdict: SealedVerdict, *, leaving_now: bool = False, **how: Any) -> SealedVerdict:
         """Write the verdict to the attempt's folder and, if the pods start no more, to where Flyte reads it."""
         published = super().publish(verdict, leaving_now=leaving_now, **how)
-        if self.is_clustered and not _is_last_restart() and super().choose_exit_code(verdict) != _STOP:
+        is_leader, hurried = verdict.report is not None and not leaving_now, how.get("shutdown_requested")
+        if self.checkpoint and is_leader:
+            put = partial(_put, _find_handover(self.checkpoint), VERDICT, verdict.document)
+            call_with_timeout(put, time_limits.HANDOVER_TIMEOUT_SECONDS, "leaving the verdict", hurried)
+        is_final = not self.is_clustered or _is_last_restart() or super().choose_exit_code(verdict) == _STOP
+        if not is_final or not _acts():
             return published
         # a durable verdict: the pod that concluded has written the error, too
         if self.is_clustered and not verdict.durable:
             put = partial(_put, self.outputs, ERROR_FILE, verdict.document)
-            seconds = EXIT_STEP_TIMEOUT_SECONDS if leaving_now else PUBLISH_TIMEOUT_SECONDS
+            seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS if leaving_now else time_limits.PUBLISH_TIMEOUT_SECONDS
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
             # If this failed, the verdict isn't durable, and each of the other pods tries, too.
             published = replace(published, durable=published.durable and bool(is_written))
-        if verdict.report is not None and not leaving_now:
-            leave = partial(self._leave_report, verdict.report, verdict.document)
-            call_with_timeout(leave, DECK_TIMEOUT_SECONDS, "writing the report", how.get("shutdown_requested"))
+        if is_leader:
+            write = partial(_write_report, self.outputs, verdict.report)
+            call_with_timeout(write, time_limits.DECK_TIMEOUT_SECONDS, "writing the report", hurried)
         return published
-
-    def _leave_report(self, report: Report, document: bytes) -> None:
-        """Write the verdict for the next attempt, and the task's report."""
-        if self.checkpoint:
-            _put(_find_handover(self.checkpoint), VERDICT, document)
-        _write_report(self.outputs, report)
 
     exit_codes: ClassVar[Mapping[Action, int]] = {Action.STOP: _STOP}
 
@@ -177,7 +175,7 @@ def _put(folder: str, name: str, document: bytes) -> bool:
     return True
 
 
-def _write_report(outputs: str, report: Report) -> None:
+def _write_report(outputs: str, report: Any) -> None:
     """Write the task's report, unless the task has published one."""
     from flyte import storage  # noqa: PLC0415 - only a failure needs it
     from flyte.report import Report as Flyte2Report  # noqa: PLC0415 - as above

@@ -31,20 +31,33 @@ class FailureObserver:
             # the script is this worker's program, and records its own exception first
             os.environ[firstfault_start.WORKER_VARIABLE] = str(os.getpid())
         yield
-        if recorder.error is not None and not is_inner:
-            from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - only a failure needs it
+        _record(None if is_inner else recorder.error)
 
-            fails(recorder.error)
-
-    def step_span(self, info: Any, recorder: Any) -> AbstractContextManager[None]:
+    def step_span(self, _info: Any, _recorder: Any) -> AbstractContextManager[None]:
         """Do nothing: a step's exception leaves the task function, or the task handles it."""
-        del info, recorder
         return nullcontext()
+
+
+def _record(error: BaseException | None) -> None:
+    from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - only a failure needs it
+
+    if error is not None:
+        fails(error)
 
 
 def register() -> None:
     """Observe the task if an agent has started this ``a0``. Flyte calls this before it loads the task."""
     if [os.getpid()] == firstfault_start.IN_PROGRAM and Path(sys.argv[0]).name == _PROGRAM:
-        from flyte._observe import register_observer  # noqa: PLC0415 - loaded by then
+        from flyte._internal.runtime import io  # noqa: PLC0415 - loaded by then
+        from flyte._observe import register_observer  # noqa: PLC0415 - as above
 
         register_observer(FailureObserver())
+        upload = io.upload_error
+
+        # Outside of the task function, such as for outputs of a wrong type, a0 uploads the error and exits with 0, and
+        # only on rank 0. Flyte looks the function up when it handles the exception.
+        async def record_and_upload(*arguments: Any, **options: Any) -> str:
+            _record(sys.exc_info()[1])
+            return str(await upload(*arguments, **options))
+
+        io.upload_error = record_and_upload

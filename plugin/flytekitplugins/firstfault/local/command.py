@@ -114,7 +114,9 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
             _print_attempt(result, attempt)
     report = _write_report(result)
     if as_json:
-        click.echo(json.dumps(_to_dict(result, report)))
+        parts = {"schema": SCHEMA, "status": result.status, "outputs": result.outputs}
+        attempts = [_attempt_to_dict(attempt) for attempt in result.attempts]
+        click.echo(json.dumps({**parts, "report": str(report) if report is not None else None, "attempts": attempts}))
     elif result.status == "succeeded":
         click.echo(f"succeeded: {json.dumps(result.outputs)}")
     if report is not None:
@@ -222,16 +224,6 @@ def _print_attempt(result: RunResult, attempt: LocalAttempt) -> None:
         for log in attempt.logs:
             click.echo(f"log: {shown(log)}")
         click.echo()
-
-
-def _to_dict(result: RunResult, report: Path | None) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "status": result.status,
-        "outputs": result.outputs,
-        "report": str(report) if report is not None else None,
-        "attempts": [_attempt_to_dict(attempt) for attempt in result.attempts],
-    }
 
 
 def _attempt_to_dict(attempt: LocalAttempt) -> dict[str, Any]:
