@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 import zipfile
 
-PACKAGES = ("firstfault/", "firstfault_proto/", "firstfault_torch/", "flytekitplugins/firstfault/")
+PACKAGES = (
+    "firstfault/",
+    "firstfault_proto/",
+    "firstfault_torch/",
+    "flytekitplugins/firstfault/",
+    "flyteplugins/firstfault/",
+)
 REQUIRED = (
     *(f"{package}{name}" for package in PACKAGES for name in ("__init__.py", "py.typed")),
     "firstfault.pth",
