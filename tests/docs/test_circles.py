@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("firstfault_proto", "firstfault", "firstfault_torch", "flytekitplugins.firstfault")
+PACKAGES = (
+    "firstfault_proto",
+    "firstfault",
+    "firstfault_torch",
+    "flytekitplugins.firstfault",
+    "flyteplugins.firstfault",
+)
 
 
 def _modules() -> dict[str, Path]:

@@ -58,7 +58,7 @@ for name in modules:
     except (ModuleNotFoundError, UsageError) as error:
         # an extra, such as a storage's client, need not be installed
         lacking = (error.__cause__ or error).name
-        assert not lacking.startswith(("firstfault", "flytekitplugins.firstfault", "flyteplugins.firstfault")), (name, error)
+        assert "firstfault" not in lacking, (name, error)
 shown = CliRunner().invoke(group, ["show", cascade], standalone_mode=False)
 assert "SIGKILL" in shown.output, shown
 assert CliRunner().invoke(group, ["show", empty], standalone_mode=False).return_value is EXIT.NOTHING_FOUND
