@@ -17,6 +17,8 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "torchrun" / "faulty.py"
 CONFIGURATION = Path(os.environ.get("SLURM_CONF") or ROOT / "build" / "slurm" / "slurm.conf")
+CLOCK_TICK_S = 1
+"""Credentials of Slurm are dated in whole seconds."""
 LONGEST_S = 90
 TORCHRUN = (
     "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --local-addr 127.0.0.1 --rdzv-endpoint 127.0.0.1:{port}"
@@ -64,7 +66,12 @@ class Job(NamedTuple):
         return found
 
     def start_now(self) -> None:
-        """Start the requeued job at once. Slurm refuses that until the last start has been cleaned up."""
+        """Start the requeued job at once. Slurm refuses that until the last start has been cleaned up.
+
+        A machine refuses a job's credential if it was made in the second in which the last start ended, or before.
+        """
+        self.wait("Reason=BeginTime", self.fields)  # that start has ended
+        time.sleep(2 * CLOCK_TICK_S)
         update = ("scontrol", "update", f"JobId={self.id}", "StartTime=now")
         self.wait("JobState=RUNNING", lambda: slurm(*update, check=False) + self.fields())
 
