@@ -40,7 +40,7 @@ _LAUNCHERS = (
 OWN_RANK: list[tuple[int | None, int, int]] = []
 """What `rank_of` returned when this process began as a rank; the program may set other variables."""
 IN_PROGRAM: list[int] = []
-"""This process's id, if it is a worker that is a program; empty in the processes that it starts."""
+"""The id of the worker, if this process is one that is a program. A forked child inherits it, so compare it."""
 _PR_SET_PDEATHSIG = 1
 _GROUPS = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""

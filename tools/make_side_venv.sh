@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make_side_venv.sh NAME PACKAGE...
-# Makes build/NAME-venv: a copy of .venv with packages that stay out of .venv, because they decide on versions of others.
+# Makes build/NAME-venv: a copy of .venv with packages that would change the versions of other packages in .venv.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/build/$1-venv

@@ -1,6 +1,5 @@
-"""Tasks of Flyte 2 that fail at their last rank, as they are told."""
+"""Tasks of Flyte 2 whose input names a fault of their last rank."""
 
-import contextlib
 import os
 import signal
 import time
@@ -43,8 +42,12 @@ def fail(fault: str) -> int:
             flyte.init()
             runner = flyte.with_runcontext(mode="local", raw_data_path=os.environ["MARKS"])
             runner._metadata_path = os.environ["MARKS"]  # else below /tmp, where all users write
-            with contextlib.suppress(flyte.errors.RuntimeUserError):
+            try:
                 runner.run(refuse, "not now")
+            except flyte.errors.RuntimeUserError:
+                pass
+            else:
+                raise AssertionError("the inner task has not failed")
         if fault == "lost":
             os.kill(os.getppid(), signal.SIGKILL)
     dist.barrier()

@@ -86,7 +86,7 @@ def test_schemas(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cel_rules(kind: str) -> None:
-    """No object breaks a rule that its CustomResourceDefinition has beside the schema."""
+    """No object breaks a CEL rule of its CustomResourceDefinition."""
     for item in (item for item in documents(kind) if item["kind"] != "Service"):
         assert not [*_broken_rules(_schema(item["kind"]), item)]
 
@@ -102,7 +102,7 @@ def test_cel_rules(kind: str) -> None:
 def test_broken_cel_rules_are_found(kind: str, path: tuple[str, ...], value: Any, words: str) -> None:
     [item] = (item for name in KINDS for item in documents(name) if item["kind"] == kind)
     item[path[0]][path[1]] = value
-    if kind == "JobSet":  # the rule is about jobs that wait for others
+    if kind == "JobSet":  # the rule is about jobs that depend on each other
         item["spec"]["replicatedJobs"][0]["dependsOn"] = [{"name": "workers", "status": "Ready"}]
     assert any(words in rule for rule in _broken_rules(_schema(kind), item))
 

@@ -36,7 +36,8 @@ class _Listener:
         self._take = take
         self._closed = threading.Event()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        path.unlink(missing_ok=True)  # of a program in whose place this one runs, or which this one had started
+        # A worker that executes another program, or that starts the training as a child, leaves its socket's file.
+        path.unlink(missing_ok=True)
         self._socket.bind(str(path))
         threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
 
-from firstfault.model.job import DECISIONS_VARIABLE, Action
+from firstfault.model.job import Action
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.render.flyte_message import flyte_message
 from firstfault.retry import RetryContext
@@ -31,6 +31,7 @@ from firstfault_start import OWN_RANK
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.time_limits import RAY_CONCLUDE_TIMEOUT_SECONDS, RAY_SETTLE_SECONDS
 from firstfault_torch.torchrun import rank
+from firstfault_torch.torchrun.exit_codes import read_decision_mode
 from firstfault_torch.torchrun.job import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE, given_folder, who
 
 
@@ -55,7 +56,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
 
     def __init__(self) -> None:
         self._folder = given_folder()
-        self._mode = os.environ.get(DECISIONS_VARIABLE) or "act"
+        self._mode = read_decision_mode()
         self._run = ""
         self._attempt = -1
         self._is_judged = False
@@ -93,20 +94,22 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         Raises:
             TrainingStoppedError: a retry would only repeat the fault.
         """
-        text = None
+        text = ""
         with suppress_internal_errors("looking for failed workers"):
-            # Ray polls a preempted group on, until all of its ranks have ended.
+            # Ray keeps polling a preempted group until all of its ranks have ended: judge the attempt only once.
             if self._run and worker_group_status.errors and not self._is_judged:
                 self._is_judged = True
                 previous, self._previous = self._previous, _Previous()
                 if worker_group_status.get_preemption_info() is None:
-                    conclude = partial(self._conclude, previous)
-                    text = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, "concluding on a failed attempt")
+                    # It returns its results: after the timeout its thread stays behind, while the next attempt begins.
+                    conclude, doing = partial(self._conclude, previous), "concluding on a failed attempt"
+                    found = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
+                    text, self._previous = found or ("", _Previous())
         if text:
             raise TrainingStoppedError(text)
 
-    def _conclude(self, previous: _Previous) -> str:
-        """Log the report; return it if the training must stop."""
+    def _conclude(self, previous: _Previous) -> tuple[str, _Previous]:
+        """Log the report; return it if the training must stop, else an empty text, and how this attempt failed."""
         prefix = join(self._run, str(self._attempt))
         reader = MultiErrorFileOutputReader(prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS)
         context = RetryContext(
@@ -119,16 +122,15 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         conclusion = reader.conclude(context)
         if conclusion is None:
             logger.warning("a worker failed, but left no document in %s; Ray decides on a retry", prefix)
-            return ""
+            return "", _Previous()
         decision, acts = conclusion.decision, self._mode == "act"
-        self._previous = _Previous(conclusion.verdict.fingerprint, decision.failed_starts)
         conclusion = replace(conclusion, decision=replace(decision, enforced=acts))
         text = flyte_message(reader.report(conclusion))
         logger.error("%s", text)
         stops = decision.action is Action.STOP
         if stops and self._mode == "observe":
             logger.warning("observed: would have stopped after attempt %d: %s", self._attempt, decision.reason)
-        return text if stops and acts else ""
+        return text if stops and acts else "", _Previous(conclusion.verdict.fingerprint, decision.failed_starts)
 
 
 class _Errors(queue.SimpleQueue[BaseException | None]):

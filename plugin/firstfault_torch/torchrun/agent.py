@@ -45,7 +45,7 @@ _NO_ERROR_FILE = "no error file defined for parent"
 """In the line that torch logs on its way out."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _ENGINES = "firstfault.engines"
-"""Group of entry points: a program's name, or that of a function's module, and what returns the engine's creator."""
+"""Group of entry points: named after a program or a function's module; each returns the factory of an engine."""
 
 
 def stand_in() -> None:
@@ -151,7 +151,7 @@ class TorchrunAgent(LocalElasticAgent):
 
 
 def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callable[..., PlainEngine]:
-    """Return what creates the engine: the usual one, or that of a platform whose program or function this is."""
+    """Return the factory of the engine: the usual one, or a platform's if the workers run its program or function."""
     run: Any = spec.entrypoint
     name = Path(run).name if isinstance(run, str) else str(getattr(run, "__module__", ""))
     for entry in entry_points(group=_ENGINES, name=name):

@@ -43,12 +43,17 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     return codes
 
 
+def read_decision_mode() -> str:
+    """Return the user's choice of `DECISION_MODES`."""
+    return os.environ.get(DECISIONS_VARIABLE) or "act"
+
+
 def choose_exit_code(verdict: SealedVerdict | None, default: Mapping[Action, int]) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done.
 
     `default`: the engine's codes, for a user who sets none.
     """
-    listed, mode = os.environ.get(CODES_VARIABLE, ""), os.environ.get(DECISIONS_VARIABLE) or "act"
+    listed, mode = os.environ.get(CODES_VARIABLE, ""), read_decision_mode()
     codes = parse_exit_codes(listed) if listed else default
     if verdict is None or not codes or mode == "off":
         return FAILED, ""

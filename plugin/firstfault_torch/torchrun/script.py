@@ -69,7 +69,7 @@ def watch() -> None:
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"):
-        if _monitor().in_flight.left is None:  # the first one counts
+        if _monitor().in_flight.left is None:  # else an exception of this program has been recorded
             record_end(_monitor(), error, os.getppid())
 
 
@@ -78,7 +78,7 @@ def exits() -> None:
     with suppress_internal_errors("recording an exit"):
         # pop() also drops the frame, which holds the program's globals and objects.
         error = _find_end(_outermost.pop()) if _outermost else SystemExit()
-        # a launcher in this process may have handed an exception over, and then exits
+        # Flyte 2's runtime catches the exception of its task, which its observer records, and then exits with 1.
         if has_process_group() and _monitor().in_flight.left is None:
             _monitor().exits(error, is_kept=False)
 

@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from firstfault.layout import ERROR_FILE
 from firstfault.model import JobErrors
-from firstfault.model.job import DECISIONS_VARIABLE, Action, pods_live
+from firstfault.model.job import Action, pods_live
 from firstfault.store import join
 from firstfault_torch import time_limits
 from firstfault_torch.conclusion.previous_attempt import VERDICT
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.torchrun.agent import TorchrunEngine
-from firstfault_torch.torchrun.exit_codes import FAILED
+from firstfault_torch.torchrun.exit_codes import FAILED, read_decision_mode
 from firstfault_torch.torchrun.job import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
+    from firstfault.report import Report
     from firstfault_torch.engine import SealedVerdict
     from firstfault_torch.node_context import Identity
 
@@ -49,6 +50,7 @@ _STOP = 0
 class Flyte2Engine(TorchrunEngine):
     """An attempt of an action of Flyte 2, on one pod."""
 
+    exit_codes: ClassVar[Mapping[Action, int]] = {Action.STOP: _STOP}
     outputs: str = ""
     """The action's output path (URI), the same for all restarts of a JobSet."""
     checkpoint: str = ""
@@ -67,28 +69,27 @@ class Flyte2Engine(TorchrunEngine):
         return replace(identity, engine="flyte2", previous_handover_uri=previous)
 
     def publish(self, verdict: SealedVerdict, *, leaving_now: bool = False, **how: Any) -> SealedVerdict:
-        """Write the verdict to the attempt's folder and, if the pods start no more, to where Flyte reads it."""
+        """Write the verdict to the attempt's folder and, if the pods won't start again, to where Flyte reads it."""
         published = super().publish(verdict, leaving_now=leaving_now, **how)
-        is_leader, hurried = verdict.report is not None and not leaving_now, how.get("shutdown_requested")
-        if self.checkpoint and is_leader:
+        # The pod that concluded has a report; all others have the verdict alone, or leave at once.
+        report, hurried = None if leaving_now else verdict.report, how.get("shutdown_requested")
+        if self.checkpoint and report is not None:
             put = partial(_put, _find_handover(self.checkpoint), VERDICT, verdict.document)
             call_with_timeout(put, time_limits.HANDOVER_TIMEOUT_SECONDS, "leaving the verdict", hurried)
         is_final = not self.is_clustered or _is_last_restart() or super().choose_exit_code(verdict) == _STOP
         if not is_final or not _acts():
             return published
-        # a durable verdict: the pod that concluded has written the error, too
+        # Before any pod exits with 0. If the verdict is durable, the pod that concluded has written the error.
         if self.is_clustered and not verdict.durable:
             put = partial(_put, self.outputs, ERROR_FILE, verdict.document)
             seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS if leaving_now else time_limits.PUBLISH_TIMEOUT_SECONDS
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
-            # If this failed, the verdict isn't durable, and each of the other pods tries, too.
+            # A failed upload makes the verdict not durable: then this pod exits with 1, and JobSet restarts all.
             published = replace(published, durable=published.durable and bool(is_written))
-        if is_leader:
-            write = partial(_write_report, self.outputs, verdict.report)
+        if report is not None:
+            write = partial(_write_report, self.outputs, report)
             call_with_timeout(write, time_limits.DECK_TIMEOUT_SECONDS, "writing the report", hurried)
         return published
-
-    exit_codes: ClassVar[Mapping[Action, int]] = {Action.STOP: _STOP}
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why; else the code that the user chose, or 1."""
@@ -112,9 +113,8 @@ class Flyte2Engine(TorchrunEngine):
 
 
 def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
-    """Return what creates the engine of a torchrun that runs ``a0``, given torch's `WorkerSpec`."""
+    """Return the factory of the engine for a torchrun that starts ``a0``, from torch's `WorkerSpec`."""
     values = dict(pairwise(spec.args))
-
     options = {"outputs": "outputs-path", "checkpoint": "checkpoint-path", "previous_checkpoint": "prev-checkpoint"}
     found = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
     # "{{": a placeholder that Flyte has not filled
@@ -122,7 +122,7 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
 
 
 def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
-    """Return what creates the engine of an ``Elastic`` task; this process runs its `execute`."""
+    """Return the factory of the engine for an ``Elastic`` task, which calls torch's launcher in this process."""
     import flyte  # noqa: PLC0415 - runs in a task of Flyte 2
 
     del spec
@@ -145,7 +145,7 @@ def _set_default(name: str, value: str) -> None:
 
 
 def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
-    """Set the user's variables that aren't set, and return what creates the engine."""
+    """Set the default folder, and return the factory of the engine."""
     if not outputs:
         return TorchrunEngine  # another program of this name
     _set_default(FOLDER_VARIABLE, join(outputs, _RUNS))
@@ -153,13 +153,13 @@ def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
 
 
 def _acts() -> bool:
-    return (os.environ.get(DECISIONS_VARIABLE) or "act") == "act"
+    return read_decision_mode() == "act"
 
 
 def _is_last_restart() -> bool:
-    """Whether JobSet probably starts the pods no more.
+    """Whether JobSet probably won't start the pods again.
 
-    Free restarts count, too, so it may be too early: then rank 0 of the next restart removes error.pb.
+    Free restarts count as well, so this may be too early: then rank 0 of the next restart removes error.pb.
     """
     attempt, limit = (os.environ.get(f"JOBSET_{name}", "") for name in ("RESTART_ATTEMPT", "MAX_RESTARTS"))
     return not (attempt.isdecimal() and limit.isdecimal()) or int(attempt) >= int(limit)
@@ -175,7 +175,7 @@ def _put(folder: str, name: str, document: bytes) -> bool:
     return True
 
 
-def _write_report(outputs: str, report: Any) -> None:
+def _write_report(outputs: str, report: Report) -> None:
     """Write the task's report, unless the task has published one."""
     from flyte import storage  # noqa: PLC0415 - only a failure needs it
     from flyte.report import Report as Flyte2Report  # noqa: PLC0415 - as above

@@ -20,13 +20,13 @@ class FailureObserver:
     """An observer for `flyte._observe`, which Flyte calls around each task function."""
 
     def __init__(self) -> None:
-        self._is_inner = False
+        self._has_begun = False
 
     @contextmanager
     def task_span(self, info: Any, recorder: Any) -> Iterator[None]:
         """Record the exception that has left the task function of this process."""
-        # A task may run others in its own process, and retry them or handle their exceptions.
-        is_inner, self._is_inner = self._is_inner, True
+        # The first task is the pod's. It may run further tasks in this process, and retry or handle their exceptions.
+        is_inner, self._has_begun = self._has_begun, True
         if info.name == _SCRIPT_TASK:
             # the script is this worker's program, and records its own exception first
             os.environ[firstfault_start.WORKER_VARIABLE] = str(os.getpid())
