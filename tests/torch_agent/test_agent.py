@@ -48,7 +48,7 @@ from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
-from firstfault_torch.agent.signals import SignalWatch
+from firstfault_torch.agent.signals import SignalReceived, SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.failures.failure_records import ErrorClass
 from firstfault_torch.node.document_writer import open_worker_spool
@@ -57,12 +57,14 @@ from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.worker.in_flight import Moment
 from tests.prefix import Prefix
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
 Start: TypeAlias = Callable[..., ReportingAgent]
 PLACE = model.Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
 KEPT = TorchKeptException(model.ExceptionInfo("ValueError", "boom"), "Traceback of it")
+SAVING_S = 1.0
 STOPPED = "another worker of this node had failed"
 
 
@@ -213,6 +215,7 @@ def _wait_to_be_stopped(answers: tuple[str, ...], ready: Any) -> None:
         "exits": lambda *_: os._exit(7),
         "crashes": lambda *_: os.kill(os.getpid(), signal.SIGSEGV),
         "ignores it": signal.SIG_IGN,
+        "saves": lambda *_: (time.sleep(SAVING_S), os._exit(7)),
     }
     faulthandler.disable()
     signal.signal(signal.SIGTERM, handlers[answer])
@@ -248,7 +251,7 @@ def start(
         spec.max_restarts, spec.monitor_interval = 0, 0.05
         agent = ReportingAgent(
             prefix.node_context(),
-            AgentSettings(Options(stop_seconds=stop_seconds), SignalWatch()),
+            AgentSettings(Options(stop_seconds=stop_seconds, terminated_stop_seconds=LONG_S), SignalWatch()),
             spec=spec,
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",
@@ -333,6 +336,23 @@ def test_the_answer_to_being_stopped(answer: str, exit_code: int, start: Start, 
     _look(agent)
     found = {failure.rank: (failure.exit_code, failure.stopped_by_agent) for failure in prefix.failures()}
     assert found == {2: (exit_code, True), 3: (-9, False)}
+
+
+@pytest.mark.parametrize("signalled", ["another node", "this node"])
+def test_a_signal_lengthens_a_stop(signalled: str, start: Start, others: FailureBroadcast, prefix: Prefix) -> None:
+    """A worker that is stopped beside a failed one keeps torch's time if a node, perhaps this one, gets a signal."""
+    agent = start("saves", "dies", stop_seconds=SAVING_S / 4)
+    if signalled == "another node":
+        others.announce_grace(LONG_S)
+        until(lambda: others.find_grace() == LONG_S)
+    else:
+        received = SignalReceived(signal.SIGTERM, Moment.now())
+        stopping = partial(until, lambda: agent.node.workers.stopped is not None)
+        told = threading.Thread(target=lambda: (stopping(), agent.node.report_signal(received)))
+        told.start()
+    _kill(agent, 1)
+    _look(agent)
+    assert {failure.rank: failure.exit_code for failure in prefix.failures() if failure.rank} == {2: 7, 3: -9}
 
 
 def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:

@@ -29,7 +29,7 @@ from firstfault_torch.agent.deaths import WorkerExit, WorkerStop, signal_name
 from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
-from firstfault_torch.agent.stop_processes import stop_processes
+from firstfault_torch.agent.stop_processes import ProcessStop
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.watchdog import Timer
@@ -116,7 +116,7 @@ def test_they_are_stopped(  # noqa: PLR0917
     monkeypatch.setattr(time_limits, "FAILED_WORKER_EXIT_GRACE_SECONDS", 2.0)
     processes = start(*works)
     began = time.monotonic()
-    stop_processes(processes, signal.SIGTERM, spare=frozenset(failed), seconds=seconds)
+    ProcessStop(processes, signal.SIGTERM, spare=frozenset(failed), seconds=seconds).run()
     assert _exit_codes(processes) == exit_codes
     assert least_s <= time.monotonic() - began < LONG_S / 2
 

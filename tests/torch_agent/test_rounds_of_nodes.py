@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.jobs
 
 LIMIT_BYTES = 2 << 30
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+SHORT_STOP = Options(stop_seconds=trainings.SAVING_S / 4, terminated_stop_seconds=DEADLINE_S)
+"""The siblings of a failure have little time to end, and healthy workers much."""
 ONE_NODE = {"min_nodes": 1, "max_nodes": 1}
 
 
@@ -126,15 +129,35 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
 
 
 def test_a_node_that_comes_later(tmp_path: Path) -> None:
-    """In an elastic range, a second node makes the first begin a new round with it; no failure is reported."""
+    """In an elastic range, a second node makes the first save and begin a new round with it; no failure is reported."""
     fields = {"min_nodes": 1, "rdzv_configs": {"last_call_timeout": 1}}
-    with Job(tmp_path, trainings.growing, config=fields).start() as job:
+    with Job(tmp_path, trainings.growing, options=SHORT_STOP, config=fields).start() as job:
         assert job.told("rank-0-0")["world"] == 1
         ended = job.start().end()
     assert (ended.codes, ended.results, ended.conclusion) == ([0, 0], {0: 2.0, 1: 2.0}, None), ended.logs
+    assert (tmp_path / "saved-0.json").exists(), "a healthy worker has the time that torch gives it"
     assert ended.job.round >= 1, "on a busy machine the second node may miss a round"
     assert ended.job.failures == ()
     assert {entry.place.group_world_size for entry in ended.job.roster} == {2}
+
+
+@pytest.mark.parametrize(("first", "then"), [(0, 1), (1, None)])
+def test_a_signal_to_one_node(first: int, then: int | None, tmp_path: Path) -> None:
+    """After a signal to any node all ranks save their state, each asked once, also if another agent gets one later."""
+    with Job(tmp_path, trainings.saving, options=SHORT_STOP).start(2) as job:
+        agents = {rank: job.told(f"rank-{rank}")["agent"] for rank in (0, 1)}
+        os.kill(agents[first], signal.SIGTERM)
+        for rank in (0, 1):
+            job.told(f"asked-{rank}")
+        time.sleep(3 * SHORT_STOP.stop_seconds)  # nobody tells that a worker is left alone
+        if then is not None:
+            os.kill(agents[then], signal.SIGTERM)
+            time.sleep(3 * SHORT_STOP.stop_seconds)
+        (tmp_path / "go").touch()
+        ended = job.end()
+    assert ended.codes == [1, 1]
+    assert [job.told(f"saved-{rank}")["times"] for rank in (0, 1)] == [1, 1], ended.logs
+    assert ended.verdict.category == "preemption"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ LONG_S = 1000.0
 ALONE_S = 60.0
 CLEAN_UP_S = 2.5
 SLOW_S = 6.0
+SAVING_S = 1.0
 DEADLINE_S = 6.0
 
 
@@ -237,11 +239,35 @@ def once_told(folder: str) -> float:
     return 0.0
 
 
+def _save_when_stopped(folder: str, save: Callable[[], None]) -> None:
+    """Save a checkpoint in the handler of SIGTERM, and exit."""
+    rank, asked = os.environ["RANK"], []
+
+    def handle(*_: object) -> None:
+        asked.append(None)
+        mark(folder, f"asked-{rank}", times=len(asked))
+        save()
+        mark(folder, f"saved-{rank}", times=len(asked))
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def saving(folder: str) -> None:
+    """Wait to be stopped; then save until there is a file "go"."""
+    _save_when_stopped(folder, lambda: await_file(folder, "go"))
+    mark(folder, f"rank-{os.environ['RANK']}")
+    time.sleep(LONG_S)
+
+
 def growing(folder: str) -> float:
-    """Wait alone until a second node comes; then reduce with it."""
+    """Wait alone until a second node comes, and save when stopped for it; then reduce with it."""
+    if os.environ["WORLD_SIZE"] == "1":
+        _save_when_stopped(folder, lambda: time.sleep(SAVING_S))
     _runs(folder)
     if os.environ["WORLD_SIZE"] == "1":
         time.sleep(ALONE_S)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _meet()
     return _summed()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.model import TERMINATED, Phase
 from firstfault_torch.agent.deaths import WorkerExit
-from firstfault_torch.agent.node_round import NodeRound
+from firstfault_torch.agent.node_round import AGENT_FAILED, NEW_RENDEZVOUS, NodeRound
 from firstfault_torch.agent.observed_logs import ObservedLogsSpecs
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
@@ -60,8 +61,7 @@ class ReportingAgent(LocalElasticAgent):
         if missing := torch_agent.missing_names(self):
             raise UnsupportedTorchError(", ".join(missing))
         self._interval = spec.monitor_interval
-        self._stop_seconds = settings.options.stop_seconds
-        self._terminated_seconds = settings.options.terminated_stop_seconds or self._stop_seconds
+        self._terminated_seconds = settings.options.terminated_stop_seconds or settings.options.stop_seconds
         self._signals = settings.signals
         self._load = settings.load
         self._log_template: str | None = getattr(self, "_log_line_prefix_template", None)
@@ -213,24 +213,25 @@ class ReportingAgent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup, **more: Any) -> None:
         """Ask and stop the workers before torch does so, after a failure or when nodes join."""
         with suppress_internal_errors_in_main("stopping the workers"):
-            self.node.stop_workers("a new rendezvous begins")
+            self.node.stop_workers(NEW_RENDEZVOUS)
         # torch's `_stop_workers` calls `_shutdown`, so the workers are stopped a second time there, which is a no-op.
         super()._stop_workers(worker_group, **more)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30, **more: Any) -> None:
         """Ask and stop the workers before torch does so."""
-        terminated = self._signals.shutdown_requested.is_set()
-        seconds = self._stop_seconds
+        error = sys.exc_info()[1]  # torch calls this while it handles the error that ends the agent
+        terminated = self._signals.shutdown_requested.is_set() or isinstance(error, SignalException)
         if terminated:
             # First: until this, the signal thread raises in this thread again and again, and would interrupt the stop
             # of the workers halfway.
             self._signals.acknowledge()
-            seconds = self._terminated_seconds
         with suppress_internal_errors_in_main("stopping the workers"):
             if terminated:
-                self.node.stop_workers(TERMINATED, death_sig, seconds)
+                self.node.stop_workers(TERMINATED, death_sig)
             else:
-                self.node.stop_workers("its agent had failed")
+                self.node.stop_workers(AGENT_FAILED, agent_error=error)
+        # torch stops what is left if the lines above failed
+        seconds = self._terminated_seconds if terminated else self.node.stop_seconds
         super()._shutdown(death_sig, **torch_agent.shutdown_timeout(max(1, min(timeout, round(seconds)))), **more)
 
     def close(self) -> None:

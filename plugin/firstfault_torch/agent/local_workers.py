@@ -22,7 +22,7 @@ from firstfault_torch.agent.deaths import ExpiredWorker, WorkerExit, WorkerSnaps
 from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
-from firstfault_torch.agent.stop_processes import collect_snapshots, stop_processes, worker_sessions
+from firstfault_torch.agent.stop_processes import GracePeriod, ProcessStop, collect_snapshots, worker_sessions
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
@@ -70,6 +70,12 @@ class LocalWorkers:
         """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: WorkerStop | None = None
         """Why this agent stopped the workers of the round; None: it didn't."""
+        self.grace = GracePeriod()
+        """Of the healthy workers in this round: after a signal to a node they keep the time that torch gives them."""
+        self._process_stop: ProcessStop | None = None
+        """The stop that is under way, from the moment at which the workers get their signal."""
+        self._is_stopping = False
+        """Whether a stop has begun and hasn't ended: a signal's exception may have interrupted it."""
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
@@ -82,6 +88,9 @@ class LocalWorkers:
     def begin_round(self) -> None:
         """Forget the round before."""
         self.stopped = None
+        self.grace = GracePeriod()
+        self._process_stop = None
+        self._is_stopping = False
         self._forgotten = frozenset()
         self.expired = {}
         if self._channel is not None:
@@ -291,13 +300,16 @@ class LocalWorkers:
         caused_by: CausedBy | None = None,
         sent: signal.Signals = signal.SIGTERM,
         seconds: float | None = None,
+        find_grace: Callable[[], float] = float,
     ) -> None:
         """Ask the workers for stacks and state, then stop them; those in `first` failed, and may end by themselves.
 
-        They have `seconds` to end, else the usual time.
+        They have `seconds` to end, else the usual time; more if `grace` is lengthened, or if `find_grace`, called
+        before the first of them is killed, returns so.
         """
         seconds = self._stop_seconds if seconds is None else seconds
         processes = worker_processes(self._context)
+        self._is_stopping = True
         began = time.monotonic_ns()
         killed_ns = began + int(seconds * 1e9)
         with self._ending:
@@ -323,9 +335,37 @@ class LocalWorkers:
         # it yet. Not if the agent is terminated: that signal may have gone to all processes of the node.
         if reason != TERMINATED:
             first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}
-        killed_ns = time.monotonic_ns() + int(seconds * 1e9)
-        self.stopped = replace(self.stopped, observations=observations, first=first | leaving, killed_ns=killed_ns)
-        stop_processes(processes, sent, spare=first, leaving=leaving, seconds=seconds)
+        self.stopped = replace(self.stopped, observations=observations, first=first | leaving)
+        self._process_stop = ProcessStop(
+            processes,
+            sent,
+            spare=first,
+            leaving=leaving,
+            seconds=seconds,
+            grace=self.grace,
+            find_grace=find_grace,
+        )
+        self._run_stop()
+
+    def resume_stop(self, sent: signal.Signals, seconds: float) -> None:
+        """End a stop that the exception of a signal has interrupted; a no-op otherwise."""
+        if not self._is_stopping or self.stopped is None:
+            return
+        if self._process_stop is None:  # it was interrupted before the workers got their signal
+            processes, first = worker_processes(self._context), self.stopped.first
+            self._process_stop = ProcessStop(processes, sent, spare=first, seconds=seconds, grace=self.grace)
+        self._run_stop()
+
+    def _run_stop(self) -> None:
+        if self._process_stop is None or self.stopped is None:
+            return
+        try:
+            self._process_stop.run()
+            self._is_stopping = False
+        finally:
+            # A SIGKILL before this moment came from elsewhere. It is known only now: the time may have been lengthened.
+            killed_ns = int(self._process_stop.kill_time * 1e9)
+            self.stopped = replace(self.stopped, killed_ns=killed_ns)
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers with an exception on its way out; return those that have reported one."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 HANG_ENTRY_POINTS = "firstfault.hang"
 """Entry-point group of watches for stalls: callables with the parameters of `firstfault_torch.hang.StallWatch`."""
+NEW_RENDEZVOUS = "a new rendezvous begins"
+AGENT_FAILED = "its agent had failed"
 _SIBLING_FAILED = "another worker of this node had failed"
 
 
@@ -71,6 +73,9 @@ class NodeRound:
         """Whether all nodes have succeeded; a signal isn't a failure then."""
         self._group = group
         self._settings = settings
+        self._terminated_seconds = options.terminated_stop_seconds or options.stop_seconds
+        self._has_failed = False
+        """Whether a worker of the round has failed, here or elsewhere: its siblings have less time to end."""
         self._restarts_left = 0
         self._signal_reported = threading.Event()
 
@@ -79,6 +84,7 @@ class NodeRound:
     def begin(self, number: int, restarts_left: int, restarts_used: int) -> None:
         """Begin a round, after the rendezvous."""
         self._restarts_left = restarts_left
+        self._has_failed = False
         self.places.begin_round(number, restarts_used)
         self.reporter.begin(number, self._group.group_world_size or 0)
         self.workers.begin_round()
@@ -128,7 +134,7 @@ class NodeRound:
         with suppress_internal_errors_in_main("removing torch's files"):
             self.reporter.remove_traceback_files()
         if not is_last:
-            kill_orphans(self.reporter.node_context, self._settings.options.stop_seconds)
+            kill_orphans(self.reporter.node_context, self.stop_seconds)
         # After the uploads, which read the end of stderr, and after the orphans: a FIFO with a writer left would need
         # another process to read it.
         self.workers.close_stderr()
@@ -155,7 +161,8 @@ class NodeRound:
             for death in worker_exits:
                 # before the siblings are asked: the document about the first death is to be durable first
                 self.workers.document(death)
-            self.workers.stop(_SIBLING_FAILED, first)
+            self._has_failed = True
+            self.workers.stop(_SIBLING_FAILED, first, find_grace=self._find_grace)
         # Looked up again: the stop has ended the siblings, and a worker that had only reported has exited by now.
         return self.workers.get_exits()
 
@@ -168,16 +175,44 @@ class NodeRound:
             first = frozenset(failure.local_rank for failure in result.failures.values())
             worker_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
             self._broadcast_failure({}, worker_exits)
+            self._has_failed = True
             self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
-    def stop_workers(self, reason: str, sent: signal.Signals = signal.SIGTERM, seconds: float | None = None) -> None:
-        """Stop the workers, unless they are stopped already or have succeeded."""
-        workers = self.workers
+    def stop_workers(
+        self, reason: str, sent: signal.Signals = signal.SIGTERM, agent_error: BaseException | None = None
+    ) -> None:
+        """Stop workers that haven't failed, or end their stop, unless they have succeeded.
+
+        Peers hear of the `agent_error` before: the workers may take as long to end as in torch.
+        """
+        workers, seconds = self.workers, self._terminated_seconds
+        if not workers.is_watched or self._group.state is WorkerState.SUCCEEDED:
+            return
         # Several paths end here for one failure: torch's `_stop_workers` and `_shutdown`, and `report_agent`. Only the
-        # first may give its reason.
-        if workers.stopped is None and workers.is_watched and self._group.state is not WorkerState.SUCCEEDED:
-            workers.stop(reason, sent=sent, seconds=seconds)
+        # first may give its reason. The exception of a signal may have interrupted a stop: then torch would send the
+        # workers a second signal, while their handlers still answer the first one.
+        if workers.stopped is not None:
+            workers.resume_stop(sent, seconds)
+            return
+        if self.peers is not None and reason == NEW_RENDEZVOUS:
+            self.peers.broadcast.announce_grace(seconds)
+        if agent_error is not None:
+            self._broadcast_agent_failure(_describe_agent_error(agent_error))
+        workers.stop(reason, sent=sent, seconds=seconds)
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long the workers may take to end: as long as in torch, unless one of them has failed."""
+        return self._settings.options.stop_seconds if self._has_failed else self._terminated_seconds
+
+    def _find_grace(self) -> float:
+        """Return for how long workers may run that would be killed now; 0: no node got a signal, as far as known."""
+        # A signal to one node ends its workers. Other nodes may see this before they hear of the signal, as failures
+        # of ranks that have lost their peers.
+        if self.peers is None or not self.peers.broadcast.find_grace():
+            return 0.0
+        return self._terminated_seconds
 
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""
@@ -216,13 +251,18 @@ class NodeRound:
         try:
             if self.finished:
                 return
+            # First of all: this node's workers may be about to be killed because of a failure, and so may others'.
+            self.workers.grace.lengthen(self._terminated_seconds)
+            if self.peers is not None:
+                self.peers.broadcast.announce_grace(self._terminated_seconds)
             # At the same time the main thread raises SignalException and stops the workers, but it may be blocked in
             # C++ for minutes; so this thread writes the document. Deadlines first: they apply to this very upload.
             self.reporter.shorten_deadlines()
             error = SignalException("terminated", sigval=received.number)
             self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
             if self.waits_at_exit or not self.restarts.can_continue_without_node(self.places.nodes):
-                self._broadcast_agent_failure(f"{TERMINATED_BY} {received.number.name}")
+                what, seconds = f"{TERMINATED_BY} {received.number.name}", self._terminated_seconds
+                self._broadcast_agent_failure(what, seconds)
         finally:
             # in any case: the main thread waits for it in `report_agent`
             self._signal_reported.set()
@@ -231,7 +271,7 @@ class NodeRound:
         """Write a document about a failure of the agent itself, and finish the node's report."""
         preempted = error_class is ErrorClass.PREEMPTION
         with suppress_internal_errors("stopping the workers"):
-            self.stop_workers(TERMINATED if preempted else "its agent had failed")
+            self.stop_workers(TERMINATED if preempted else AGENT_FAILED)
         if preempted and self._settings.signals.is_listening:
             # The signal thread writes this document. `finish_report` reads the receipts, so the document must be there
             # before.
@@ -239,16 +279,17 @@ class NodeRound:
         else:
             self.reporter.write(describe_agent_failure(error, error_class, self.places.of(), Moment.now()))
         if not preempted:
-            self._broadcast_agent_failure(f"{type(error).__name__} in its agent")
+            self._broadcast_agent_failure(_describe_agent_error(error))
         self.finish_report()
         # Last, with all documents: peers that vote on a restart wait for this node's report or for its departure.
         if self.peers is not None and preempted:
             self.peers.leave(self.reporter.report.copies)
 
-    def _broadcast_agent_failure(self, what: str) -> None:
+    def _broadcast_agent_failure(self, what: str, stop_seconds: float = 0.0) -> None:
+        """Send its peers that this agent fails; after a signal with the time that all workers have to end."""
         if self.peers is not None:
             place = self.places.of()
-            self.peers.broadcast.send(FailureNotice(what, place.node, place.group_rank))
+            self.peers.broadcast.send(FailureNotice(what, place.node, place.group_rank, stop_seconds=stop_seconds))
 
     # --- a failure of another node ------------------------------------------------------------------------------
 
@@ -262,7 +303,14 @@ class NodeRound:
             # Both nodes may have failed at the same time. A worker that has exited already wasn't ended by this stop,
             # and its document must not blame the peer.
             exited_ranks = frozenset(death.local_rank for death in self.workers.get_exits())
-            self.workers.stop(failure.reason, exited_ranks, caused_by=failure.cause)
+            self._has_failed = failure.stop_seconds == 0
+            self.workers.stop(
+                failure.reason,
+                exited_ranks,
+                caused_by=failure.cause,
+                seconds=self.stop_seconds,
+                find_grace=self._find_grace,
+            )
             self.finish_report()
 
     # --- restarts -----------------------------------------------------------------------------------------------
@@ -284,3 +332,7 @@ class NodeRound:
             allowed = record is None or record.restart
         # Checked again after the vote: a third node may have failed permanently in the meantime.
         return allowed and not (broadcast is not None and broadcast.is_fatal)
+
+
+def _describe_agent_error(error: BaseException) -> str:
+    return f"{type(error).__name__} in its agent"

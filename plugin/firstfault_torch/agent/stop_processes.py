@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from firstfault.recorder.folder import get_stack_size, get_stack_tail
@@ -46,15 +47,21 @@ def collect_snapshots(
     return {rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 
-def stop_processes(
-    processes: Sequence[Any],
-    sent: signal.Signals,
-    *,
-    spare: frozenset[int] = frozenset(),
-    leaving: frozenset[int] = frozenset(),
-    seconds: float,
-) -> None:
-    """Stop all processes by the signal, and by SIGKILL those that still run after `seconds`.
+class GracePeriod:
+    """The moment before which no healthy worker is killed; any thread may move it, but only later."""
+
+    def __init__(self) -> None:
+        self.until = -math.inf
+        """By the monotonic clock."""
+
+    def lengthen(self, seconds: float) -> None:
+        """Let healthy workers have at least `seconds` from now on."""
+        if seconds > 0:
+            self.until = max(self.until, time.monotonic() + seconds)
+
+
+class ProcessStop:
+    """Stops processes by a signal, and by SIGKILL those that still run when their time is over.
 
     Args:
         processes: in order of local rank.
@@ -62,34 +69,78 @@ def stop_processes(
         spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
         leaving: local ranks with a recorded exception that is on its way out; they get no signal, and no more time.
         seconds: for all remaining processes together.
-    """
-    others = [process for rank, process in enumerate(processes) if rank not in spare]
-    for rank, process in enumerate(processes):
-        # Checked right before each signal: `exitcode` polls with waitpid. While it is None the process isn't reaped, so
-        # the kernel can't have given its number to another process.
-        if rank not in spare | leaving and process.exitcode is None:
-            _send(process, sent)
-    # Siblings first: a failed worker may spend seconds in its exit handlers, but a sibling that ignores the signal must
-    # not get that longer time. Both limits count from the same moment, so the total is the longer one.
-    began = time.monotonic()
-    _end(others, began + seconds, seconds)
-    _end(processes, began + max(seconds, time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS), seconds)
-
-
-def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
-    """Wait for processes to end, and kill those that still run at the deadline.
-
-    SIGKILL doesn't end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
+        grace: may be lengthened while the stop runs.
+        find_grace: asked once before a healthy process is killed; returns for how long it may still run.
     """
 
-    def wait(until: float) -> list[Any]:
-        while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < until:
+    def __init__(  # noqa: PLR0913 - keywords
+        self,
+        processes: Sequence[Any],
+        sent: signal.Signals,
+        *,
+        spare: frozenset[int] = frozenset(),
+        leaving: frozenset[int] = frozenset(),
+        seconds: float,
+        grace: GracePeriod | None = None,
+        find_grace: Callable[[], float] = float,
+    ) -> None:
+        self._processes = processes
+        self._sent = sent
+        self._spare = spare
+        self._leaving = leaving
+        self._seconds = seconds
+        self._grace = grace or GracePeriod()
+        self._find_grace = find_grace
+        self._began = time.monotonic()
+        self._signalled: set[int] = set()
+        self._ended = False
+
+    @property
+    def kill_time(self) -> float:
+        """When healthy processes are killed, by the monotonic clock; it may still move later."""
+        return max(self._began + self._seconds, self._grace.until)
+
+    @property
+    def _last_kill_time(self) -> float:
+        return max(self._began + time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS, self.kill_time)
+
+    def run(self) -> None:
+        """Stop the processes; to be called again if an exception of a signal handler has interrupted it."""
+        # A process gets the signal once: its handler may be saving a checkpoint, and a second signal would interrupt
+        # that and begin another one.
+        if self._ended:
+            return
+        for rank, process in enumerate(self._processes):
+            # Checked right before each signal: `exitcode` polls with waitpid. While it is None the process isn't
+            # reaped, so the kernel can't have given its number to another process.
+            if rank not in self._spare | self._leaving | self._signalled and process.exitcode is None:
+                _send(process, self._sent)
+                self._signalled.add(rank)
+        # Siblings first: a failed worker may spend seconds in its exit handlers, but a sibling that ignores the signal
+        # must not get that longer time. Both limits count from the same moment, so the total is the longer one.
+        others = [process for rank, process in enumerate(self._processes) if rank not in self._spare]
+        if self._wait(others, lambda: self.kill_time):
+            self._grace.lengthen(self._find_grace())
+        self._end(others, lambda: self.kill_time)
+        self._end(self._processes, lambda: self._last_kill_time)
+        self._ended = True
+
+    def _end(self, processes: Sequence[Any], get_deadline: Callable[[], float]) -> None:
+        """Wait for processes to end, and kill those that still run at the deadline.
+
+        SIGKILL doesn't end a process in uninterruptible sleep: after a while it is left to torch, which gives up on it.
+        """
+        for process in self._wait(processes, get_deadline):
+            if process.exitcode is None:
+                _send(process, signal.SIGKILL)
+        given_up = time.monotonic() + self._seconds
+        self._wait(processes, lambda: given_up)
+
+    def _wait(self, processes: Sequence[Any], get_deadline: Callable[[], float]) -> list[Any]:
+        """Return the processes that still run at the deadline, which may move meanwhile."""
+        while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < get_deadline():
             time.sleep(time_limits.STOP_POLL_SECONDS)
         return left
-
-    for process in wait(deadline):
-        _send(process, signal.SIGKILL)
-    wait(time.monotonic() + seconds)
 
 
 def _send(process: Any, number: signal.Signals) -> None:

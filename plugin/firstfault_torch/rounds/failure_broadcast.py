@@ -22,6 +22,9 @@ OUTCOME_KEY = "firstfault/outcome"
 """Set once per round: which node failed, or that all have finished. Every agent waits for it."""
 FATAL_KEY = "firstfault/fatal"
 """Set by a node that can't restart, even if `OUTCOME_KEY` already has a failure after which workers restart."""
+GRACE_KEY = "firstfault/stop-seconds"
+"""Set by a node whose healthy workers are stopped, after a signal or for a new rendezvous. Their peers lose their
+connections, and fail; what still runs beside these is as healthy, and has the same time."""
 MAX_ROUND_DURATION = dt.timedelta(days=30)
 """Longer than any round: every round ends by setting the outcome, and a lost store ends the wait."""
 
@@ -42,6 +45,8 @@ class FailureNotice:
     """False: the node can restart its workers."""
     asks: bool = False
     """The agents vote on the restart: all of them stop their workers, report, and elect a leader that decides."""
+    stop_seconds: float = 0.0
+    """After a signal: how long workers, which are healthy, may take to end; 0: after a failure they have less time."""
 
     @property
     def reason(self) -> str:
@@ -96,6 +101,7 @@ class FailureBroadcast:
         self._is_known = threading.Event()
         self._ended = threading.Event()
         self._sent: FailureNotice | None = None
+        self._known_at = time.monotonic()
         self._connection: Any = None
         """Opened in advance: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
@@ -153,6 +159,32 @@ class FailureBroadcast:
 
         inform = partial(try_call, put, dist.DistError)  # errors are ignored: `_receive_outcome` reports a lost store
         call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents")
+
+    def announce_grace(self, seconds: float) -> None:
+        """Let the peers' healthy workers have `seconds` to end, whatever notice they get or have got; don't wait."""
+
+        def put() -> None:
+            store = self._connection or connect_to_store(self._store)
+            store.set(GRACE_KEY, str(seconds))
+
+        call_with_timeout(partial(try_call, put, dist.DistError), 0, "informing the peer agents of a signal")
+
+    def find_grace(self) -> float:
+        """Return the time that a node has announced for healthy workers; 0: no node has, or the store doesn't answer."""
+
+        def ask() -> float:
+            store = self._connection or connect_to_store(self._store)
+            return float(store.get(GRACE_KEY)) if store.check([GRACE_KEY]) else 0.0
+
+        inform = partial(try_call, ask, dist.DistError)
+        found = call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "asking whether a node got a signal")
+        return (found[0] or 0.0) if found is not None else 0.0
+
+    @property
+    def grace_left(self) -> float:
+        """Seconds for which workers of other nodes may still be saving their state after a signal to one of them."""
+        failure = self._received_failure
+        return max(self._known_at + failure.stop_seconds - time.monotonic(), 0.0) if failure is not None else 0.0
 
     def accept(self, failure: FailureNotice) -> None:
         """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
@@ -214,6 +246,7 @@ class FailureBroadcast:
         with suppress_internal_errors("waiting for the round's outcome"):
             outcome = self._receive_outcome()
             # `accept` may have set the outcome while this thread was waiting
+            self._known_at = time.monotonic()
             self.outcome = self.outcome or outcome
             self._is_known.set()
             self._wake()

@@ -232,9 +232,13 @@ class Peers:
             self.agreement.leave(connections[0], copies)
 
     def settle(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[CollectedReports | ElectedVerdict]:
-        """Elect the leader that concludes; see `VerdictElection.settle`."""
+        """Elect the leader that concludes; see `VerdictElection.settle`.
+
+        `seconds` count from the end of the time that all nodes' workers have after a signal to one node.
+        """
         connections = self.broadcast.connections()
         if connections is not None:
+            seconds += self.broadcast.grace_left
             yield from self.settlement.settle(connections, copies, seconds, self._shutdown_requested)
 
     def stop_listening(self) -> None:
