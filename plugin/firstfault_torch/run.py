@@ -40,7 +40,7 @@ from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
 from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
-from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors
+from firstfault_torch.guard import call_with_timeout, logger, start_in_thread, suppress_internal_errors, try_call
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.node.stderr_relay import flush_relays
 from firstfault_torch.node_context import NodeContext
@@ -182,6 +182,8 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
     peers = end.peers
     if peers is None:
         return None
+    own: SealedVerdict | None = None
+    """What this node concluded as the leader, before the store was lost or another agent took over."""
     for step in peers.settle(end.report.copies, settings.options.settle_seconds):
         # A follower gets one verdict. The leader gets the reports; if it takes too long and another agent takes over,
         # a verdict follows them.
@@ -189,18 +191,35 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
             return _adopt_verdict(step, end, settings)
         wait = Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested)
         sealed = _conclude_and_seal(end, step.copies, settings, wait)
-        # False: concluding took so long that another agent leads now. Publishing would make a second verdict;
+        if sealed is None:
+            continue
+        own = _share_with_all_nodes(sealed, step.copies)
+        # False: concluding took so long that another agent may lead now. Publishing would make a second verdict;
         # the next step has the one of that agent.
-        if sealed is not None and peers.settlement.announce_publishing():
+        if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
-            sealed = _publish(_share_with_all_nodes(sealed, step.copies), settings)
+            sealed = _publish(own, settings)
             is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.publish(
                 sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
             )
             # Another leader was faster after all: its verdict counts on all nodes.
             return sealed if settled.document == sealed.document else _adopt_verdict(settled, end, settings)
-    return None
+    return _publish_unless_published(own, end, settings) if own is not None else None
+
+
+def _publish_unless_published(own: SealedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
+    """Publish this node's verdict without an election; take the one that another node has published meanwhile."""
+    found: SealedVerdict | None = None
+    if end.node_context.identity.is_folder_shared:
+        find, seconds = partial(_find_published_verdict, end, settings), time_limits.VERDICT_READ_TIMEOUT_SECONDS
+        doing = "looking for another node's verdict"
+        found, error = call_with_timeout(
+            partial(try_call, find, Exception), seconds, doing, settings.shutdown_requested
+        ) or (None, None)
+        if error is not None:
+            logger.debug("no verdict of another node can be read: %s", error)
+    return _publish(found or own, settings)
 
 
 def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
@@ -240,7 +259,7 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
         # No other node can write into this node's folder, so there is nothing to wait for.
         wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
     sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(end, copies, settings, Wait(0.0))
-    return _publish(sealed, settings) if sealed is not None else None
+    return _publish_unless_published(sealed, end, settings) if sealed is not None else None
 
 
 def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options
+from firstfault_torch.rounds.election import VerdictElection
 from tests.prefix import Prefix
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 from tests.s3_server import S3
+from tests.torch_agent.stores import hosted
 
 LONG_S = 60.0
 
@@ -219,3 +222,38 @@ def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, las
     left = (prefix.folder / "error.pb").read_bytes()
     assert (left == document) is stays
     assert isinstance(decode(left, DocumentRef("error.pb")), Seal)
+
+
+@pytest.mark.slow
+@pytest.mark.forks
+@pytest.mark.parametrize("published", [True, False])
+def test_the_store_ends_while_the_leader_concludes(
+    published: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader takes the verdict that another node has published meanwhile; without one it publishes its own."""
+    other = sealed_of(_settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context())
+    document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns()))
+    with hosted() as (process, store):
+
+        def policy(*_: object) -> bool:
+            process.kill()
+            process.join()
+            if published:
+                put_file(prefix.uri, "error.pb", document)
+            return False
+
+        own = _wrote(prefix.uri, _failure(0, message="own"))
+        copies = {document_path(own.documents[0].name): encode(own)}
+        election, ended = VerdictElection(0, 1), threading.Event()
+        election.acknowledge(store)
+        peers: Any = SimpleNamespace(
+            settlement=election,
+            settle=lambda copies, seconds: election.settle((store.clone(), store.clone()), copies, seconds, ended),
+        )
+        end = RoundEnd(prefix.node_context(), NodeReport(copies), peers=peers)
+        engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
+        monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
+        found = run.reach_verdict(end, run.ExitSettings(engine, Options(retry_policy=policy), ended))
+    assert found is not None
+    left = (prefix.folder / "error.pb").read_bytes()
+    assert (found.document, left == document) == (left, published)

@@ -27,6 +27,17 @@ SHORT_S = 0.4
 """A wait that is expected to end."""
 
 
+class Silent:
+    """A connection on which nothing arrives any more, as after a firewall has forgotten it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def wait(self, *_: object) -> None:
+        self.ended.wait()
+        raise ConnectionError("closed")
+
+
 @dataclass
 class Agent:
     """One agent of a round, what it was asked to do, and the verdict that it settled on."""
@@ -43,6 +54,8 @@ class Agent:
     leaving: bool = False
     durable: bool = True
     report_size: int = 0
+    silent: Silent | None = None
+    """Its connection that waits never gets an answer."""
     seconds: float = LONG_S
     reports: list[CollectedReports] = field(default_factory=list)
     published: int = 0
@@ -64,7 +77,7 @@ class Agent:
         if self.leaving:
             self.shutdown_requested.set()
         began = time.monotonic()
-        connections = (self.store.clone(), self.store.clone())
+        connections = (self.store.clone(), self.silent or self.store.clone())
         self.settled = self._settled(self.settlement.settle(connections, copies, self.seconds, self.shutdown_requested))
         self.took_s = time.monotonic() - began
 
@@ -272,6 +285,37 @@ def _most_requests(store: Any, nodes: int) -> int:
     _run(made)
     assert _documents(made) == {b"sealed by 0"}
     return max(len(sent) for sent, agent in zip(requests, made, strict=True) if not agent.reports)
+
+
+@pytest.mark.usefixtures("short_turns", "short_life")
+@pytest.mark.parametrize(("nodes", "there"), [(2, [0]), (2, [0, 1]), (3, [0, 2])])
+def test_a_silent_connection(nodes: int, there: list[int], agents: Callable[..., list[Agent]]) -> None:
+    """An agent whose waiting connection is silent settles like the others, as the leader and as a follower."""
+    made = agents(nodes, silent={rank: Silent() for rank in there})
+    running = [made[rank] for rank in there]
+    _run(running)
+    for agent in running:
+        assert agent.silent is not None
+        agent.silent.ended.set()
+    assert _documents(running) == {b"sealed by 0"}
+    assert sum(agent.published for agent in running) == 1
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Agent]]) -> None:
+    """It publishes nothing once another agent has, also if the store has ended meanwhile: no answer is a no."""
+    concludes = threading.Event()
+    with hosted() as (process, store):
+        slow, other = [Agent(store, rank, 2, thinks=concludes if rank == 0 else None) for rank in (0, 1)]
+        threads = [agent.begin() for agent in (slow, other)]
+        threads[1].join(SOON_S)
+        until(slow.settlement._results.qsize, "the verdict has reached the slow leader")
+        process.kill()
+        process.join()
+        concludes.set()
+        threads[0].join(SOON_S)
+    assert _documents([slow, other]) == {b"sealed by 1"}
+    assert (slow.published, other.published) == (0, 1)
 
 
 def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> None:

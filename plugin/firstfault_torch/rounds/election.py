@@ -63,7 +63,8 @@ class VerdictElection:
         self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
         self._store: Any = None
         """The connection that `settle` was given."""
-        self._results: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[str, bytes] | BaseException] = queue.SimpleQueue()
+        """The values of keys that the waiting thread has read."""
         self._arrival_number = 0
         """1 for the first agent that reported, and so on; 0: not reported yet."""
         more = time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * nodes
@@ -114,14 +115,14 @@ class VerdictElection:
                     return
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
             hurried = time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
-            found = self._get_next_result(patience, shutdown_requested, hurried)
+            found = self._await_verdict(patience, shutdown_requested, hurried)
             leader = b"" if found is not None else self._call_store(self._read_leader, "asking for the current turn")
             # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
             # also have died there, and then no agent removes the "!": after the limit the next agent takes over.
             if leader and leader.endswith(b"!") and leader != overdue:
                 patience = time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS
                 hurried = time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS
-                found = self._get_next_result(patience, shutdown_requested, hurried)
+                found = self._await_verdict(patience, shutdown_requested, hurried)
                 overdue = leader
             if isinstance(found, bytes):
                 yield unpack_verdict(found)
@@ -129,10 +130,15 @@ class VerdictElection:
                 return
 
     def announce_publishing(self) -> bool:
-        """Announce that this agent is about to publish its conclusion; False if another agent has taken over."""
+        """Announce that this agent is about to publish its conclusion; False if another agent may have taken over.
+
+        No answer is a no. While this agent concluded, another one may have published, and its process may have ended,
+        and with it the store. `settle` then yields that verdict if it has arrived; else the caller looks for a
+        published one before it publishes its own.
+        """
         mine = str(self._own).encode()
         announce_publishing = partial(self._store.compare_set, self._key("leader"), mine, mine + b"!")
-        return self._call_store(announce_publishing, "announcing that this node publishes") in {None, mine + b"!"}
+        return self._call_store(announce_publishing, "announcing that this node publishes") == mine + b"!"
 
     def publish(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
         """Send a published verdict to its peers; return theirs if another leader was faster."""
@@ -193,23 +199,36 @@ class VerdictElection:
         pause: float = time_limits.ARRIVALS_POLL_SECONDS
         while True:
             patience, hurried = look_at - time.monotonic(), time_limits.TERMINATED_SETTLE_SECONDS
-            found = self._get_next_result(patience, shutdown_requested, hurried)
-            if found is not None:
-                return json.loads(found) if isinstance(found, bytes) else None
-            is_over = time.monotonic() >= deadline or shutdown_requested.is_set()
-            if self._call_store(partial(self._close_arrivals, is_over), "looking which nodes live") is None:
+            found = self._get_next_result("order", patience, shutdown_requested, hurried)
+            if found is None:
+                # Read here, too: the waiting thread's connection may be silent, and then it never learns of the order.
+                is_over = time.monotonic() >= deadline or shutdown_requested.is_set()
+                found = self._call_store(partial(self._close_arrivals, is_over), "looking which nodes live")
+                if found is None:
+                    return None
+            if not isinstance(found, bytes):
                 return None
-            if is_over:
-                # this agent has just published the order; allow the store the time to wake the waiting thread
-                deadline = look_at = time.monotonic() + self._step_seconds
-                continue
+            if found:
+                order: dict[str, Any] = json.loads(found)
+                return order
             look_at = min(time.monotonic() + pause, deadline)
             pause = min(2 * pause, time_limits.MAX_POLL_SECONDS)
 
-    def _get_next_result(
+    def _await_verdict(
         self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
     ) -> bytes | BaseException | None:
-        """Return the waiting thread's next result; None if none comes in time, or soon once a shutdown is requested."""
+        """Return the verdict, or why the store is lost; None if there is none in time."""
+        found = self._get_next_result("verdict", seconds, shutdown_requested, shutdown_seconds)
+        # as for the order: the waiting connection may be silent
+        return found or self._call_store(partial(self._read, "verdict"), "looking for a verdict") or None
+
+    def _get_next_result(
+        self, key: str, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
+    ) -> bytes | BaseException | None:
+        """Return the waiting thread's value of a key; None if none comes in time, or soon once a shutdown is requested.
+
+        It is an exception if the store is lost.
+        """
         deadline = time.monotonic() + max(seconds, 0)
         hurried = False
         while True:
@@ -217,34 +236,42 @@ class VerdictElection:
                 hurried, deadline = True, min(deadline, time.monotonic() + shutdown_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
-                return self._results.get(timeout=left if hurried else min(left, time_limits.SHUTDOWN_POLL_SECONDS))
+                found = self._results.get(timeout=left if hurried else min(left, time_limits.SHUTDOWN_POLL_SECONDS))
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     return None
+                continue
+            if isinstance(found, BaseException):
+                return found
+            # another key is one that this thread has read itself in the meantime
+            if found[0] == key:
+                return found[1]
 
     def _wait_for_leaders_and_verdict(self, waiting: Any) -> None:
         """Put the leader order, then the verdict into the queue; the error if the store is lost."""
 
         def wait() -> None:
-            for key in (self._key("order"), self._key("verdict")):
-                waiting.wait([key], UNBOUNDED_WAIT)
-                self._results.put(bytes(waiting.get(key)))
+            for key in ("order", "verdict"):
+                waiting.wait([self._key(key)], UNBOUNDED_WAIT)
+                self._results.put((key, bytes(waiting.get(self._key(key)))))
 
         _, error = try_call(wait, Exception)
         if error is not None:
             self._results.put(error)
             logger.info("lost the store that the agents share: %s", error)
 
-    def _close_arrivals(self, is_over: bool) -> bool:
-        """Publish the leader order if every live agent has reported, or if the wait is over."""
+    def _close_arrivals(self, is_over: bool) -> bytes:
+        """Publish the leader order if every live agent has reported, or if the wait is over; return it, else b""."""
+        if order := self._read("order"):
+            return order
         store = self._store
         arrived = {group_rank for group_rank, _ in self._read_arrivals(store)}
         key = self._key("heard")
         acknowledged = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
         complete = bool(acknowledged) and acknowledged <= arrived
-        if complete or is_over:
-            self._publish_leaders(store, complete=complete or len(arrived) >= self._nodes)
-        return True
+        if not complete and not is_over:
+            return b""
+        return self._publish_leaders(store, complete=complete or len(arrived) >= self._nodes)
 
     # --- concluding ---------------------------------------------------------------------------------------------
 
@@ -259,8 +286,8 @@ class VerdictElection:
         is_publishing = before.endswith(b"!") and before != overdue
         if is_publishing or bytes(store.compare_set(self._key("leader"), before, mine)) != mine:
             return None
-        if store.check([self._key("verdict")]):
-            return unpack_verdict(bytes(store.get(self._key("verdict"))))
+        if verdict := self._read("verdict"):
+            return unpack_verdict(verdict)
         return self._collect_reports(bool(order["complete"]))
 
     def _collect_reports(self, complete: bool) -> CollectedReports:
@@ -279,16 +306,24 @@ class VerdictElection:
             copies.update(files)
         return CollectedReports(copies, complete, frozenset(lost))
 
+    def _read(self, name: str) -> bytes:
+        """Return the value of a key; empty if it isn't set."""
+        key = self._key(name)
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
     def _read_leader(self) -> bytes:
         return bytes(self._store.get(self._key("leader")))
 
-    def _publish_leaders(self, store: Any, *, complete: bool) -> None:
-        """Publish the agents that may lead, by group rank: rank 0's node also prints what a person sees."""
+    def _publish_leaders(self, store: Any, *, complete: bool) -> bytes:
+        """Publish the agents that may lead, by group rank: rank 0's node also prints what a person sees.
+
+        Return the order that counts.
+        """
         # leaving agents come last: their processes may be gone before they have concluded
         candidates = sorted(self._read_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
         leaders = [group_rank for group_rank, _ in candidates[:MAX_LEADERS]]
         store.compare_set(self._key("leader"), "", str(leaders[0]))
-        set_once(store, self._key("order"), json.dumps({"leaders": leaders, "complete": complete}))
+        return set_once(store, self._key("order"), json.dumps({"leaders": leaders, "complete": complete}))
 
     def _read_arrivals(self, store: Any) -> list[tuple[int, bool]]:
         """Return the group rank of each agent that has reported, and whether its process exits."""

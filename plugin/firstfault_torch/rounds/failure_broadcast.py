@@ -170,7 +170,7 @@ class FailureBroadcast:
         call_with_timeout(partial(try_call, put, dist.DistError), 0, "informing the peer agents of a signal")
 
     def find_grace(self) -> float:
-        """Return the time that a node has announced for healthy workers; 0: no node has, or the store doesn't answer."""
+        """Return the time that a node has announced for healthy workers; 0: no node has, or nothing answers."""
 
         def ask() -> float:
             store = self._connection or connect_to_store(self._store)
