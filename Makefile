@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -69,6 +69,9 @@ progress-ray:
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals) and print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/torch_agent/test_faults_of_nodes.py -s $(ARGS)
+
+harmless: $(VENV) ## run jobs with and without firstfault, and print what differs (ARGS="--pairs 20 --first 50" for others)
+	@$(BIN)/python lab/harmless/campaign.py $(ARGS)
 
 chaos: $(VENV) ## kill each process at each step of a failure, break the storage, and print which promises held
 	@$(BIN)/python lab/chaos/chaos.py $(ARGS)

@@ -43,6 +43,7 @@ _FOLDERS = {
         "flyte2",
         "inprocess",
         "lab/test_generated.py",
+        "lab/test_harmless.py",
         "ray_train",
         "readers/test_show_torchrun.py",
         "torch_agent",

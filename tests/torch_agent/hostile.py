@@ -143,29 +143,29 @@ def _checked(result: int) -> None:
         raise NotAllowedError(f"not possible here: {os.strerror(ctypes.get_errno())}")
 
 
-def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     _checked(_LIBC.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()))
 
 
-def _own_mounts() -> None:
+def own_mounts() -> None:
     """Let this process mount without a change for others."""
     _checked(_LIBC.unshare(_NEW_MOUNTS))
-    _mount("none", "/", flags=_PRIVATE)
+    mount("none", "/", flags=_PRIVATE)
 
 
 def _tiny_folders() -> None:
     """Have 1 MB for temporary files, and 1 MB of shared memory."""
-    _own_mounts()
+    own_mounts()
     for folder in (tempfile.gettempdir(), "/dev/shm"):  # noqa: S108 - in this process's own view
-        _mount("tmpfs", folder, "tmpfs", options="size=1m")
+        mount("tmpfs", folder, "tmpfs", options="size=1m")
 
 
 def _read_only() -> None:
     """Let only temporary files and the store be written, as a pod with a read-only root has it."""
     _tiny_folders()
-    _mount(str(Path.cwd()), str(Path.cwd()), flags=_BIND)
-    _mount("/", "/", flags=_BIND)
-    _mount("none", "/", flags=_READ_ONLY)
+    mount(str(Path.cwd()), str(Path.cwd()), flags=_BIND)
+    mount("/", "/", flags=_BIND)
+    mount("none", "/", flags=_READ_ONLY)
     os.environ["HOME"] = "/"
 
 
@@ -176,10 +176,10 @@ def _no_home() -> None:
 
 def _name_hosts(lines: str) -> None:
     """Let the name service know these hosts only."""
-    _own_mounts()
+    own_mounts()
     hosts = Path(tempfile.gettempdir(), "hosts")
     hosts.write_text(lines)
-    _mount(str(hosts), "/etc/hosts", flags=_BIND)
+    mount(str(hosts), "/etc/hosts", flags=_BIND)
 
 
 def _long_name() -> None:

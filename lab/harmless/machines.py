@@ -1,0 +1,106 @@
+"""Makes the machine of a job unusual: its temporary folder, its user, its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from tests.torch_agent.hostile import NotAllowedError, mount, own_mounts
+
+CLEANING_AGE_SECONDS = 3.0
+MAX_PROCESSES = 90
+_READ_ONLY = 1
+"""MS_RDONLY of mount(2)."""
+_FIRST_USER = 61_000
+"""User ids that no user of the machine has."""
+
+
+def enter_machine(name: str, folder: Path, number: int) -> None:
+    """Make this process, which becomes a node's launcher, live on such a machine.
+
+    Args:
+        name: of `lab.harmless.plans.MACHINES`.
+        folder: of the job; `folder/tmp` is its folder for temporary files.
+        number: of the job among all that run at the same time, for a user id of its own.
+
+    Raises:
+        NotAllowedError: this process may not, for instance because it isn't root.
+    """
+    temporary = folder / "tmp"
+    if name == "read-only /tmp":
+        own_mounts()
+        for path in _find_temporary_folders(folder):
+            mount("tmpfs", path, "tmpfs", flags=_READ_ONLY)
+    elif name == "full /tmp":
+        own_mounts()
+        for path in _find_temporary_folders(folder):
+            mount("tmpfs", path, "tmpfs", options="size=64k")
+            with contextlib.suppress(OSError), Path(path, "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 1024)
+    elif name in {"another user", "few processes"}:
+        user = _FIRST_USER + number
+        if os.getuid():
+            raise NotAllowedError("not possible here: only root can be another user")
+        for owned in (folder, *folder.rglob("*")):
+            os.chown(owned, user, user)
+        if name == "few processes":
+            resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+        # torch looks its user up for the folder of compiled code
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(temporary / "cache")
+        os.environ["HOME"] = str(folder)
+
+
+def _find_temporary_folders(folder: Path) -> list[str]:
+    """Return all folders for temporary files, but those that hold the job's own folder."""
+    common = [path for path in ("/tmp", "/var/tmp") if not folder.is_relative_to(path)]  # noqa: S108 - to mount on them
+    return [*common, str(folder / "tmp")]
+
+
+class Cleaner:
+    """Removes what is old below a folder, again and again, as systemd-tmpfiles does once a day.
+
+    Like that program it leaves a folder alone that a process has locked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._clean, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the cleaning."""
+        self._ending.set()
+        self._thread.join()
+
+    def _clean(self) -> None:
+        while not self._ending.wait(0.5):
+            for path in list(self._folder.iterdir()):
+                self._remove_if_old(path)
+
+    def _remove_if_old(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            # By the oldest entry, as in a folder of which single files are removed
+            entries = [path, *path.rglob("*")] if path.is_dir() else [path]
+            youngest = max(entry.lstat().st_mtime for entry in entries)
+            if time.time() - youngest < CLEANING_AGE_SECONDS:
+                return
+            if not path.is_dir():
+                path.unlink()
+                return
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
