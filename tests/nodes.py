@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ from tests.processes import kill, left_of, running_of
 from tests.s3_server import listening
 
 _LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
+
+
+IN_STORE = {"firstfault-outcome", "firstfault-settlement", "firstfault-liveness"}
+"""Threads of an agent that wait in torch's store, in C++."""
 
 
 def forkserver() -> ForkServerContext:
@@ -150,6 +155,8 @@ class Job:
             assert process.exitcode is not None, _logs(self.folder)
         left = self.left_over()
         assert left == [], left
+        for file in self.folder.glob("threads-*.json"):
+            assert not IN_STORE & set(json.loads(file.read_text())), "Python's end would abort the process"
         reader = MultiErrorFileOutputReader(f"{self.store or self.folder}/{self.attempt}", **reading)
         conclusion = reader.conclude()
         job = conclusion.job if conclusion is not None else reader.job()
@@ -202,4 +209,7 @@ def _node(  # noqa: PLR0917 - arguments of a process
         results = launch(settings, function, *arguments, engine=engine, options=options)
     except NodeFailedError:
         sys.exit(1)
+    finally:
+        names = [thread.name for thread in threading.enumerate()]
+        Path(folder, f"threads-{engine.node}.json").write_text(json.dumps(names))
     Path(folder, f"results-{engine.node}.json").write_text(json.dumps(results))

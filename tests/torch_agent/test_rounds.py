@@ -23,6 +23,7 @@ from firstfault_torch.rounds.failure_broadcast import FailureNotice, RoundOutcom
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round
+from tests.nodes import IN_STORE
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
 from tests.waiting import until
@@ -209,6 +210,17 @@ def test_the_store_is_gone(
     one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
     with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
         assert one.await_all() is None
+
+
+def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
+    """No thread of a node is inside the store any more, though neither an outcome nor a verdict has come."""
+    peers = node(1).peers
+    connections = peers.connect(), peers.connect()
+    next(peers.settlement.settle(connections, {}, 0.0, threading.Event()))
+    threads = [thread for thread in threading.enumerate() if thread.name in IN_STORE]
+    assert {thread.name for thread in threads} == IN_STORE
+    peers.close()
+    assert not [thread.name for thread in threads if thread.is_alive()]
 
 
 def _until_counted(store: Any, nodes: int) -> None:

@@ -239,6 +239,15 @@ class FailureBroadcast:
             self.send(FailureNotice("the round is over", "", self._group_rank, fatal=False))
             self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
+    def end_waiting(self) -> None:
+        """Let the waiting thread end when its connection breaks, instead of connecting again."""
+        self._ended.set()
+
+    @property
+    def thread(self) -> threading.Thread:
+        """The thread that waits for the round's outcome."""
+        return self._thread
+
     def _is_lost(self) -> bool:
         return self.outcome is not None and bool(self.outcome.lost)
 
@@ -282,7 +291,7 @@ class FailureBroadcast:
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # A connection may break although the host is alive, so reconnect. But a dying host closes its port only
                 # a moment after its connections: check the port twice before concluding that the host is alive.
-                if is_host_listening(self._store):
+                if not self._ended.is_set() and is_host_listening(self._store):
                     time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
                     if is_host_listening(self._store):
                         continue
