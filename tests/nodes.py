@@ -34,7 +34,7 @@ from tests.s3_server import listening
 _LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
 
 
-IN_STORE = {"firstfault-outcome", "firstfault-settlement", "firstfault-liveness"}
+WAIT_IN_STORE = {"firstfault-outcome", "firstfault-settlement"}
 """Threads of an agent that wait in torch's store, in C++."""
 
 
@@ -156,7 +156,7 @@ class Job:
         left = self.left_over()
         assert left == [], left
         for file in self.folder.glob("threads-*.json"):
-            assert not IN_STORE & set(json.loads(file.read_text())), "Python's end would abort the process"
+            assert not WAIT_IN_STORE.intersection(json.loads(file.read_text())), "Python's end would abort the process"
         reader = MultiErrorFileOutputReader(f"{self.store or self.folder}/{self.attempt}", **reading)
         conclusion = reader.conclude()
         job = conclusion.job if conclusion is not None else reader.job()

@@ -95,7 +95,7 @@ def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], 
     until(lines._ended.done)
     goes_on.set()
     ending.join(LONG_S)
-    until(lambda: not lines._thread.is_alive())
+    until(lambda: not lines.thread.is_alive())
     late.close()
 
 
@@ -301,7 +301,7 @@ def test_the_end_leaves_no_thread(store: RoundStore, group_rank: int) -> None:
     """The next round may fork: no thread is left, also where the first agent never opened its end."""
     lines = PeerConnections(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()
-    assert not lines._thread.is_alive()
+    assert not lines.thread.is_alive()
 
 
 OWN = 1

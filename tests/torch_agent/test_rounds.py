@@ -23,7 +23,7 @@ from firstfault_torch.rounds.failure_broadcast import FailureNotice, RoundOutcom
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round
-from tests.nodes import IN_STORE
+from tests.nodes import WAIT_IN_STORE
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
 from tests.waiting import until
@@ -217,8 +217,9 @@ def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
     peers = node(1).peers
     connections = peers.connect(), peers.connect()
     next(peers.settlement.settle(connections, {}, 0.0, threading.Event()))
-    threads = [thread for thread in threading.enumerate() if thread.name in IN_STORE]
-    assert {thread.name for thread in threads} == IN_STORE
+    names = {*WAIT_IN_STORE, "firstfault-liveness"}
+    threads = [thread for thread in threading.enumerate() if thread.name in names]
+    assert {thread.name for thread in threads} == names
     peers.close()
     assert not [thread.name for thread in threads if thread.is_alive()]
 

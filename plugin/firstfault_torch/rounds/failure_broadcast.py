@@ -106,8 +106,8 @@ class FailureBroadcast:
         """Opened in advance: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
         """The waiting thread's connection."""
-        self._thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
+        self.thread.start()
 
     @property
     def failure(self) -> FailureNotice | None:
@@ -214,8 +214,8 @@ class FailureBroadcast:
             self._is_known.wait(time_limits.STORE_TIMEOUT_SECONDS)
             is_usable = self.outcome is not None and not self.is_fatal
         else:
-            self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
-            is_usable = not self._thread.is_alive()
+            self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+            is_usable = not self.thread.is_alive()
         if not is_usable or self._is_lost() or self._waiting is None or self._connection is None:
             return None
         return self._connection, self._waiting
@@ -223,7 +223,7 @@ class FailureBroadcast:
     def mark_fatal(self, failure: FailureNotice) -> None:
         """Treat a failure as fatal because the agents have voted against a restart."""
         self._ended.set()
-        self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+        self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
@@ -232,21 +232,16 @@ class FailureBroadcast:
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
-        if not self._thread.is_alive():
+        if not self.thread.is_alive():
             return
         self._ended.set()
         with suppress_internal_errors("ending the wait for the round's outcome"):
             self.send(FailureNotice("the round is over", "", self._group_rank, fatal=False))
-            self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+            self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
 
     def end_waiting(self) -> None:
         """Let the waiting thread end when its connection breaks, instead of connecting again."""
         self._ended.set()
-
-    @property
-    def thread(self) -> threading.Thread:
-        """The thread that waits for the round's outcome."""
-        return self._thread
 
     def _is_lost(self) -> bool:
         return self.outcome is not None and bool(self.outcome.lost)

@@ -67,14 +67,14 @@ class PeerConnections:
         """In the first agent: the latest answer of each peer, by group rank."""
         self._has_warned = False
         self._ended = Future[None]()
-        self._thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
+        self.thread.start()
 
     def end(self) -> None:
         """Send GOODBYE, close the connections, and join the thread."""
         if not self._ended.done():
             self._ended.set_result(None)
-            self._thread.join(time_limits.RECONNECT_TIMEOUT_SECONDS)
+            self.thread.join(time_limits.RECONNECT_TIMEOUT_SECONDS)
 
     def request_states(self) -> None:
         """As the first agent, request the peers' states; answers arrive in `states`."""

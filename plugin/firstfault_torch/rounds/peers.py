@@ -260,7 +260,7 @@ class Peers:
         # doesn't allow that, and aborts the process. So no thread may be inside the store then.
         self.stop_listening()
         self.broadcast.end_waiting()
-        started = (self.broadcast.thread, self.settlement.thread, self.agreement.thread)
+        started = (self.broadcast.thread, self.settlement.thread, self.agreement.thread, self.liveness.thread)
         threads = [thread for thread in started if thread is not None]
         _join(threads)  # usually the verdict or the outcome has woken them
         if any(thread.is_alive() for thread in threads):
