@@ -81,6 +81,12 @@ class Ended:
         return found
 
     @property
+    def waiting_threads(self) -> set[str]:
+        """The threads that waited in torch's store when the agents' processes ended: Python may abort these."""
+        files = self.folder.glob("threads-*.json")
+        return WAIT_IN_STORE.intersection(name for file in files for name in json.loads(file.read_text()))
+
+    @property
     def logs(self) -> str:
         return "\n".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log")))
 
@@ -155,8 +161,6 @@ class Job:
             assert process.exitcode is not None, _logs(self.folder)
         left = self.left_over()
         assert left == [], left
-        for file in self.folder.glob("threads-*.json"):
-            assert not WAIT_IN_STORE.intersection(json.loads(file.read_text())), "Python's end would abort the process"
         reader = MultiErrorFileOutputReader(f"{self.store or self.folder}/{self.attempt}", **reading)
         conclusion = reader.conclude()
         job = conclusion.job if conclusion is not None else reader.job()

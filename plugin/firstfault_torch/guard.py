@@ -139,7 +139,7 @@ def _start(call: Callable[[], object], ended: threading.Event, activity: str, *,
         ended.set()
 
     try:
-        _start_tracked(threading.Thread(target=run, name="firstfault-call", daemon=True))
+        start_late(threading.Thread(target=run, name="firstfault-call", daemon=True))
     except RuntimeError as refused:
         if not local:
             raise
@@ -148,10 +148,11 @@ def _start(call: Callable[[], object], ended: threading.Event, activity: str, *,
 
 
 _late: set[threading.Thread] = set()
-"""Threads of calls that may still run."""
+"""Daemon threads that may be inside C++, and stay there."""
 
 
-def _start_tracked(thread: threading.Thread) -> None:
+def start_late(thread: threading.Thread) -> None:
+    """Start a daemon thread that may be inside C++ for long, for `await_late_calls`."""
     for other in list(_late):  # a copy: another thread may add one
         if not other.is_alive():
             _late.discard(other)
@@ -160,7 +161,11 @@ def _start_tracked(thread: threading.Thread) -> None:
 
 
 def await_late_calls(seconds: float) -> bool:
-    """Wait for the calls that nothing waits for any more; return whether none is left."""
+    """Wait for the threads that `start_late` has started; return whether all have ended.
+
+    When the interpreter ends, it ends a thread that returns from C++ by unwinding its stack. torch's C++ doesn't allow
+    that, and aborts the process.
+    """
     deadline = time.monotonic() + seconds
     for thread in list(_late):
         thread.join(max(deadline - time.monotonic(), 0))
@@ -201,7 +206,7 @@ class BackgroundCall(Generic[T]):
         seconds = 0.0
         if not self._is_asked:
             try:
-                _start_tracked(threading.Thread(target=self._ask, name="firstfault-question", daemon=True))
+                start_late(threading.Thread(target=self._ask, name="firstfault-question", daemon=True))
             except RuntimeError:
                 self._ask()  # no thread available: block the loop instead of failing
             self._is_asked = True

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from firstfault_torch import time_limits
-from firstfault_torch.guard import call_with_timeout, logger, try_call
+from firstfault_torch.guard import call_with_timeout, logger, start_late, try_call
 from firstfault_torch.rounds.report_packing import (
     ElectedVerdict,
     frame_report,
@@ -103,7 +103,7 @@ class VerdictElection:
         # a second connection, because a wait blocks its connection for as long as it takes
         wait = partial(self._wait_for_leaders_and_verdict, waiting)
         self.thread = threading.Thread(target=wait, name="firstfault-settlement", daemon=True)
-        self.thread.start()
+        start_late(self.thread)
         # without an order the store is lost: the caller concludes alone
         order = self._wait_for_leaders(seconds, shutdown_requested) or {"leaders": []}
         # Turn-taking without a coordinator: all agents walk the same list. While it is another agent's turn, this agent

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from firstfault.model import CausedBy
 from firstfault_torch import time_limits
-from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors, try_call
+from firstfault_torch.guard import call_with_timeout, logger, start_late, suppress_internal_errors, try_call
 from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
 
 OUTCOME_KEY = "firstfault/outcome"
@@ -107,7 +107,7 @@ class FailureBroadcast:
         self._waiting: Any = None
         """The waiting thread's connection."""
         self.thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
-        self.thread.start()
+        start_late(self.thread)
 
     @property
     def failure(self) -> FailureNotice | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.guard import logger, start_late, suppress_internal_errors
 from firstfault_torch.rounds.round_store import clone_store
 
 ADDRESS_KEY = "firstfault/lifeline"
@@ -68,7 +68,7 @@ class PeerConnections:
         self._has_warned = False
         self._ended = Future[None]()
         self.thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
-        self.thread.start()
+        start_late(self.thread)
 
     def end(self) -> None:
         """Send GOODBYE, close the connections, and join the thread."""

@@ -256,8 +256,7 @@ class Peers:
 
     def close(self) -> None:
         """End all threads, when nothing of the round is needed any more and the process may end."""
-        # When the interpreter ends, Python ends a thread that returns from C++ by unwinding its stack. torch's C++
-        # doesn't allow that, and aborts the process. So no thread may be inside the store then.
+        # See `guard.await_late_calls`: no thread may be inside torch's store when the interpreter ends.
         self.stop_listening()
         self.broadcast.end_waiting()
         started = (self.broadcast.thread, self.settlement.thread, self.agreement.thread, self.liveness.thread)

@@ -39,6 +39,8 @@ from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
+_LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
+_LAUNCHER_MODULE = "torch.distributed.run"
 _ROWS = ("Where", "Retry", "Next")
 """The rows of the report that a failed job ends with."""
 _RUN_PATH = "run_script_path"
@@ -122,9 +124,9 @@ class TorchrunAgent(LocalElasticAgent):
             is_process = threading.current_thread() is threading.main_thread()
             if is_program and is_process and failed.verdict is not None:
                 code = engine.choose_exit_code(failed.verdict)
-                # Python's end would wait for a thread that waits for the folder, and would abort the process if a
-                # thread is inside torch's store.
-                if not failed.verdict.durable or not await_late_calls(0.0):
+                # Python's end would wait for a thread that waits for the folder, and might abort the process if a
+                # thread is inside torch's store, whose host is frozen or gone.
+                if not failed.verdict.durable or (_is_launcher() and not await_late_calls(0.0)):
                     _exit_at_once(code)
                 # For a node without a failed worker torch has no exception, and for other codes neither.
                 if isinstance(failed.error, PeerFailedError) or code != FAILED:
@@ -153,6 +155,12 @@ class TorchrunAgent(LocalElasticAgent):
         told = this.told(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
         return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
+
+
+def _is_launcher() -> bool:
+    """Whether this process is torchrun's, and not a program that has called torch's launcher."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return Path(sys.argv[0]).name in _LAUNCHER_NAMES or getattr(spec, "name", "") == _LAUNCHER_MODULE
 
 
 def _exit_at_once(code: int) -> NoReturn:
