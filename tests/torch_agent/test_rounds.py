@@ -212,6 +212,21 @@ def test_the_store_is_gone(
         assert one.await_all() is None
 
 
+def test_a_silent_connection_at_the_exit(
+    node: Callable[[int], Node], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has finished learns of a failure also if its waiting connection never gets an answer."""
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_LOG_INTERVAL_SECONDS", 0.1)
+    silent = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixStore, "wait", lambda *_: silent.wait(LONG_S))
+        waiting = pool.submit(node(0).await_all)
+        failure = FailureNotice("ValueError", "worker-1", 1, 3)
+        node(1).outcome.send(failure)
+        assert waiting.result(SOON_S) == failure
+        silent.set()
+
+
 def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
     """No thread of a node is inside the store any more, though neither an outcome nor a verdict has come."""
     peers = node(1).peers

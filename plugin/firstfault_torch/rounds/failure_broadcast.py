@@ -186,6 +186,16 @@ class FailureBroadcast:
         failure = self._received_failure
         return max(self._known_at + failure.stop_seconds - time.monotonic(), 0.0) if failure is not None else 0.0
 
+    def poll(self) -> None:
+        """Read the round's outcome here, too: the waiting thread's connection may be silent, and never learn of it."""
+        store = self._connection
+        if self.outcome is None and store is not None and store.check([OUTCOME_KEY]):
+            failure = _parse_notice(store.get(OUTCOME_KEY))
+            self.outcome = self.outcome or RoundOutcome(failure=failure, finished=failure is None)
+            if failure is not None:
+                self._acknowledge(store, failure)
+            self._wake()
+
     def accept(self, failure: FailureNotice) -> None:
         """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
         known = self.outcome

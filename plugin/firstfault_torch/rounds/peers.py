@@ -181,6 +181,8 @@ class Peers:
             waited += time_limits.EXIT_BARRIER_POLL_SECONDS
             if waited % time_limits.EXIT_BARRIER_LOG_INTERVAL_SECONDS < time_limits.EXIT_BARRIER_POLL_SECONDS:
                 logger.info("this node's workers have finished; waiting for the remaining nodes")
+                doing = "looking for the round's outcome"
+                call_with_timeout(self.broadcast.poll, time_limits.STORE_TIMEOUT_SECONDS, doing)
         return outcome
 
     def _lacks_agents(self) -> bool:
