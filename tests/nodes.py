@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ from tests.processes import kill, left_of, running_of
 from tests.s3_server import listening
 
 _LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
+
+
+WAIT_IN_STORE = {"firstfault-outcome", "firstfault-settlement"}
+"""Threads of an agent that wait in torch's store, in C++."""
 
 
 def forkserver() -> ForkServerContext:
@@ -74,6 +79,12 @@ class Ended:
         for file in self.folder.glob("results-*.json"):
             found |= {int(rank): result for rank, result in json.loads(file.read_text()).items()}
         return found
+
+    @property
+    def waiting_threads(self) -> set[str]:
+        """The threads that waited in torch's store when the agents' processes ended: Python may abort these."""
+        files = self.folder.glob("threads-*.json")
+        return WAIT_IN_STORE.intersection(name for file in files for name in json.loads(file.read_text()))
 
     @property
     def logs(self) -> str:
@@ -202,4 +213,7 @@ def _node(  # noqa: PLR0917 - arguments of a process
         results = launch(settings, function, *arguments, engine=engine, options=options)
     except NodeFailedError:
         sys.exit(1)
+    finally:
+        names = [thread.name for thread in threading.enumerate()]
+        Path(folder, f"threads-{engine.node}.json").write_text(json.dumps(names))
     Path(folder, f"results-{engine.node}.json").write_text(json.dumps(results))

@@ -139,12 +139,44 @@ def _start(call: Callable[[], object], ended: threading.Event, activity: str, *,
         ended.set()
 
     try:
-        threading.Thread(target=run, name="firstfault-call", daemon=True).start()
+        start_late(threading.Thread(target=run, name="firstfault-call", daemon=True))
     except RuntimeError as refused:
         if not local:
             raise
         logger.info("%s while %s; continuing without a timeout", refused, activity)
         run()
+
+
+_late: set[threading.Thread] = set()
+"""Daemon threads that may be inside C++, and stay there."""
+
+
+def start_late(thread: threading.Thread) -> None:
+    """Start a daemon thread that may be inside C++ for long, for `await_late_calls`."""
+    for other in list(_late):  # a copy: another thread may add one
+        if not other.is_alive():
+            _late.discard(other)
+    thread.start()
+    _late.add(thread)
+
+
+def await_late_calls(seconds: float) -> bool:
+    """Wait for the threads that `start_late` has started; return whether all have ended.
+
+    When the interpreter ends, it ends a thread that returns from C++ by unwinding its stack. torch's C++ doesn't allow
+    that, and aborts the process.
+    """
+    deadline = time.monotonic() + seconds
+    for thread in list(_late):
+        thread.join(max(deadline - time.monotonic(), 0))
+    return not any(thread.is_alive() for thread in list(_late))
+
+
+def _forget_calls() -> None:
+    _late.clear()
+
+
+os.register_at_fork(after_in_child=_forget_calls)
 
 
 class BackgroundCall(Generic[T]):
@@ -174,7 +206,7 @@ class BackgroundCall(Generic[T]):
         seconds = 0.0
         if not self._is_asked:
             try:
-                threading.Thread(target=self._ask, name="firstfault-question", daemon=True).start()
+                start_late(threading.Thread(target=self._ask, name="firstfault-question", daemon=True))
             except RuntimeError:
                 self._ask()  # no thread available: block the loop instead of failing
             self._is_asked = True

@@ -40,13 +40,21 @@ from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
 from firstfault_torch.engine import Engine, SealedVerdict
 from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
-from firstfault_torch.guard import call_with_timeout, logger, start_in_thread, suppress_internal_errors, try_call
+from firstfault_torch.guard import (
+    await_late_calls,
+    call_with_timeout,
+    logger,
+    start_in_thread,
+    suppress_internal_errors,
+    try_call,
+)
 from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.node.stderr_relay import flush_relays
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
 from firstfault_torch.places import look_up_address
 from firstfault_torch.rounds.election import CollectedReports
+from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict, pack_copies
 from firstfault_torch.worker.worker_monitor import run_recorded
 
@@ -135,8 +143,10 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         asks = options.restarts_follow_policy and job.max_restarts > 0
         judge = partial(_judge_restart, exit_settings) if asks else None
         settings = AgentSettings(options, signals, job.min_nodes, judge, import_conclusion_modules)
+        peers: Peers | None = None
         try:
             end = launch_agent(job, node_context, settings, partial(_publish_and_exit, exit_settings))
+            peers = end.peers
             if end.error is None:
                 results = end.results or {}
                 if options.in_process_restart is not None:
@@ -156,6 +166,11 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             del end
             raise failed from failed.error
         finally:
+            with suppress_internal_errors("leaving the store"):
+                if peers is not None:
+                    peers.close()
+                    peers = None
+                await_late_calls(time_limits.LATE_CALLS_TIMEOUT_SECONDS)
             with suppress_internal_errors("passing on the rest of the workers' stderr"):
                 flush_relays(signals.shutdown_requested)
             # A second signal must not end the process before its caller has written the result.

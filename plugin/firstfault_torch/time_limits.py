@@ -157,6 +157,10 @@ EXIT_BARRIER_LOG_INTERVAL_SECONDS = 60.0
 """The exit barrier. Then it logs that it waits."""
 RENDEZVOUS_CLOSE_TIMEOUT_SECONDS = 2.0
 """An agent, for listeners to end and the rendezvous to close. Then it continues."""
+STORE_THREADS_JOIN_TIMEOUT_SECONDS = 0.5
+"""An agent that exits, for its threads to leave the store. Then it breaks their connections."""
+LATE_CALLS_TIMEOUT_SECONDS = 0.5
+"""An agent that exits, for calls that it has given up. Then they are left behind."""
 ROSTER_FAILURE_GRACE_SECONDS = 60.0
 """An agent that sees a failure in the roster, for a restart. Then the failure counts."""
 RECONNECT_TIMEOUT_SECONDS = 1.5

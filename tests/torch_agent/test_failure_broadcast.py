@@ -197,7 +197,7 @@ def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pyt
 def test_the_end_leaves_no_thread(on_failure: bool, node: Callable[..., Node]) -> None:
     """The end of a round leaves no thread, and no node takes it for a failure."""
     nodes = [node(0), node(1)]
-    threads = [one.watch._thread for one in nodes]
+    threads = [one.watch.thread for one in nodes]
     if on_failure:
         nodes[0].watch.send(FATAL)
     for one in nodes:

@@ -73,7 +73,7 @@ def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number
     began = time.monotonic()
     ended = running.end()
     took(f"a rank raises, its peers {peers}", began, limit)
-    assert ended.codes == [1, 1]
+    assert (ended.codes, ended.waiting_threads) == ([1, 1], set())
     assert (ended.verdict.ranks, ended.verdict.victims.count) == ((1,), 1)
     assert "the first fault" in ended.verdict.headline
     assert ended.verdict.coverage.complete

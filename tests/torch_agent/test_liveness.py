@@ -10,10 +10,12 @@ import queue
 import resource
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +95,33 @@ def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], 
     until(lines._ended.done)
     goes_on.set()
     ending.join(LONG_S)
-    until(lambda: not lines._thread.is_alive())
+    until(lambda: not lines.thread.is_alive())
     late.close()
+
+
+def test_a_machine_that_vanishes(store: RoundStore) -> None:
+    """At both ends the kernel gives up a silent machine after the same time, also while sent data is in flight."""
+    agents = [PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", Deaths()) for rank in (0, 1)]
+    until(lambda: agents[0]._latest)
+    port = json.loads(store.get("firstfault/lifeline"))["port"]
+    until(lambda: _limits_ms(port) == [(60_000, 60_000)] * 2)
+    for agent in agents:
+        agent.end()
+
+
+def _limits_ms(port: int) -> list[tuple[int, int]]:
+    """Return for each of this process's connections with the port: the limits without and with data in flight."""
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                with socket.socket(fileno=os.dup(int(path.name))) as item:
+                    inet = item.family in {socket.AF_INET, socket.AF_INET6}
+                    if inet and port in {item.getsockname()[1], item.getpeername()[1]}:
+                        tcp = partial(item.getsockopt, socket.IPPROTO_TCP)
+                        idle = tcp(socket.TCP_KEEPIDLE) + tcp(socket.TCP_KEEPINTVL) * tcp(socket.TCP_KEEPCNT)
+                        found.append((1000 * idle, tcp(socket.TCP_USER_TIMEOUT)))
+    return found
 
 
 @pytest.mark.parametrize("leaves", [0, 1])
@@ -274,7 +301,7 @@ def test_the_end_leaves_no_thread(store: RoundStore, group_rank: int) -> None:
     """The next round may fork: no thread is left, also where the first agent never opened its end."""
     lines = PeerConnections(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()
-    assert not lines._thread.is_alive()
+    assert not lines.thread.is_alive()
 
 
 OWN = 1

@@ -23,6 +23,7 @@ from firstfault_torch.rounds.failure_broadcast import FailureNotice, RoundOutcom
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round
+from tests.nodes import WAIT_IN_STORE
 from tests.prefix import Prefix
 from tests.torch_agent.stores import group_on
 from tests.waiting import until
@@ -209,6 +210,33 @@ def test_the_store_is_gone(
     one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
     with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
         assert one.await_all() is None
+
+
+def test_a_silent_connection_at_the_exit(
+    node: Callable[[int], Node], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has finished learns of a failure also if its waiting connection never gets an answer."""
+    monkeypatch.setattr(time_limits, "EXIT_BARRIER_LOG_INTERVAL_SECONDS", 0.1)
+    silent = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(PrefixStore, "wait", lambda *_: silent.wait(LONG_S))
+        waiting = pool.submit(node(0).await_all)
+        failure = FailureNotice("ValueError", "worker-1", 1, 3)
+        node(1).outcome.send(failure)
+        assert waiting.result(SOON_S) == failure
+        silent.set()
+
+
+def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
+    """No thread of a node is inside the store any more, though neither an outcome nor a verdict has come."""
+    peers = node(1).peers
+    connections = peers.connect(), peers.connect()
+    next(peers.settlement.settle(connections, {}, 0.0, threading.Event()))
+    names = {*WAIT_IN_STORE, "firstfault-liveness"}
+    threads = [thread for thread in threading.enumerate() if thread.name in names]
+    assert {thread.name for thread in threads} == names
+    peers.close()
+    assert not [thread.name for thread in threads if thread.is_alive()]
 
 
 def _until_counted(store: Any, nodes: int) -> None:

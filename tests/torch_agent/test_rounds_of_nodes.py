@@ -135,6 +135,7 @@ def test_a_node_that_comes_later(tmp_path: Path) -> None:
         assert job.told("rank-0-0")["world"] == 1
         ended = job.start().end()
     assert (ended.codes, ended.results, ended.conclusion) == ([0, 0], {0: 2.0, 1: 2.0}, None), ended.logs
+    assert ended.waiting_threads == set()
     assert (tmp_path / "saved-0.json").exists(), "a healthy worker has the time that torch gives it"
     assert ended.job.round >= 1, "on a busy machine the second node may miss a round"
     assert ended.job.failures == ()
@@ -155,7 +156,7 @@ def test_a_signal_to_one_node(first: int, then: int | None, tmp_path: Path) -> N
             time.sleep(3 * SHORT_STOP.stop_seconds)
         (tmp_path / "go").touch()
         ended = job.end()
-    assert ended.codes == [1, 1]
+    assert (ended.codes, ended.waiting_threads) == ([1, 1], set())
     assert [job.told(f"saved-{rank}")["times"] for rank in (0, 1)] == [1, 1], ended.logs
     assert ended.verdict.category == "preemption"
 

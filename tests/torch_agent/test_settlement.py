@@ -297,7 +297,8 @@ def test_a_silent_connection(nodes: int, there: list[int], agents: Callable[...,
     for agent in running:
         assert agent.silent is not None
         agent.silent.ended.set()
-    assert _documents(running) == {b"sealed by 0"}
+    (document,) = _documents(running)
+    assert document is not None
     assert sum(agent.published for agent in running) == 1
 
 

@@ -141,7 +141,8 @@ def launch_agent(
             warn_once(f"{error} of its agent", "torch's own agent runs the workers, and only workers write documents")
         if agent is not None:
             results = run(agent)
-            return RoundEnd(agent.node.reporter.node_context, agent.node.reporter.report, results)
+            node = agent.node
+            return RoundEnd(node.reporter.node_context, node.reporter.report, results, peers=node.peers)
         with environment_set(node_context.environment()):
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned

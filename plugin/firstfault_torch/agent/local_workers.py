@@ -66,6 +66,8 @@ class LocalWorkers:
         # one. Whichever takes the lock first decides what the worker's document gives as the reason.
         self._ending = threading.Lock()
         """Held to note that workers are stopped, or that one is killed for a deadline."""
+        self._pidfds: dict[int, int] = {}
+        """Descriptors of the workers by local rank, used and closed under the lock."""
         self.expired: dict[int, ExpiredWorker] = {}
         """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: WorkerStop | None = None
@@ -133,6 +135,10 @@ class LocalWorkers:
             with suppress_internal_errors("noting the sessions of the workers"):
                 if self._reporter.node_context.files is not None:
                     self._reporter.node_context.files.note_sessions(worker_sessions)
+        # Now, while none has been reaped: each number is that of a worker.
+        for rank, process in enumerate(worker_processes(context)):
+            with contextlib.suppress(OSError, AttributeError):  # AttributeError: Python was built with old headers
+                self._pidfds[rank] = os.pidfd_open(process.pid)
         # After the fork, as its thread's locks must not be inherited. A worker that has died since then isn't missed:
         # its pidfd is readable at once.
         self._watch = ExitWatch(worker_processes(context), self._wake)
@@ -149,6 +155,10 @@ class LocalWorkers:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
+        with self._ending:
+            for descriptor in self._pidfds.values():
+                os.close(descriptor)
+            self._pidfds = {}
 
     def close_stderr(self) -> None:
         """Pass on what the workers have written to stderr, then stop."""
@@ -275,24 +285,40 @@ class LocalWorkers:
         with self._ending:
             if self.stopped is not None:
                 return  # they are victims of another failure
-            asked = {rank: pid for rank, pid in asked.items() if _is_running(pid)}
+            asked = {rank: pid for rank, pid in asked.items() if self._is_own(rank) and _is_running(pid)}
             for rank, pid in asked.items():
                 timer = timers[pid]
                 deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
                 self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
-        # After the lock: from the entry in `expired` on, a stop counts the worker as failed, whether or not the signal
-        # has arrived. All are killed before a line is logged, because a log may block. During that time the first death
-        # would break the connections of the next worker, and make torch send it SIGTERM: it would exit with an
-        # exception.
-        for pid in asked.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            # From the entry in `expired` on, a stop counts the worker as failed, whether or not the signal has arrived.
+            # All are killed before a line is logged, because a log may block. During that time the first death would
+            # break the connections of the next worker, and make torch send it SIGTERM: it would exit with an exception.
+            for rank, pid in asked.items():
+                self._kill(rank, pid)
         for rank, pid in asked.items():
             logger.warning("local rank %d (pid %d) was killed: %s", rank, pid, self.expired[rank].deadline.text)
 
+    def _kill(self, local_rank: int, pid: int) -> None:
+        # Through a pidfd: the main thread may have reaped the worker since the check above, and another process may
+        # have its number.
+        descriptor = self._pidfds.get(local_rank)
+        with contextlib.suppress(ProcessLookupError):
+            if descriptor is not None:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            else:  # a kernel or sandbox without pidfds
+                os.kill(pid, signal.SIGKILL)
+
+    def _is_own(self, local_rank: int) -> bool:
+        """Whether the worker with this local rank still exists, and its number is its own."""
+        try:
+            os.waitid(os.P_PID, worker_processes(self._context)[local_rank].pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False  # reaped
+        return True
+
     # --- stopping -----------------------------------------------------------------------------------------------
 
-    def stop(
+    def stop(  # noqa: PLR0913 - keywords
         self,
         reason: str,
         first: frozenset[int] = frozenset(),

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from firstfault_torch import time_limits
-from firstfault_torch.guard import call_with_timeout, logger, try_call
+from firstfault_torch.guard import call_with_timeout, logger, start_late, try_call
 from firstfault_torch.rounds.report_packing import (
     ElectedVerdict,
     frame_report,
@@ -65,6 +65,8 @@ class VerdictElection:
         """The connection that `settle` was given."""
         self._results: queue.SimpleQueue[tuple[str, bytes] | BaseException] = queue.SimpleQueue()
         """The values of keys that the waiting thread has read."""
+        self.thread: threading.Thread | None = None
+        """Waits in the store for the order and the verdict; None: `settle` hasn't begun."""
         self._arrival_number = 0
         """1 for the first agent that reported, and so on; 0: not reported yet."""
         more = time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * nodes
@@ -100,7 +102,8 @@ class VerdictElection:
             return
         # a second connection, because a wait blocks its connection for as long as it takes
         wait = partial(self._wait_for_leaders_and_verdict, waiting)
-        threading.Thread(target=wait, name="firstfault-settlement", daemon=True).start()
+        self.thread = threading.Thread(target=wait, name="firstfault-settlement", daemon=True)
+        start_late(self.thread)
         # without an order the store is lost: the caller concludes alone
         order = self._wait_for_leaders(seconds, shutdown_requested) or {"leaders": []}
         # Turn-taking without a coordinator: all agents walk the same list. While it is another agent's turn, this agent

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from firstfault.model import CausedBy
 from firstfault_torch import time_limits
-from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors, try_call
+from firstfault_torch.guard import call_with_timeout, logger, start_late, suppress_internal_errors, try_call
 from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
 
 OUTCOME_KEY = "firstfault/outcome"
@@ -106,8 +106,8 @@ class FailureBroadcast:
         """Opened in advance: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
         """The waiting thread's connection."""
-        self._thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
+        start_late(self.thread)
 
     @property
     def failure(self) -> FailureNotice | None:
@@ -186,6 +186,16 @@ class FailureBroadcast:
         failure = self._received_failure
         return max(self._known_at + failure.stop_seconds - time.monotonic(), 0.0) if failure is not None else 0.0
 
+    def poll(self) -> None:
+        """Read the round's outcome here, too: the waiting thread's connection may be silent, and never learn of it."""
+        store = self._connection
+        if self.outcome is None and store is not None and store.check([OUTCOME_KEY]):
+            failure = _parse_notice(store.get(OUTCOME_KEY))
+            self.outcome = self.outcome or RoundOutcome(failure=failure, finished=failure is None)
+            if failure is not None:
+                self._acknowledge(store, failure)
+            self._wake()
+
     def accept(self, failure: FailureNotice) -> None:
         """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
         known = self.outcome
@@ -214,8 +224,8 @@ class FailureBroadcast:
             self._is_known.wait(time_limits.STORE_TIMEOUT_SECONDS)
             is_usable = self.outcome is not None and not self.is_fatal
         else:
-            self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
-            is_usable = not self._thread.is_alive()
+            self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+            is_usable = not self.thread.is_alive()
         if not is_usable or self._is_lost() or self._waiting is None or self._connection is None:
             return None
         return self._connection, self._waiting
@@ -223,7 +233,7 @@ class FailureBroadcast:
     def mark_fatal(self, failure: FailureNotice) -> None:
         """Treat a failure as fatal because the agents have voted against a restart."""
         self._ended.set()
-        self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+        self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
@@ -232,12 +242,16 @@ class FailureBroadcast:
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
-        if not self._thread.is_alive():
+        if not self.thread.is_alive():
             return
         self._ended.set()
         with suppress_internal_errors("ending the wait for the round's outcome"):
             self.send(FailureNotice("the round is over", "", self._group_rank, fatal=False))
-            self._thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+            self.thread.join(time_limits.STORE_TIMEOUT_SECONDS)
+
+    def end_waiting(self) -> None:
+        """Let the waiting thread end when its connection breaks, instead of connecting again."""
+        self._ended.set()
 
     def _is_lost(self) -> bool:
         return self.outcome is not None and bool(self.outcome.lost)
@@ -282,7 +296,7 @@ class FailureBroadcast:
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # A connection may break although the host is alive, so reconnect. But a dying host closes its port only
                 # a moment after its connections: check the port twice before concluding that the host is alive.
-                if is_host_listening(self._store):
+                if not self._ended.is_set() and is_host_listening(self._store):
                     time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
                     if is_host_listening(self._store):
                         continue

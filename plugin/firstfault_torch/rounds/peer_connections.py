@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.guard import logger, start_late, suppress_internal_errors
+from firstfault_torch.rounds.round_store import clone_store
 
 ADDRESS_KEY = "firstfault/lifeline"
 GOODBYE = b"bye\n"
@@ -27,6 +28,10 @@ MAX_LINE_BYTES = 4096
 LISTEN_BACKLOG = 1024
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds idle, seconds between probes, probes: detects within a minute a machine that vanished silently."""
+USER_TIMEOUT_MS = 1000 * (
+    KEEPALIVE_OPTIONS["TCP_KEEPIDLE"] + KEEPALIVE_OPTIONS["TCP_KEEPINTVL"] * KEEPALIVE_OPTIONS["TCP_KEEPCNT"]
+)
+"""The same limit while sent data isn't acknowledged: the kernel then sends that again and again, and no probes."""
 
 
 class PeerConnections:
@@ -62,14 +67,14 @@ class PeerConnections:
         """In the first agent: the latest answer of each peer, by group rank."""
         self._has_warned = False
         self._ended = Future[None]()
-        self._thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
+        start_late(self.thread)
 
     def end(self) -> None:
         """Send GOODBYE, close the connections, and join the thread."""
         if not self._ended.done():
             self._ended.set_result(None)
-            self._thread.join(time_limits.RECONNECT_TIMEOUT_SECONDS)
+            self.thread.join(time_limits.RECONNECT_TIMEOUT_SECONDS)
 
     def request_states(self) -> None:
         """As the first agent, request the peers' states; answers arrive in `states`."""
@@ -119,7 +124,7 @@ class PeerConnections:
         listener.listen(LISTEN_BACKLOG)
         try:
             address = {"port": listener.getsockname()[1], "secret": self._secret}
-            self._store.clone().set(ADDRESS_KEY, json.dumps(address))
+            clone_store(self._store).set(ADDRESS_KEY, json.dumps(address))
             await asyncio.Event().wait()
         finally:
             server.close()
@@ -197,7 +202,7 @@ class PeerConnections:
             writer.write(self.state()[: MAX_LINE_BYTES // 2] + b"\n")
 
     async def _wait_for_first_address(self) -> dict[str, Any] | None:
-        store = self._store.clone()
+        store = clone_store(self._store)
         deadline = time.monotonic() + time_limits.FIRST_AGENT_PORT_TIMEOUT_SECONDS
         pause: float = time_limits.CONNECT_BACKOFF_SECONDS
         while time.monotonic() < deadline:
@@ -245,7 +250,7 @@ async def _watch_connection(
     connection = writer.get_extra_info("socket")
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE_OPTIONS.items():
+        for name, value in (*KEEPALIVE_OPTIONS.items(), ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS)):
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         while line := await reader.readline():

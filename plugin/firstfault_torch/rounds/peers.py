@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureN
 from firstfault_torch.rounds.peer_connections import PeerConnections
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.rounds.roster_poller import RosterPoller
-from firstfault_torch.rounds.round_store import connect_to_store, open_agents_store
+from firstfault_torch.rounds.round_store import connect_to_store, interrupt_connections, open_agents_store
 
 FINISH_ACKS_KEY, ALL_ACKED_KEY = "firstfault/know", "firstfault/all-know"
 """Counter of the agents that know that all workers have succeeded; key that the last of them sets."""
@@ -180,6 +181,8 @@ class Peers:
             waited += time_limits.EXIT_BARRIER_POLL_SECONDS
             if waited % time_limits.EXIT_BARRIER_LOG_INTERVAL_SECONDS < time_limits.EXIT_BARRIER_POLL_SECONDS:
                 logger.info("this node's workers have finished; waiting for the remaining nodes")
+                doing = "looking for the round's outcome"
+                call_with_timeout(self.broadcast.poll, time_limits.STORE_TIMEOUT_SECONDS, doing)
         return outcome
 
     def _lacks_agents(self) -> bool:
@@ -253,6 +256,18 @@ class Peers:
         self.stop_listening()
         self.broadcast.end()
 
+    def close(self) -> None:
+        """End all threads, when nothing of the round is needed any more and the process may end."""
+        # See `guard.await_late_calls`: no thread may be inside torch's store when the interpreter ends.
+        self.stop_listening()
+        self.broadcast.end_waiting()
+        started = (self.broadcast.thread, self.settlement.thread, self.agreement.thread, self.liveness.thread)
+        threads = [thread for thread in started if thread is not None]
+        _join(threads)  # usually the verdict or the outcome has woken them
+        if any(thread.is_alive() for thread in threads):
+            interrupt_connections(self._store)
+            _join(threads)
+
     def _acknowledge(self, store: Any, failure: FailureNotice) -> None:
         """Record that this agent has received a failure notice and is alive."""
         if failure.fatal:
@@ -268,3 +283,9 @@ class Peers:
         """Accept a failure that is in the roster but wasn't broadcast: the store's host may be frozen or gone."""
         what = "from its roster entry; it sent no failure notice"
         self.broadcast.accept(FailureNotice(what, f"node {group_rank}", group_rank))
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    deadline = time.monotonic() + time_limits.STORE_THREADS_JOIN_TIMEOUT_SECONDS
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import os
 import socket
+import stat
+import threading
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -110,7 +115,77 @@ def connect_to_store(store: Any) -> Any:
     """
     if not is_host_listening(store):
         raise dist.DistNetworkError("no server listens at the store's address")
-    return store.clone()
+    return clone_store(store)
+
+
+def clone_store(store: Any) -> Any:
+    """Return a new connection to the store, which `interrupt_connections` can end; it may take minutes."""
+    # torch doesn't tell the descriptor of a connection. It is the one socket with the store's port at its other end
+    # that is new; with more of them, none is taken for it.
+    is_alone = _connecting.acquire(timeout=time_limits.STORE_TIMEOUT_SECONDS)  # a frozen host may block another thread
+    try:
+        before = _list_sockets()
+        connection = store.clone()
+        new = _list_sockets().items() - before.items() if is_alone else set()
+    finally:
+        if is_alone:
+            _connecting.release()
+    address = _get_address(store)
+    found = [item for item in new if address is not None and _get_peer_port(item) == address[1]]
+    if len(found) == 1 and address is not None:
+        _connections.setdefault(address, set()).update(found)
+    return connection
+
+
+def interrupt_connections(store: Any) -> None:
+    """Break the connections of `clone_store` to this store, so that threads which wait there raise and end."""
+    for item in _connections.pop(_get_address(store), ()):
+        with contextlib.suppress(OSError), _open_socket(item) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+_connecting = threading.Lock()
+_connections: dict[tuple[str, int] | None, set[tuple[int, int]]] = {}
+"""Descriptors and inodes of connections, by the store's host and port."""
+
+
+def _list_sockets() -> dict[int, int]:
+    """Return the sockets of this process: their inodes by descriptor."""
+    found = {}
+    with contextlib.suppress(OSError):  # a sandbox without /proc
+        for path in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was the descriptor of this very folder
+                status = os.fstat(int(path.name))
+                if stat.S_ISSOCK(status.st_mode):
+                    found[int(path.name)] = status.st_ino
+    return found
+
+
+def _get_address(store: Any) -> tuple[str, int] | None:
+    host = find_base_store(store)
+    return (host.host, host.port) if hasattr(host, "port") else None
+
+
+def _get_peer_port(item: tuple[int, int]) -> int:
+    with contextlib.suppress(OSError), _open_socket(item) as connection:
+        peer = connection.getpeername()
+        return int(peer[1]) if isinstance(peer, tuple) else 0
+    return 0
+
+
+def _open_socket(item: tuple[int, int]) -> socket.socket:
+    """Return a copy of a descriptor.
+
+    Raises:
+        OSError: the descriptor isn't that socket any more.
+    """
+    descriptor, inode = item
+    copied = os.dup(descriptor)
+    # Only now, because the number could be reused between a check and the copy.
+    if os.fstat(copied).st_ino != inode:
+        os.close(copied)
+        raise OSError("the descriptor has been closed")
+    return socket.socket(fileno=copied)
 
 
 def is_host_listening(store: Any) -> bool:

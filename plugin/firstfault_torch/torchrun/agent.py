@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -27,7 +30,7 @@ from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict
-from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
+from firstfault_torch.guard import await_late_calls, call_with_timeout, suppress_internal_errors
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, TORCHRUN_STOP_GRACE_SECONDS
@@ -36,6 +39,8 @@ from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
+_LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
+_LAUNCHER_MODULE = "torch.distributed.run"
 _ROWS = ("Where", "Retry", "Next")
 """The rows of the report that a failed job ends with."""
 _RUN_PATH = "run_script_path"
@@ -115,12 +120,14 @@ class TorchrunAgent(LocalElasticAgent):
         try:
             results = run_node(job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
-            if is_program and failed.verdict is not None:
+            # In another thread, torchrun is a part of the caller's process: that gets torch's exceptions, and goes on.
+            is_process = threading.current_thread() is threading.main_thread()
+            if is_program and is_process and failed.verdict is not None:
                 code = engine.choose_exit_code(failed.verdict)
-                if not failed.verdict.durable:
-                    # os._exit skips Python's flush at the end; `announce` has flushed stderr.
-                    sys.stdout.flush()
-                    os._exit(code)  # Python's end would wait for a thread that waits for the folder
+                # Python's end would wait for a thread that waits for the folder, and might abort the process if a
+                # thread is inside torch's store, whose host is frozen or gone.
+                if not failed.verdict.durable or (_is_launcher() and not await_late_calls(0.0)):
+                    _exit_at_once(code)
                 # For a node without a failed worker torch has no exception, and for other codes neither.
                 if isinstance(failed.error, PeerFailedError) or code != FAILED:
                     # a scheduler ends all nodes once the first one has left: its signal must not change the code
@@ -148,6 +155,22 @@ class TorchrunAgent(LocalElasticAgent):
         told = this.told(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
         return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
+
+
+def _is_launcher() -> bool:
+    """Whether this process is torchrun's, and not a program that has called torch's launcher."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return Path(sys.argv[0]).name in _LAUNCHER_NAMES or getattr(spec, "name", "") == _LAUNCHER_MODULE
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    """Exit without waiting for threads; but run what the program has registered for its end, and flush its output."""
+    with suppress_internal_errors("running the functions for the program's end"):
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public name
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
+            stream.flush()
+    os._exit(code)
 
 
 def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callable[..., PlainEngine]:

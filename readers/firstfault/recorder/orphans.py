@@ -16,6 +16,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _RANK = b"FIRSTFAULT_LOCAL_RANK="
@@ -29,14 +30,46 @@ _CHUNK_BYTES = 64 * 1024
 def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
     """Return the processes of this session, and of `sessions`, that are workers of a node, or that workers started."""
     sessions, real = sessions | {os.getsid(0)}, folder.resolve()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        # another user's processes, and those that have just ended, can't be read
-        with contextlib.suppress(OSError):
-            is_of_session = entry.name.isdecimal() and os.getsid(int(entry.name)) in sessions
-            if is_of_session and (_is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real)):
-                found.add(int(entry.name))
-    return found - {os.getpid()}
+    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
+    return {pid for pid in pids - {os.getpid()} if _is_orphan(pid, folder, real, sessions)}
+
+
+def _is_orphan(pid: int, folder: Path, real: Path, sessions: frozenset[int]) -> bool:
+    # another user's processes, and those that have just ended, can't be read
+    with contextlib.suppress(OSError):
+        process = Path(f"/proc/{pid}")
+        is_of_session = os.getsid(pid) in sessions
+        return is_of_session and (_is_started_by_worker(process, folder) or _is_forked_from_worker(process, real))
+    return False
+
+
+def _signal_orphan(pid: int, number: signal.Signals, is_orphan: Callable[[int], bool]) -> None:
+    """Send a signal to an orphan, never to a process that has its number after it."""
+    with contextlib.suppress(OSError):  # it has ended
+        descriptor = _open_process(pid)
+        try:
+            # checked after the descriptor was opened: what is true now is true of the process that gets the signal
+            if descriptor is not None and is_orphan(pid):
+                signal.pidfd_send_signal(descriptor, number)
+            elif descriptor is None:
+                os.kill(pid, number)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _open_process(pid: int) -> int | None:
+    """Return a pidfd; None: this kernel, sandbox or Python has none.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        return None
 
 
 def _is_started_by_worker(process: Path, folder: Path) -> bool:
@@ -67,6 +100,9 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
     """Send SIGTERM to the orphans of ended workers, and SIGKILL to those still running after `seconds`."""
     from firstfault.recorder import time_limits  # noqa: PLC0415 - as above
 
+    def is_orphan(pid: int) -> bool:
+        return _is_orphan(pid, folder, folder.resolve(), sessions | {os.getsid(0)})
+
     deadline = time.monotonic() + seconds
     last_deadline = deadline + time_limits.KILLED_PROCESS_TIMEOUT_SECONDS
     for number, until in ((signal.SIGTERM, deadline), (signal.SIGKILL, last_deadline)):
@@ -75,8 +111,7 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
         # Search /proc again each time: an orphan may fork before it ends. Each process gets each signal once.
         while left := find_orphans(folder, sessions):
             for pid in left - sent:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                _signal_orphan(pid, number, is_orphan)
             sent |= left
             if time.monotonic() >= until:
                 break
