@@ -21,14 +21,37 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """A verdict and the decision on it. They always belong together: a reason never explains another verdict."""
+
+    verdict: model.Verdict
+    decision: model.Decision
+    is_sealed: bool = False
+    """Whether the nodes of the attempt published both."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conclusion:
     """The verdict and the decision on an attempt. Reports print it and decide nothing again."""
 
     job: model.JobErrors
     verdict: model.Verdict
     decision: model.Decision
+    """On this verdict."""
     diagnosis: Diagnosis
     """Of `job`, whatever strategy the verdict is from."""
+    sealed: Outcome | None = None
+    """What the nodes published, also if this reader judges otherwise; None: nothing that can be read."""
+
+
+def find_outcome(conclusion: Conclusion) -> Outcome:
+    """Return the verdict and the decision that count: a scheduler that acts on the attempt follows these.
+
+    They are those that the nodes published. The nodes knew more than a reader: the task's retry policy, the previous
+    attempt's verdict, how long the attempt had trained. Other schedulers have their exit code. Without a sealed
+    verdict, they are the reader's own.
+    """
+    return conclusion.sealed or Outcome(conclusion.verdict, conclusion.decision)
 
 
 def conclude(
@@ -43,7 +66,7 @@ def conclude(
     Args:
         job: what was read.
         strategy: a name or a callable. None: the strategy of the sealed verdict, else `DEFAULT_STRATEGY`.
-        policy: the retry policy. None: the sealed decision if the sealed verdict is the same, else firstfault's default
+        policy: the retry policy. None: the sealed decision if the verdict is the sealed one, else firstfault's default
             policy.
         context: the policy's input besides the verdict. None: derived from `job`.
 
@@ -61,13 +84,12 @@ def conclude(
     else:
         verdict = run_strategy(chosen_strategy or find_sealed_strategy(job.seals), job, diagnosis)
     context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress)
+    published = _restore_outcome(sealed, verdict, job, context) if sealed is not None else None
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
-    if policy is None and sealed is not None and is_sealed:
-        # The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
-        decision = replace(sealed[1], enforced=context.pods_alive)
-    else:
-        decision = decide(verdict, policy, context)
-    return Conclusion(job, verdict, decision, diagnosis)
+    # A reader of another version that blames another rank for the same documents doesn't overrule the nodes.
+    if policy is None and published is not None and is_sealed and (strategy is None or published.verdict is verdict):
+        return Conclusion(job, published.verdict, published.decision, diagnosis, published)
+    return Conclusion(job, verdict, decide(verdict, policy, context), diagnosis, published)
 
 
 def has_failed(job: model.JobErrors) -> bool:
@@ -122,6 +144,30 @@ def _sealed_verdict_wins(seal: model.Seal, job: model.JobErrors, strategy: str |
         text = "ignoring the verdict in %s: it was made from %d documents, but the attempt has %d"
         logger.warning(text, seal.name, seal.count, job.document_count)
     return not is_whole
+
+
+def _restore_outcome(
+    sealed: tuple[model.Verdict, model.Decision], verdict: model.Verdict, job: model.JobErrors, context: RetryContext
+) -> Outcome:
+    """Return what the nodes published; with this reader's verdict if that is the same, because it has the root cause.
+
+    The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
+    """
+    published, decision = sealed
+    decision = replace(decision, enforced=context.pods_alive)
+    is_same_fault = verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
+    if is_same_fault and _is_same_cause(published, verdict):
+        return Outcome(verdict, decision, is_sealed=True)
+    ranks, fingerprint = set(published.ranks), published.fingerprint
+    candidates = (failure for failure in job.failures if fingerprint and failure.fingerprint == fingerprint)
+    roots = (item for item in candidates if item.rank in ranks or (not ranks and item.node == published.node))
+    return Outcome(replace(published, root=next(roots, None)), decision, is_sealed=True)
+
+
+def _is_same_cause(one: model.Verdict, other: model.Verdict) -> bool:
+    """Whether two verdicts blame the same ranks or node for the same kind of fault."""
+    causes = [(verdict.scope, verdict.ranks, verdict.node, verdict.category) for verdict in (one, other)]
+    return causes[0] == causes[1]
 
 
 def _restore_sealed_verdict(seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors) -> model.Verdict:

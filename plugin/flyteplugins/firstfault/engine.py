@@ -18,12 +18,11 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from firstfault.layout import ERROR_FILE
+from firstfault.layout import ERROR_FILE, VERDICT
 from firstfault.model import JobErrors
 from firstfault.model.job import Action, pods_live
 from firstfault.store import join
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.previous_attempt import VERDICT
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.torchrun.agent import TorchrunEngine
