@@ -198,6 +198,7 @@ VERDICT = JsonObject(
     JsonField("scope", _enum_type(model.Scope)),
     JsonField("ranks", _list_type(COUNT, MAX_RANKS)),
     JsonField("node", _make_nullable(TEXT)),
+    JsonField("machine", TEXT, default=""),
     JsonField("code", TEXT),
     JsonField("category", TEXT),
     JsonField("fingerprint", TEXT),
