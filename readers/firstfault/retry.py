@@ -561,7 +561,7 @@ def _explain_unknown(verdict: Verdict, context: RetryContext) -> str:
     """Return why it isn't known whether a retry would help."""
     reason = _describe_doubt(verdict)
     is_of_flyte = context.engine in {"", "flyte"} and context.restarts_left is None
-    return f"{reason}{_ADVICE_FOR_FLYTE}" if is_of_flyte and reason.endswith("proven") else reason
+    return f"{reason}{_ADVICE_FOR_FLYTE}" if is_of_flyte and reason == _NO_PROOF_REASON else reason
 
 
 def _describe_doubt(verdict: Verdict) -> str:

@@ -262,7 +262,7 @@ def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
 _STOCK = {"writer": model.Writer.STOCK, "exception": None}
 _AGAIN, _SYSTEM_ORIGIN = {"kind": model.Kind.RECOVERABLE}, {"origin": model.Origin.SYSTEM}
 _RETRIED, _PAID_FOR, _NOT = (True, model.Origin.SYSTEM), (True, model.Origin.USER), (False, model.Origin.USER)
-_UNPROVEN = ", but that isn't proven (to allow retries, raise a recoverable error)"
+_UNPROVEN = ", but that isn't proven"
 _FREE_OF_CHARGE = " (uses none of the task's retries)"
 _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
     "a plain exception": ({}, _NOT, f"the same code may fail again{_UNPROVEN}"),
@@ -301,7 +301,7 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
     "a text alone": (
         {"category": "of_the_future", "message": "Connection reset: network is unreachable"},
         _NOT,
-        f"maybe temporary{_UNPROVEN}",
+        f"maybe temporary{_UNPROVEN} (to allow retries, raise a recoverable error)",
     ),
 }
 
