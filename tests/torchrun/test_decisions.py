@@ -31,7 +31,7 @@ def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All nodes leave with the code that stops the job, whichever of them failed."""
-    job = _run(tmp_path, "raise")
+    job = _run(tmp_path, "bug")
     assert [node.code for node in job.nodes] == [93, 93]
     written = json.loads((tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text())
     assert (written["decision"]["action"], written["decision"]["failed_starts"]) == ("stop", 1)
