@@ -59,7 +59,7 @@ def test_with_progress_it_continues(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mode", "lines", "warnings"), [("observe", 1, 0), ("obsrve", 1, 1), ("off", 0, 0)])
 def test_other_modes_change_nothing(tmp_path: Path, mode: str, lines: int, warnings: int) -> None:
     """All nodes leave with torchrun's code; "observe" prints what would have happened, as does a misspelled value."""
-    job = _run(tmp_path, "raise", FIRSTFAULT_DECISIONS=mode)
+    job = _run(tmp_path, "bug", FIRSTFAULT_DECISIONS=mode)
     assert [node.code for node in job.nodes] == [1, 1]
     observed = "  Observed: would have exited with 93 (stop) after attempt 0: "
     warning = f"firstfault: FIRSTFAULT_DECISIONS must be off, observe or act, not '{mode}'"
