@@ -508,13 +508,13 @@ def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
     is_of_machine = verdict.category == "node_lost" or (not is_restart and bool(host_evidence()(verdict, context)))
     may_come_twice = is_of_machine or (is_restart and is_requested)
     same_fault = same_fault_again()(verdict, context)
-    if same_fault and not may_come_twice and has_known_place(verdict) and _is_short(verdict, context):
+    if same_fault and not may_come_twice and _has_known_place(verdict) and _is_short(verdict, context):
         return f"{same_fault.reason}, and this one made no progress"
     stuck = stuck_at_start(attempts=_MAX_FAILED_STARTS)(verdict, context)
     return stuck.reason if stuck and not is_restart else ""
 
 
-def has_known_place(verdict: Verdict) -> bool:
+def _has_known_place(verdict: Verdict) -> bool:
     """Whether the fingerprint of the root cause includes where it failed: two SIGKILLs need not be the same fault."""
     root = verdict.root
     if root is None or root.exception is not None:
