@@ -118,7 +118,8 @@ def judged(plan: Plan, folder: Path, *, is_stuck: bool = False) -> Outcome:
     expected = f"ranks {list(plan.guilty)}: {plan.fault}" if plan.what is not None else "no failure"
     if is_stuck:
         return Outcome("stuck", expected=expected)
-    reader = MultiErrorFileOutputReader(str(folder / "0"), expected_nodes=NODES)
+    # with its name, the current rules judge, not those that sealed the verdict
+    reader = MultiErrorFileOutputReader(str(folder / "0"), strategy="evidence", expected_nodes=NODES)
     conclusion = reader.conclude()
     if conclusion is None:
         return Outcome("right" if plan.what is None else "wrong", said="no failure", expected=expected)

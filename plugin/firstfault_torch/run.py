@@ -24,6 +24,7 @@ from typing import Any
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.conclude import RestartContext, build_restart_record, explain_unused_restarts
+from firstfault.decision_mode import OFF, read_decision_mode
 from firstfault.layout import ROSTER, bundle_name, bundle_path
 from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.recorder.termination_message import write_termination_message
@@ -140,7 +141,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
         node_recorder(node_context, options.terminated_stop_seconds or options.stop_seconds) as node_context,
     ):
         exit_settings = ExitSettings(engine, options, signals.shutdown_requested, job.max_restarts)
-        asks = options.restarts_follow_policy and job.max_restarts > 0
+        asks = options.restarts_follow_policy and job.max_restarts > 0 and read_decision_mode() != OFF
         judge = partial(_judge_restart, exit_settings) if asks else None
         settings = AgentSettings(options, signals, job.min_nodes, judge, import_conclusion_modules)
         peers: Peers | None = None

@@ -12,12 +12,22 @@ from firstfault import model
 from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model.job import pods_live
-from firstfault.retry import RetryContext, RetryPolicy, decide, host_evidence, same_fault_again
+from firstfault.retry import RetryContext, RetryPolicy, decide, find_machine, is_gpu_gone
 from firstfault.strategies import DEFAULT_STRATEGY, AggregationStrategy, get_strategy, run_strategy
 from firstfault.utils.loggers import get_logger
 from firstfault.wire.json_schemas import from_json
 
 logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A verdict and the decision on it. They always belong together: a reason never explains another verdict."""
+
+    verdict: model.Verdict
+    decision: model.Decision
+    is_sealed: bool = False
+    """Whether the nodes of the attempt published both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +37,21 @@ class Conclusion:
     job: model.JobErrors
     verdict: model.Verdict
     decision: model.Decision
+    """On this verdict."""
     diagnosis: Diagnosis
     """Of `job`, whatever strategy the verdict is from."""
+    sealed: Outcome | None = None
+    """What the nodes published, also if this reader judges otherwise; None: nothing that can be read."""
+
+
+def find_outcome(conclusion: Conclusion) -> Outcome:
+    """Return the verdict and the decision that count: a scheduler that acts on the attempt follows these.
+
+    They are those that the nodes published. The nodes knew more than a reader: the task's retry policy, the previous
+    attempt's verdict, how long the attempt had trained. Other schedulers have their exit code. Without a sealed
+    verdict, they are the reader's own.
+    """
+    return conclusion.sealed or Outcome(conclusion.verdict, conclusion.decision)
 
 
 def conclude(
@@ -43,7 +66,7 @@ def conclude(
     Args:
         job: what was read.
         strategy: a name or a callable. None: the strategy of the sealed verdict, else `DEFAULT_STRATEGY`.
-        policy: the retry policy. None: the sealed decision if the sealed verdict is the same, else firstfault's default
+        policy: the retry policy. None: the sealed decision if the verdict is the sealed one, else firstfault's default
             policy.
         context: the policy's input besides the verdict. None: derived from `job`.
 
@@ -60,14 +83,14 @@ def conclude(
         verdict = _restore_sealed_verdict(seal, sealed[0] if sealed is not None else None, job)
     else:
         verdict = run_strategy(chosen_strategy or find_sealed_strategy(job.seals), job, diagnosis)
+    verdict = replace(verdict, machine=find_machine(verdict))
     context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress)
+    published = _restore_outcome(sealed, verdict, job, context) if sealed is not None else None
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
-    if policy is None and sealed is not None and is_sealed:
-        # The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
-        decision = replace(sealed[1], enforced=context.pods_alive)
-    else:
-        decision = decide(verdict, policy, context)
-    return Conclusion(job, verdict, decision, diagnosis)
+    # A reader of another version that blames another rank for the same documents doesn't overrule the nodes.
+    if policy is None and published is not None and is_sealed and (strategy is None or published.verdict is verdict):
+        return Conclusion(job, published.verdict, published.decision, diagnosis, published)
+    return Conclusion(job, verdict, decide(verdict, policy, context), diagnosis, published)
 
 
 def has_failed(job: model.JobErrors) -> bool:
@@ -124,6 +147,30 @@ def _sealed_verdict_wins(seal: model.Seal, job: model.JobErrors, strategy: str |
     return not is_whole
 
 
+def _restore_outcome(
+    sealed: tuple[model.Verdict, model.Decision], verdict: model.Verdict, job: model.JobErrors, context: RetryContext
+) -> Outcome:
+    """Return what the nodes published; with this reader's verdict if that is the same, because it has the root cause.
+
+    The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
+    """
+    published, decision = sealed
+    decision = replace(decision, enforced=context.pods_alive)
+    is_same_fault = verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
+    if is_same_fault and _is_same_cause(published, verdict):
+        return Outcome(verdict, decision, is_sealed=True)
+    ranks, fingerprint = set(published.ranks), published.fingerprint
+    candidates = (failure for failure in job.failures if fingerprint and failure.fingerprint == fingerprint)
+    roots = (item for item in candidates if item.rank in ranks or (not ranks and item.node == published.node))
+    return Outcome(replace(published, root=next(roots, None)), decision, is_sealed=True)
+
+
+def _is_same_cause(one: model.Verdict, other: model.Verdict) -> bool:
+    """Whether two verdicts blame the same ranks or node for the same kind of fault."""
+    causes = [(verdict.scope, verdict.ranks, verdict.node, verdict.category) for verdict in (one, other)]
+    return causes[0] == causes[1]
+
+
 def _restore_sealed_verdict(seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors) -> model.Verdict:
     if verdict is None:
         # sealed by another version: only the fields that Flyte reads have the same meaning in every version
@@ -151,39 +198,41 @@ class RestartContext:
     """The minimum of `nnodes`."""
     previous_fingerprint: str = ""
     """Fingerprint of the previous round's verdict; empty: there was none, or it isn't known."""
+    previous_node: str = ""
+    """Node of that verdict's root cause."""
+    lifetime_seconds: float = 0.0
+    """From the start of the round's workers to the failure, at most; 0: unknown."""
 
     def to_retry_context(self, context: RetryContext) -> RetryContext:
         """Return the context for a retry policy that is asked about this restart."""
-        left, previous = self.restarts_left, self.previous_fingerprint
-        return replace(context, restarts_left=left, previous_fingerprint=previous, pods_alive=True)
+        return replace(
+            context,
+            restarts_left=self.restarts_left,
+            previous_fingerprint=self.previous_fingerprint,
+            previous_machine=self.previous_node,
+            lifetime_seconds=self.lifetime_seconds,
+            pods_alive=True,
+        )
 
 
 def decide_restart(verdict: model.Verdict, decision: model.Decision, context: RestartContext) -> tuple[bool, str]:
     """Return whether to restart the workers after a round with this verdict, and the reason.
 
+    torch restarts after any failure. That is taken away only with proof that the restart would fail, too.
+
     `decision` is the retry policy's, with the context of `RestartContext.to_retry_context`.
     """
-    restart, reason = decision.retry, decision.reason
-    same_fault = same_fault_again()(verdict, context.to_retry_context(RetryContext()))
-    is_known = verdict.scope is not model.Scope.UNDETERMINED
-    root = verdict.root
-    # These failures may come twice without being the same fault: one that the code raised as recoverable, since it asks
-    # for a retry each time, and a lost node, which is another node each time.
-    is_requested = root is not None and root.recoverable and root.origin is not model.Origin.SYSTEM
-    may_repeat = is_requested or verdict.category in {"preemption", "node_lost"}
-    # The order matters: without enough nodes, torch's rendezvous would wait 15 minutes for a restart that can't happen;
-    # a broken machine would be used again; only then does the retry policy decide.
+    # Without enough nodes, torch's rendezvous would wait 15 minutes for a restart that can't happen.
     if context.nodes_left < context.min_nodes:
-        restart, reason = False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
-    elif verdict.category == "gpu_hardware" or host_evidence()(verdict, RetryContext()):
-        restart, reason = False, "the machine is at fault, and a restart would use it again"
-    elif decision.retry and same_fault and not may_repeat:
-        restart, reason = False, same_fault.reason
-    elif not decision.retry and not is_known and same_fault:
-        reason = f"the cause is not known, and {same_fault.reason}"
-    elif not decision.retry and not is_known:
-        restart, reason = True, "the cause is not known, and torch elastic restarts after any failure"
-    return restart, reason
+        return False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
+    # Contained errors of a GPU's memory may be gone after a restart, but not a GPU that the driver has lost.
+    if is_gpu_gone(verdict):
+        return False, "the GPU is gone, and a restart would need it"
+    if decision.action is model.Action.STOP:
+        return False, decision.reason
+    if decision.retry:
+        return True, decision.reason
+    return True, f"{decision.reason}, and torch elastic restarts after any failure"
 
 
 def build_restart_record(conclusion: Conclusion, context: RestartContext) -> model.RestartRecord:

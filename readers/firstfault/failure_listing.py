@@ -13,6 +13,7 @@ from firstfault.errors import FirstFaultError, StoreError
 from firstfault.model import Decision, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
+from firstfault.report.engine_words import find_engine_words
 from firstfault.report.first_line import first_line, shorten_pod_name
 from firstfault.store import ObjectInfo, Page, ReadableStore, Store, join, open_store
 from firstfault.utils.run_sync import attempted, each, gathered, run_sync
@@ -211,7 +212,8 @@ class _Reader:
             # `read` turns this into the attempt's note: one unreadable attempt must not end the list
             raise FirstFaultError(next(iter(job.coverage.notes), "its documents are not readable"))
         verdict = conclusion.verdict
-        summary = _summarize(uri, found, verdict, conclusion.decision, first_line(verdict, conclusion.decision))
+        line = first_line(verdict, conclusion.decision, find_engine_words(job, verdict))
+        summary = _summarize(uri, found, verdict, conclusion.decision, line)
         return replace(summary, machine=_get_machine(verdict.root))
 
     async def _with_machine(self, summary: FailedAttempt, found: FoundAttempt, verdict: Verdict) -> FailedAttempt:

@@ -34,6 +34,8 @@ LIVE = "firstfault/live.json"
 OUTPUTS = "outputs.pb"
 ERROR_FILE = "error.pb"
 """The attempt's error for Flyte's reader, if all pods write the same file."""
+VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
+"""The sealed verdict below an attempt's handover URI, for the next attempt; the second for programs that act on it."""
 DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault import model
 from firstfault.conclude import Conclusion, conclude, find_sealed_strategy, has_failed
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
-from firstfault.layout import DECK, OUTPUTS, Layout
+from firstfault.layout import DECK, OUTPUTS, VERDICT_JSON, Layout
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.fetch import StoreWithCopies
@@ -19,9 +19,10 @@ from firstfault.render.flyte_message import flyte_message
 from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, report_conclusion, with_attempts
 from firstfault.retry import RetryContext, RetryPolicy
-from firstfault.store import join, open_store
+from firstfault.store import Store, join, open_store
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
 from firstfault.utils.run_sync import run_sync
+from firstfault.wire.json_schemas import restore_seal
 
 if TYPE_CHECKING:
     from flyteidl.core.literals_pb2 import LiteralMap
@@ -206,7 +207,7 @@ class MultiErrorFileOutputReader:
         try:
             async with open_store(self._layout.root, self._storage_options) as opened:
                 if not self._copies:
-                    return await read_job(opened, self._request)
+                    return await self._with_handed_over_verdict(opened, await read_job(opened, self._request))
                 store = StoreWithCopies(opened, self._copies, opened.uri)
                 self.read_files = store.read
                 return await read_job(store, self._request)
@@ -215,6 +216,19 @@ class MultiErrorFileOutputReader:
                 raise
             # the storage can't be listed: conclude from the caller's documents rather than fail
             return await self._read_copies(f"only the documents at hand were read; {error}")
+
+    async def _with_handed_over_verdict(self, store: Store, job: model.JobErrors) -> model.JobErrors:
+        """Add the verdict that the nodes left for the next attempt if ``error.pb`` isn't there.
+
+        A folder's listing may lag by a minute on NFS, so that a reader on another machine misses the newest file.
+        """
+        if job.seals or not has_failed(job) or self._layout.document:
+            return job
+        try:
+            seal = restore_seal(VERDICT_JSON, (await store.get(VERDICT_JSON)).decode())
+        except (StoreError, UnicodeDecodeError):
+            return job
+        return replace(job, seals=(seal,)) if seal is not None else job
 
     def with_beside(self, beside: Snapshot) -> MultiErrorFileOutputReader:
         """Return this reader; it adds what logs and flight recorders of the same job contain."""

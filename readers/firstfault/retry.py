@@ -12,28 +12,50 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from firstfault.errors import UsageError
-from firstfault.evidence.texts import is_unexplained_write
-from firstfault.model import CATEGORIES, Action, Decision, Kind, Origin, Resources, Scope, Verdict, WorkerError, Writer
-from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, OF_LOGS
+from firstfault.evidence.certain_bugs import find_certain_bug
+from firstfault.evidence.texts import RE2_PATTERNS, is_unexplained_write
+from firstfault.exceptions.fatal_text import find_telling_line
+from firstfault.exceptions.stack_position import locate_main_thread
+from firstfault.model import (
+    CATEGORIES,
+    Action,
+    Decision,
+    Kind,
+    Origin,
+    Resources,
+    Scope,
+    Subject,
+    Verdict,
+    WorkerError,
+    Writer,
+)
+from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, OF_LOGS
 from firstfault.model.job import Progress
 
-_TIME_LIMIT_REASON = "the attempt reached its time limit, and a retry probably would too"
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a GPU driver error."""
 _TORCH_FILE = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISE_LINE = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals by which a process dies after a GPU driver error."""
+_TIME_LIMIT_REASON = "the attempt reached its time limit"
 _UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
-_NO_PROOF_REASON = "maybe temporary, but not proven (to allow retries, raise a recoverable error)"
+_NO_PROOF_REASON = "maybe temporary, but that isn't proven"
 _UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
-_UNCERTAIN_REASONS = {_UNKNOWN_CAUSE_REASON, _NO_PROOF_REASON, _UNEXPLAINED_WRITE_REASON}
+_ADVICE_FOR_FLYTE = " (to allow retries, raise a recoverable error)"
 _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
 """An attempt that trained longer had overcome the fault of the one before."""
 _MAX_FAILED_STARTS = 3
 _CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
 """Categories that describe how a process ended, not why."""
+_WAITING_CATEGORIES = {"hang", "rendezvous"}
+"""Categories in which the time without collectives before the failure was spent waiting, not training."""
+_MACHINE_CATEGORIES = {"gpu_hardware", "host_oom", "node_lost"}
+"""Categories of faults that belong to one machine."""
+_ENGINES_OF_PODS = {"flyte", "flyte2"}
+_GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
+"""Categories that only a signal or silence shows, as a time limit, a liveness probe or the program itself does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,8 @@ class RetryContext:
     """Whether every pod is alive to write the verdict for stock Flyte. False after a pod was lost."""
     previous_fingerprint: str = ""
     """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's; empty: unknown."""
+    previous_machine: str = ""
+    """Machine of the root cause of that verdict, as `find_machine` returns it; empty: unknown."""
     restarts_left: int | None = None
     """None: the question is whether to run another attempt. A number: the question is whether to restart the workers
     within this attempt, with that number of `max_restarts` left."""
@@ -66,7 +90,7 @@ class RetryContext:
 
     @property
     def trained_seconds(self) -> float:
-        """How long the ranks had trained; without known collectives, how long the attempt took."""
+        """Time between the first and the last collective; without known collectives, how long the attempt took."""
         return self.progress.seconds if self.progress.collectives else self.lifetime_seconds or self.progress.seconds
 
 
@@ -250,13 +274,36 @@ def _is_from_native_code(root: WorkerError) -> bool:
 
 @_to_factory
 def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
-    """True if the previous attempt, or for a restart the previous round, failed with the same fingerprint.
+    """True if the previous attempt, or for a restart the previous round, failed with the same fault.
 
-    For use with `~`.
+    The fault is the same if the fingerprint is. A fault of a machine, or a death without an exception, must also have
+    come on the same machine; the program's own exception is the same anywhere. For use with `~`.
     """
     same = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+    same = same and (not _belongs_to_machine(verdict) or _is_same_machine(verdict, context))
     before = "attempt" if context.restarts_left is None else "round"
     return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'a different'} fault")
+
+
+def _belongs_to_machine(verdict: Verdict) -> bool:
+    has_exception = verdict.root is not None and verdict.root.exception is not None
+    return not has_exception or verdict.category in _MACHINE_CATEGORIES
+
+
+def _is_same_machine(verdict: Verdict, context: RetryContext) -> bool:
+    # the nodes of an attempt stay where they are, so a restart's record has only their names
+    here = find_machine(verdict) if context.restarts_left is None else verdict.node or ""
+    return bool(here) and here == context.previous_machine
+
+
+def find_machine(verdict: Verdict) -> str:
+    """Return what identifies the machine of a verdict's root cause in another attempt; empty: unknown."""
+    root = verdict.root
+    if root is None:
+        return verdict.machine or verdict.node or ""
+    # a pod has the same name on whichever machine it runs; the kernel's boot id is the machine's
+    is_pod = bool(root.place.namespace) or root.place.engine in _ENGINES_OF_PODS
+    return root.place.machine or (root.boot_id if is_pod else root.node)
 
 
 @_to_factory
@@ -290,8 +337,8 @@ def made_progress(*, minutes: float) -> ComposablePolicy:
     if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0:
         raise UsageError(f"made_progress needs a number of minutes above 0, not {minutes!r}")
 
-    def vote(_verdict: Verdict, context: RetryContext) -> Vote:
-        trained = context.trained_seconds / 60
+    def vote(verdict: Verdict, context: RetryContext) -> Vote:
+        trained = _count_trained_seconds(verdict, context) / 60
         # rounded down: "30 of 30 min" must not be a reason against a retry
         return Vote(retry=trained >= minutes, reason=f"trained for {int(trained)} of {minutes:g} min")
 
@@ -316,12 +363,21 @@ def stuck_at_start(*, attempts: int) -> ComposablePolicy:
     return ComposablePolicy(vote)
 
 
+def _count_trained_seconds(verdict: Verdict, context: RetryContext) -> float:
+    """Return how long the ranks had trained until the failure.
+
+    After their last collective they went on with work that needs none, such as an evaluation, unless they waited.
+    """
+    went_on = context.progress.collectives > 0 and verdict.category not in _WAITING_CATEGORIES
+    return context.trained_seconds + (context.progress.idle_seconds if went_on else 0.0)
+
+
 def _count_failed_starts(verdict: Verdict, context: RetryContext) -> int:
     if verdict.category == "preemption":  # it shows nothing about the job
         return context.failed_starts
     is_restarted = verdict.root is not None and verdict.root.place.round > 0
     # a failed rendezvous takes minutes without any training
-    is_short = context.trained_seconds < _MIN_TRAINED_SECONDS or verdict.category == "rendezvous"
+    is_short = _count_trained_seconds(verdict, context) < _MIN_TRAINED_SECONDS or verdict.category == "rendezvous"
     is_failed_start = context.lifetime_seconds > 0 and is_short and not is_restarted
     return context.failed_starts + 1 if is_failed_start else 0
 
@@ -336,8 +392,9 @@ def default_policy() -> ComposablePolicy:
     """Return firstfault's default policy.
 
     It retries recoverable exceptions on the user's budget. It retries preemptions, lost nodes, proven faults of the
-    machine and recoverable system errors on the system's budget. It retries nothing else, no exception of
-    `RETRY_REFUSALS`, and no attempt that reached its time limit. An error message alone never uses the system's budget.
+    machine and recoverable system errors on the system's budget. It asks for no other retry, for none after an
+    exception of `RETRY_REFUSALS`, and for none after a time limit. An error message alone never uses the system's
+    budget. Where it asks for no retry, `find_proof_of_repeat` tells a stop from an unknown outcome.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
     return is_worth_it & ComposablePolicy(_not_refused)
@@ -380,8 +437,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     except ValueError as error:
         raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
     repeats = _find_repeat(verdict, context)
-    if vote.retry and repeats and context.stops_repeats:
+    if vote.retry and repeats and (context.stops_repeats or context.restarts_left is not None):
         vote = Vote(retry=False, reason=repeats)
+    proof = "" if vote.retry else find_proof_of_repeat(verdict, context)
     if vote.retry:
         # Flyte counts retries of USER errors against the task's `retries`, and those of SYSTEM errors separately.
         origin = vote.origin or Origin.USER
@@ -399,7 +457,10 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
-        reason = vote.reason if policy is not None or vote.reason == repeats else _explain_no_retry(verdict, context)
+        is_own = policy is not None and vote.reason != repeats
+        reason = vote.reason if is_own else proof or _explain_unknown(verdict, context)
+    # a task's own policy may refuse a retry without a proof, but has nothing to go by if the cause isn't known
+    has_known_cause = verdict.scope is not Scope.UNDETERMINED and verdict.category not in _CATEGORIES_WITHOUT_CAUSE
     if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
         reason = f"{reason}, and {same_fault.reason}"
     return Decision(
@@ -409,48 +470,113 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         enforced=context.pods_alive,
         reason=reason,
         retries_left=context.retries_left,
-        action=_choose_action(verdict, context, vote, repeats),
+        action=_choose_action(verdict, context, vote, is_stop=bool(proof) or (policy is not None and has_known_cause)),
         failed_starts=_count_failed_starts(verdict, context),
     )
 
 
-def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return why another attempt would only repeat this one; empty: nothing shows that."""
-    if verdict.category == "preemption" or context.restarts_left is not None:
-        return ""
-    # a node may be lost twice by chance
-    same_fault = same_fault_again()(verdict, context)
-    if same_fault and verdict.category != "node_lost" and not made_progress(minutes=_REPEAT_MINUTES)(verdict, context):
-        return f"{same_fault.reason}, and this one made no progress"
-    stuck = stuck_at_start(attempts=_MAX_FAILED_STARTS)(verdict, context)
-    return stuck.reason if stuck else ""
+def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
+    """Return what proves that a retry would fail again, or that it isn't wanted; empty: nothing does.
 
-
-def _choose_action(verdict: Verdict, context: RetryContext, vote: Vote, repeats: str) -> Action:
-    if vote.retry:
-        return Action.SYSTEM if vote.origin is Origin.SYSTEM else Action.RETRY
-    is_unknown = _explain_no_retry(verdict, context) in _UNCERTAIN_REASONS
-    return Action.UNKNOWN if is_unknown and not repeats else Action.STOP
-
-
-def _explain_no_retry(verdict: Verdict, context: RetryContext) -> str:
-    if verdict.scope is Scope.UNDETERMINED:
-        return _UNKNOWN_CAUSE_REASON
-    if verdict.is_at_time_limit:
-        return _TIME_LIMIT_REASON
+    Without a proof a scheduler does what it does without firstfault. That the same fault hit all ranks is none: an
+    outage of a storage hits them all.
+    """
     if refusal := _find_refusal(verdict.root):
         return f"{refusal} asks for no retry"
     if verdict.code == CANCELLED:
         return "somebody cancelled the job"
-    if verdict.category != "interrupted" and (everywhere := same_fault_everywhere()(verdict, context)):
-        return f"{everywhere.reason}, so a retry would probably fail again"
+    if verdict.code == CTRL_C:
+        return "a person interrupted it"
+    if repeat := _find_repeat(verdict, context):
+        return repeat
+    is_certain = verdict.confidence != "low" and not verdict.suspects
+    is_of_program = ABOUT_CATEGORIES.get(verdict.category, {}).get("owner") == "code"
+    if verdict.root is None or not is_certain or not is_of_program or _explain_replaced_request(verdict.root):
+        return ""
+    bug = find_certain_bug(verdict.root)
+    return f"{bug}, so it would fail again" if bug else ""
+
+
+def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
+    """Return why another attempt or restart would only repeat this failure; empty: nothing shows that."""
+    root, is_restart = verdict.root, context.restarts_left is not None
+    if verdict.category == "preemption":
+        return ""
+    # a restart was requested, and each of these is one of max_restarts
+    is_requested = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    # a node may be lost twice by chance; and the next attempt may get another machine than the broken one
+    is_of_machine = verdict.category == "node_lost" or (not is_restart and bool(host_evidence()(verdict, context)))
+    may_come_twice = is_of_machine or (is_restart and is_requested)
+    same_fault = same_fault_again()(verdict, context)
+    if same_fault and not may_come_twice and _has_known_place(verdict) and _is_short(verdict, context):
+        return f"{same_fault.reason}, and this one made no progress"
+    stuck = stuck_at_start(attempts=_MAX_FAILED_STARTS)(verdict, context)
+    return stuck.reason if stuck and not is_restart else ""
+
+
+def _has_known_place(verdict: Verdict) -> bool:
+    """Whether the fingerprint of the root cause includes where it failed: two SIGKILLs need not be the same fault."""
+    root = verdict.root
+    if root is None or root.exception is not None:
+        return root is not None
+    if root.expired is not None or root.sent_signals:
+        return bool(locate_main_thread(root).frame)
+    return not root.signal and bool(find_telling_line(root.printed) or root.message)
+
+
+def _is_short(verdict: Verdict, context: RetryContext) -> bool:
+    """Whether the attempt, or the round, is known to have trained too briefly to have overcome the last fault."""
+    is_known = context.lifetime_seconds > 0 or context.progress.collectives > 0
+    return is_known and _count_trained_seconds(verdict, context) < 60 * _REPEAT_MINUTES
+
+
+def _choose_action(verdict: Verdict, context: RetryContext, vote: Vote, *, is_stop: bool) -> Action:
+    if not vote.retry:
+        return Action.STOP if is_stop else Action.UNKNOWN
+    return Action.SYSTEM if vote.origin is Origin.SYSTEM and _is_free(verdict, context) else Action.RETRY
+
+
+def _is_free(verdict: Verdict, context: RetryContext) -> bool:
+    """Whether a retry on the system's budget needs no limit: the platform's fault is proven, and new to this machine.
+
+    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess for ever.
+    """
+    root = verdict.root
+    is_of_agent = root is not None and root.subject is Subject.AGENT and root.writer is not Writer.STOCK
+    is_guessed = verdict.category in _GUESSED_PLATFORM_CATEGORIES or is_of_agent
+    is_again = bool(same_fault_again()(verdict, context)) and _is_same_machine(verdict, context)
+    return not is_guessed and not is_again
+
+
+def is_gpu_gone(verdict: Verdict) -> bool:
+    """Whether the driver reported that the machine has lost its GPU: no process on it can use the GPU again."""
+    root = verdict.root
+    if root is None or verdict.category != "gpu_hardware" or not host_evidence()(verdict, RetryContext()):
+        return False
+    text = root.exception.message if root.exception is not None else root.printed
+    return RE2_PATTERNS["gone_gpu"].search(text) is not None
+
+
+def _explain_unknown(verdict: Verdict, context: RetryContext) -> str:
+    """Return why it isn't known whether a retry would help."""
+    reason = _describe_doubt(verdict)
+    is_of_flyte = context.engine in {"", "flyte"} and context.restarts_left is None
+    return f"{reason}{_ADVICE_FOR_FLYTE}" if is_of_flyte and reason == _NO_PROOF_REASON else reason
+
+
+def _describe_doubt(verdict: Verdict) -> str:
+    if verdict.scope is Scope.UNDETERMINED:
+        return _UNKNOWN_CAUSE_REASON
+    if verdict.is_at_time_limit:
+        return _TIME_LIMIT_REASON
     if reason := _explain_replaced_request(verdict.root):
         return reason
     if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
         return _UNEXPLAINED_WRITE_REASON
     if verdict.category in _CATEGORIES_WITHOUT_CAUSE:
         return _UNKNOWN_CAUSE_REASON
-    return ABOUT_CATEGORIES.get(verdict.category, {}).get("against", _NO_PROOF_REASON)
+    against = ABOUT_CATEGORIES.get(verdict.category, {}).get("against")
+    return f"{against}, but that isn't proven" if against else _NO_PROOF_REASON
 
 
 def _explain_replaced_request(root: WorkerError | None) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
-from firstfault.layout import Layout, bundle_name, error_key_for, is_bundle, roster_key_for
+from firstfault.layout import VERDICT_JSON, Layout, bundle_name, error_key_for, is_bundle, roster_key_for
 from firstfault.model import Verdict
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
@@ -59,6 +59,10 @@ def _put(attempt: Attempt, files: dict[str, bytes]) -> None:
         attempt.put(f"firstfault/{path}", data)
 
 
+_FOR_A_VERDICT = 1
+"""Requests for the nodes' verdict, if an attempt that failed has no error.pb."""
+
+
 def _bundle(attempt: Attempt, files: dict[str, bytes], *, content: bytes | None = None) -> None:
     whole = pack(files)
     attempt.put(f"firstfault/roster/{bundle_name(whole)}", whole if content is None else content)
@@ -76,15 +80,15 @@ def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str
     files = _files()
     _put(attempt, files)
     before = _verdict(attempt)
-    assert len(opened) == len(files)
+    assert len(opened) == len(files) + _FOR_A_VERDICT
     opened.clear()
     _bundle(attempt, files)
     reader = type(attempt.reader())(attempt.uri + folder)
     assert reader.verdict() == before
-    assert len(opened) == 1
+    assert len(opened) == 1 + _FOR_A_VERDICT
     opened.clear()
     assert attempt.reader(fresh=True).verdict() == before
-    assert sorted(opened) == sorted(f"firstfault/{path}" for path in files)
+    assert sorted(opened) == sorted([*(f"firstfault/{path}" for path in files), VERDICT_JSON])
 
 
 def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> None:
@@ -98,7 +102,7 @@ def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> N
     attempt.write(make_error(40, at_ms=-9, message="it was earlier", **place))
     found = {failure.rank: failure.message for failure in attempt.reader().job().failures}
     assert (found[40], found[3]) == ("it was earlier", "another text, and longer")
-    assert len(opened) == 3
+    assert len(opened) == 3 + _FOR_A_VERDICT
 
 
 def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
@@ -150,7 +154,7 @@ def test_a_bundle_that_was_changed(
     with caplog.at_level(logging.WARNING):
         assert _verdict(attempt) == before
     assert "is damaged; reading every document instead" in caplog.text
-    assert len(opened) == len(files) + 1
+    assert len(opened) == len(files) + 1 + _FOR_A_VERDICT
 
 
 def _memory(files: Mapping[str, bytes]) -> Objects:

@@ -11,15 +11,16 @@ import pytest
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
-from firstfault.conclude import Conclusion
+from firstfault.conclude import Conclusion, Outcome, find_outcome
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, UsageError
-from firstfault.layout import error_key_for
+from firstfault.layout import VERDICT_JSON, error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Verdict
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
 from firstfault.retry import RetryContext, decide, never
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
+from firstfault.wire.json_schemas import to_json
 from tests.readers.conftest import Attempt
 from tests.seals import sealed
 
@@ -256,6 +257,41 @@ def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
     conclusion = attempt.reader().conclude()
     assert conclusion.verdict.message == "late"
     assert conclusion.decision == decide(conclusion.verdict)
+
+
+def test_the_nodes_verdict_counts_for_a_scheduler(attempt: Attempt) -> None:
+    """A scheduler follows the verdict and the decision that the nodes published, although a document came late."""
+    attempt.write(make_error(3, at_ms=5))
+    before = attempt.reader().conclude()
+    assert find_outcome(before) == Outcome(before.verdict, before.decision)
+    attempt.put("error.pb", _seal(before))
+    attempt.write(make_error(0, at_ms=0, message="late"))
+    outcome = find_outcome(attempt.reader().conclude())
+    assert (outcome.verdict.headline, outcome.decision, outcome.is_sealed) == (before.verdict.headline, _SEALED, True)
+    assert outcome.verdict.root == before.verdict.root, "a caller may ask what kind of fault it was"
+
+
+def test_verdict_and_decision_belong_together(attempt: Attempt) -> None:
+    """A reader that judges the same documents otherwise, as a later version may, prints the nodes' verdict."""
+    attempt.write(make_error(3, at_ms=5), make_error(0, at_ms=0, message="first"))
+    other = replace(attempt.reader().verdict(), ranks=(3,), headline="by an older version")
+    attempt.put("error.pb", sealed(other, _SEALED))
+    found = attempt.reader().conclude()
+    assert (found.verdict.headline, found.decision) == ("by an older version", _SEALED)
+    judged_again = attempt.reader(strategy="evidence").conclude()
+    assert judged_again.verdict.ranks == (0,)
+    assert judged_again.decision != _SEALED
+
+
+def test_the_file_for_the_next_attempt_replaces_a_missing_error_file(attempt: Attempt) -> None:
+    """If a lagging file system hides error.pb, the verdict in verdict.json beside it counts."""
+    attempt.write(make_error(3))
+    verdict = attempt.reader().verdict()
+    attempt.put(VERDICT_JSON, b"{")
+    assert attempt.reader().conclude().sealed is None
+    attempt.put(VERDICT_JSON, to_json(verdict, _SEALED).encode())
+    found = attempt.reader().conclude()
+    assert (found.verdict, found.decision, find_outcome(found).is_sealed) == (verdict, _SEALED, True)
 
 
 def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:

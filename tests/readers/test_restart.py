@@ -10,9 +10,18 @@ import pytest
 
 from firstfault.conclude import Conclusion, RestartContext, build_restart_record, conclude, decide_restart
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
-from firstfault.model import Kind, Phase, Resources, RestartKind, RestartRecord, WorkerError
+from firstfault.model import ExceptionInfo, FrameInfo, Kind, Phase, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.model.job import STALLS_OF_ROUND
-from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
+from firstfault.retry import (
+    RetryContext,
+    RetryPolicy,
+    decide,
+    exhausted,
+    explicit,
+    never,
+    on_category,
+    same_fault_again,
+)
 from firstfault.strategies import build_undetermined_verdict
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
@@ -21,11 +30,19 @@ from tests.readers.conftest import Attempt
 from tests.readers.scenes import agent
 from tests.seals import RECORD
 
-CONTEXT = RestartContext(round=0, restarts_left=3)
+CONTEXT = RestartContext(round=0, restarts_left=3, lifetime_seconds=30.0)
 BUG = make_error(3)
 RECOVERABLE = make_error(3, kind=Kind.RECOVERABLE, code="USER:Recoverable")
 PREEMPTED = make_error(3, category="preemption")
-GPU = make_error(3, category="gpu_hardware")
+CERTAIN = make_error(3, exception="TypeError")
+KILLED = make_error(3, exception=None, signal="SIGKILL", exit_code=-9)
+_FRAMES = (FrameInfo("/venv/site-packages/torch/cuda/__init__.py", 9, "synchronize", "torch._C._cuda_synchronize()"),)
+ECC, GONE = (
+    make_error(
+        3, category="gpu_hardware", exception=ExceptionInfo("RuntimeError", f"CUDA error: {text}", frames=_FRAMES)
+    )
+    for text in ("uncorrectable ECC error encountered", "GPU has fallen off the bus")
+)
 HOST_OOM = make_error(
     3, category="host_oom", resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10)
 )
@@ -47,7 +64,12 @@ def _fingerprint(root: WorkerError) -> str:
 @pytest.mark.parametrize(
     ("root", "policy", "changes", "restart", "says"),
     [
-        (BUG, None, {}, False, "the same code would probably fail again"),
+        (BUG, None, {}, True, "the same code may fail again, but that isn't proven, and torch elastic restarts"),
+        (BUG, None, {"again": True}, False, "the previous round failed with the same fault, and this one made no"),
+        (BUG, None, {"again": True, "lifetime_seconds": 3600.0}, True, "torch elastic restarts after any failure"),
+        (CERTAIN, None, {}, False, "a TypeError is a bug in the program, so it would fail again"),
+        (KILLED, None, {}, True, "it's unclear whether a retry would help, and torch elastic restarts"),
+        (KILLED, None, {"again": True}, True, "torch elastic restarts after any failure"),
         (RECOVERABLE, None, {}, True, "was raised as recoverable (uses one of max_restarts)"),
         (RECOVERABLE, never(), {}, False, "the policy never retries"),
         (RECOVERABLE, explicit() & ~exhausted(), {}, True, "was raised as recoverable"),
@@ -58,14 +80,23 @@ def _fingerprint(root: WorkerError) -> str:
         (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2}, True, "preemption"),
         (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2, "again": True}, True, "preemption"),
         *((root, None, TOO_FEW, False, "the job needs 2 nodes, and 1 are left") for root in (PREEMPTED, RECOVERABLE)),
-        (GPU, on_category("gpu_hardware"), {}, False, "the machine is at fault"),
-        (HOST_OOM, None, {}, False, "the machine is at fault"),
+        (ECC, None, {}, True, "a faulty GPU"),
+        (
+            ECC,
+            None,
+            {"again": True, "previous_node": "worker-0"},
+            False,
+            "the same fault, and this one made no progress",
+        ),
+        (ECC, None, {"again": True, "previous_node": "worker-1"}, True, "a faulty GPU"),
+        (GONE, None, {}, False, "the GPU is gone, and a restart would need it"),
+        (HOST_OOM, None, {}, True, "the host ran out of memory"),
     ],
 )
 def test_a_decision(
     root: WorkerError, policy: RetryPolicy | None, changes: dict[str, Any], restart: bool, says: str
 ) -> None:
-    """The policy decides, unless too few nodes are left, the machine is at fault, or the fault comes again."""
+    """Workers restart as under torch, unless a proof speaks against it, or too few nodes are left."""
     changes = dict(changes)
     if changes.pop("again", False):
         changes["previous_fingerprint"] = _fingerprint(root)
@@ -77,13 +108,14 @@ def test_a_decision(
 
 
 def test_an_unknown_cause() -> None:
-    """Torch's way counts; the same undetermined fault in two rounds ends the attempt."""
+    """Torch's way counts, also after a second round: faults that aren't known can't be the same."""
     verdict = replace(build_undetermined_verdict(make_job(BUG), "nothing stands out"), fingerprint="1:aaaaaaaaaaaa")
-    decision = _concluded(BUG, CONTEXT).decision
-    found = decide_restart(verdict, decision, CONTEXT)
-    assert found == (True, "the cause is not known, and torch elastic restarts after any failure")
-    found = decide_restart(verdict, decision, replace(CONTEXT, previous_fingerprint="1:aaaaaaaaaaaa"))
-    assert found == (False, "the cause is not known, and the previous round failed with the same fault")
+    for context in (CONTEXT, replace(CONTEXT, previous_fingerprint="1:aaaaaaaaaaaa")):
+        decision = decide(verdict, None, context.to_retry_context(RetryContext()))
+        restart, reason = decide_restart(verdict, decision, context)
+        assert restart
+        assert reason.startswith("it's unclear whether a retry would help")
+        assert reason.endswith("torch elastic restarts after any failure")
 
 
 def test_a_record_of_a_round() -> None:
@@ -92,7 +124,7 @@ def test_a_record_of_a_round() -> None:
     context = replace(CONTEXT, round=4)
     record = build_restart_record(_concluded(root, context), context)
     assert (record.kind, record.number, record.rank, record.node) == (RestartKind.ROUND, 4, 3, root.place.node)
-    assert (record.restart, record.category, record.world_size_before) == (False, "user_code", 8)
+    assert (record.restart, record.category, record.world_size_before) == (True, "user_code", 8)
     assert (record.timestamp_ns, record.fingerprint) == (root.timestamp_ns, _fingerprint(root))
 
 

@@ -170,7 +170,10 @@ _AGAIN: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifet
         ({"lifetime_seconds": 30.0, "failed_starts": 2}, "stop", 3),
         ({"lifetime_seconds": 90.0, "failed_starts": 2}, "system", 0),
         ({"failed_starts": 2}, "system", 0),
-        (_AGAIN | {"restarts_left": 1}, "system", 1),
+        (_AGAIN | {"restarts_left": 1}, "stop", 1),
+        (_AGAIN | {"lifetime_seconds": 0.0}, "system", 0),
+        ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(1, 0.0, 70.0)}, "system", 0),
+        ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(9, 20.0, 5.0)}, "stop", 3),
     ],
 )
 def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> None:
@@ -179,7 +182,8 @@ def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> No
     found = retry.decide(verdict, _yes, retry.RetryContext(stops_repeats=True, **context))
     assert (found.action.value, found.failed_starts) == (action, failed_starts)
     assert found.retry is (action != "stop")
-    assert retry.decide(verdict, _yes, retry.RetryContext(**context)).retry
+    unasked = retry.decide(verdict, _yes, retry.RetryContext(**context))
+    assert unasked.retry or "restarts_left" in context
 
 
 def test_repeats_of_nodes() -> None:
@@ -197,11 +201,17 @@ def test_repeats_of_nodes() -> None:
 
 
 def test_actions() -> None:
-    """What nothing shows is left to the scheduler; a known fault isn't."""
-    again = retry.RetryContext(previous_fingerprint=_verdict().fingerprint)
-    assert retry.decide(_verdict()).action is model.Action.STOP
+    """Only a proof stops: a ValueError may be temporary, until it comes again; what nothing shows is left open."""
+    again = retry.RetryContext(previous_fingerprint=_verdict().fingerprint, lifetime_seconds=30.0)
+    assert retry.decide(_verdict()).action is model.Action.UNKNOWN
+    assert retry.decide(_verdict(), None, again).action is model.Action.STOP
+    assert retry.decide(_verdict(), retry.never()).action is model.Action.STOP, "the task's own policy says so"
     assert retry.decide(_verdict(category="signal")).action is model.Action.UNKNOWN
     assert retry.decide(_verdict(category="signal"), None, again).action is model.Action.STOP
+    killed = _verdict(make_error(3, exception=None, signal="SIGKILL", exit_code=-9))
+    twice = replace(again, previous_fingerprint=killed.fingerprint, previous_machine=retry.find_machine(killed))
+    assert retry.same_fault_again()(killed, twice)
+    assert retry.decide(killed, None, twice).action is model.Action.UNKNOWN, "two kills need not have one reason"
     assert retry.decide(_verdict(), lambda *_: retry.Vote(retry=True, reason="x")).action is model.Action.RETRY
     assert retry.stuck_at_start(attempts=2)(_verdict(), retry.RetryContext(failed_starts=1, lifetime_seconds=5.0))
     with pytest.raises(UsageError, match="attempts above 0"):
@@ -236,10 +246,10 @@ _ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), model
     ids=["all raised it", "three were about to raise it"],
 )
 def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
-    """The same fault of all ranks, in a world of more than one, is the reason against a retry."""
+    """The policy finds the same fault of all ranks; it's no proof, because an outage of a storage hits all ranks."""
     verdict = run_strategy(get_strategy("evidence"), make_job(*failures))
     assert retry.same_fault_everywhere()(verdict, _CONTEXT)
-    assert retry.decide(verdict).reason == "the same fault on all ranks, so a retry would probably fail again"
+    assert retry.decide(verdict).action is model.Action.UNKNOWN
     assert not retry.same_fault_everywhere()(replace(verdict, ranks=(0, 1, 2)), _CONTEXT)
     for scope, ranks, world in ((model.Scope.RANK, (0,), 1), (model.Scope.RANKS, (0, 1), 0)):
         assert not retry.same_fault_everywhere()(
@@ -252,9 +262,10 @@ def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
 _STOCK = {"writer": model.Writer.STOCK, "exception": None}
 _AGAIN, _SYSTEM_ORIGIN = {"kind": model.Kind.RECOVERABLE}, {"origin": model.Origin.SYSTEM}
 _RETRIED, _PAID_FOR, _NOT = (True, model.Origin.SYSTEM), (True, model.Origin.USER), (False, model.Origin.USER)
+_UNPROVEN = ", but that isn't proven"
 _FREE_OF_CHARGE = " (uses none of the task's retries)"
 _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
-    "a plain exception": ({}, _NOT, "the same code would probably fail again"),
+    "a plain exception": ({}, _NOT, f"the same code may fail again{_UNPROVEN}"),
     "raised as recoverable": (
         {**_AGAIN, "exception": "flytekit.FlyteRecoverableException"},
         _PAID_FOR,
@@ -266,7 +277,7 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
     "Ctrl-C": (
         {"category": "interrupted", "exception": None, "code": CTRL_C},
         _NOT,
-        "a person or a program interrupted it",
+        "a person interrupted it",
     ),
     "a lost node": (
         {"category": "node_lost", "exception": None},
@@ -286,11 +297,11 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
     "a system error that is not recoverable": ({**_STOCK, **_SYSTEM_ORIGIN}, (False, model.Origin.SYSTEM), ""),
     "killed": ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, _NOT, ""),
     "exited": ({"exception": None, "exit_code": 1}, _NOT, ""),
-    "data": ({"category": "data"}, _NOT, "the same data would probably fail again"),
+    "data": ({"category": "data"}, _NOT, f"the same data may fail again{_UNPROVEN}"),
     "a text alone": (
         {"category": "of_the_future", "message": "Connection reset: network is unreachable"},
         _NOT,
-        "not proven (to allow retries, raise a recoverable error)",
+        f"maybe temporary{_UNPROVEN} (to allow retries, raise a recoverable error)",
     ),
 }
 
@@ -382,6 +393,42 @@ def test_the_same_fault_again() -> None:
     )
     context = retry.RetryContext(attempt=1, previous_fingerprint=first.fingerprint)
     assert [retry.decide(found, ~retry.same_fault_again(), context).retry for found in (first, second)] == [False, True]
+
+
+def _give_place(root: model.WorkerError, **place: Any) -> model.Verdict:
+    return _verdict(replace(root, place=replace(root.place, **place), boot_id=place.get("boot_id", root.boot_id)))
+
+
+def test_a_machine_is_part_of_its_fault() -> None:
+    """Broken hardware on another machine is another fault; the program's own exception is the same everywhere."""
+    ecc = _make_gpu_error(_TORCH, "raise AcceleratorError(text)")
+    on_a, on_b = (_give_place(ecc, node=node) for node in ("gpu-a", "gpu-b"))
+    before = retry.RetryContext(
+        previous_fingerprint=on_a.fingerprint, previous_machine=retry.find_machine(on_a), lifetime_seconds=30.0
+    )
+    found = [retry.decide(verdict, None, replace(before, stops_repeats=True)) for verdict in (on_b, on_a)]
+    assert [decision.action for decision in found] == [model.Action.SYSTEM, model.Action.RETRY]
+    assert [decision.origin for decision in found] == [model.Origin.SYSTEM] * 2, "Flyte limits these itself"
+    assert "the same fault" not in found[0].reason
+    program = _give_place(make_error(3), node="gpu-b")
+    assert retry.same_fault_again()(program, replace(before, previous_fingerprint=program.fingerprint))
+
+
+def test_the_machine_of_a_pod() -> None:
+    """A pod keeps its name on another machine, so its machine is known by its own name, or by the kernel's boot id."""
+    root = replace(make_error(3), boot_id="b0")
+    assert retry.find_machine(_give_place(root, node="gpu-a", namespace="", engine="plain")) == "gpu-a"
+    assert (
+        retry.find_machine(_verdict(replace(root, place=replace(root.place, namespace="ml", engine="plain")))) == "b0"
+    )
+    assert retry.find_machine(_give_place(root, namespace="ml", machine="ip-10-0-0-7")) == "ip-10-0-0-7"
+
+
+@pytest.mark.parametrize("category", ["preemption", "node_lost"])
+def test_guesses_are_counted(category: str) -> None:
+    """A signal or silence proves no preemption: the retry counts, except for Flyte, which limits it itself."""
+    decision = retry.decide(_verdict(make_error(3, category=category, exception=None)))
+    assert (decision.retry, decision.action, decision.origin) == (True, model.Action.RETRY, model.Origin.SYSTEM)
 
 
 def test_an_unknown_root() -> None:

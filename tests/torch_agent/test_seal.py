@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from firstfault.errors import AccessDeniedError
-from firstfault.model import Origin
+from firstfault.layout import VERDICT
+from firstfault.model import Action, ExceptionInfo, FrameInfo, Origin, WorkerError
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.conclusion.previous_attempt import VERDICT, count_retries_left
+from firstfault_torch.conclusion.previous_attempt import count_retries_left, hand_over_verdict
 from firstfault_torch.conclusion.sealed_verdict import get_conclusion_delay, wait_for_peer_verdict
-from tests.recordings import concluded, recording_at
+from tests.recordings import concluded, recording_at, sealed
 
 SOON_S = 30.0
 AGAIN = "the previous attempt failed with the same fault"
@@ -65,6 +66,22 @@ def test_how_many_retries_are_left(
         verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
         previous = replace(decide(verdict), retry=True, **before)
     assert count_retries_left(attempt, retries, previous) == left
+
+
+def _break_gpu(node: str) -> WorkerError:
+    frame = FrameInfo("/venv/site-packages/torch/cuda/__init__.py", 9, "synchronize", "torch._C._cuda_synchronize()")
+    ecc = ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=(frame,))
+    return make_error(3, node=node, engine="plain", category="gpu_hardware", exception=ecc)
+
+
+@pytest.mark.parametrize(("node", "action"), [("gpu-b", Action.SYSTEM), ("gpu-a", Action.RETRY)])
+def test_the_next_attempt_knows_the_machine(node: str, action: Action, tmp_path: Path) -> None:
+    """Broken hardware is the same fault only on the machine of the previous attempt; only there its retry counts."""
+    before = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
+    hand_over_verdict(before, sealed(concluded(before, [_break_gpu("gpu-a")]), before))
+    after = recording_at(str(tmp_path / "out-1"), previous_handover_uri=str(tmp_path / "0"), attempt=1)
+    decision = concluded(after, [_break_gpu(node)]).decision
+    assert (decision.action, AGAIN in decision.reason) == (action, action is Action.RETRY)
 
 
 def test_the_first_nodes_have_turns_of_their_own() -> None:

@@ -223,7 +223,7 @@ def code_bug(folder: str) -> float:
         except RuntimeError as error:
             raise RecoverableError("lost the connection to another rank") from error
     try:
-        raise ValueError("the bug")
+        raise TypeError("the bug")
     finally:
         dist.destroy_process_group()
         time.sleep(1)

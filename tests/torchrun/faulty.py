@@ -33,6 +33,8 @@ def fails(fault: str) -> None:
         sys.exit()
     if fault == "raise":
         raise ValueError("batch 7 has no labels")
+    if fault == "bug":
+        raise TypeError("batch 7 is no tensor")
     if fault == "recoverable":
         raise RecoverableError("the queue is full")
     if fault == "ecc":  # as torch raises it

@@ -31,7 +31,7 @@ def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All nodes leave with the code that stops the job, whichever of them failed."""
-    job = _run(tmp_path, "raise")
+    job = _run(tmp_path, "bug")
     assert [node.code for node in job.nodes] == [93, 93]
     written = json.loads((tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text())
     assert (written["decision"]["action"], written["decision"]["failed_starts"]) == ("stop", 1)
@@ -56,11 +56,15 @@ def test_with_progress_it_continues(tmp_path: Path) -> None:
     assert [node.code for node in _run(tmp_path, "recoverable", 1, TRAIN_STEPS=str(LONG_STEPS)).nodes] == [75, 75]
 
 
-def test_observed(tmp_path: Path) -> None:
-    """In the mode "observe" nothing changes, and each node prints what would have happened."""
-    job = _run(tmp_path, "raise", FIRSTFAULT_DECISIONS="observe")
+@pytest.mark.parametrize(("mode", "lines", "warnings"), [("observe", 1, 0), ("obsrve", 1, 1), ("off", 0, 0)])
+def test_other_modes_change_nothing(tmp_path: Path, mode: str, lines: int, warnings: int) -> None:
+    """All nodes leave with torchrun's code; "observe" prints what would have happened, as does a misspelled value."""
+    job = _run(tmp_path, "bug", FIRSTFAULT_DECISIONS=mode)
     assert [node.code for node in job.nodes] == [1, 1]
-    assert all("  Observed: would have exited with 93 (stop) after attempt 0: " in n.err for n in job.nodes)
+    observed = "  Observed: would have exited with 93 (stop) after attempt 0: "
+    warning = f"firstfault: FIRSTFAULT_DECISIONS must be off, observe or act, not '{mode}'"
+    assert [node.err.count(observed) for node in job.nodes] == [lines, lines]
+    assert [node.err.count(warning) for node in job.nodes] == [warnings, warnings]
 
 
 def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:

@@ -57,14 +57,15 @@ def test_other_launchers(tmp_path: Path) -> None:
 
 
 def test_a_bad_environment(tmp_path: Path) -> None:
-    """The variable, another Python for the workers, and a folder that is a file are all named."""
+    """The variable, another Python for the workers, a folder that is a file and a misspelled mode are all named."""
     (tmp_path / "file").touch()
-    given = {"FIRSTFAULT_FOLDER": "file", "PYTHON_EXEC": "/bin/false"}
+    given = {"FIRSTFAULT_FOLDER": "file", "PYTHON_EXEC": "/bin/false", "FIRSTFAULT_DECISIONS": "obsrve"}
     code, told = _doctor(tmp_path, FIRSTFAULT="", **given)
     assert (code, set(told)) == (1, {"all", "switch", "workers", "storage"})
     assert told["switch"] == "FIRSTFAULT is not set: set FIRSTFAULT=1, or start `firstfault torchrun`"
     assert told["workers"].startswith("/bin/false doesn't read firstfault.pth")
     assert "Not a directory" in told["storage"]
+    assert told["all"]["decisions"].startswith("FIRSTFAULT_DECISIONS must be off, observe or act, not 'obsrve': ")
 
 
 def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from firstfault.conclude import RestartContext
+from firstfault.decision_mode import ACT, read_decision_mode
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import Place, RestartKind, RestartRecord
 from firstfault.wire.json_schemas import restart_from_json, restart_to_json
@@ -19,6 +20,8 @@ from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 
+_OBSERVED = "observed: would not have restarted the workers: "
+"""Begins the reason of a restart that is refused in the mode "act"."""
 _NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
 
 
@@ -32,7 +35,10 @@ class Restarts:
         self._reporter = reporter
         self.restart_refusal: RestartRecord | None = None
         """The decision against a restart, which ended the attempt."""
-        self._previous_fingerprint = ""
+        self._previous: RestartRecord | None = None
+        """The decision on the round before."""
+        self._began = time.monotonic()
+        """When the round's workers were started, at the latest."""
         self._written: tuple[str, RestartRecord] | None = None
         """The record that this node has written about the last round, and its path."""
 
@@ -63,9 +69,12 @@ class Restarts:
         if found is None and peers is not None and peers.broadcast.is_fatal:
             return None
         record, is_mine = found or (self._without_agreement(first), first.group_rank == group_rank)
-        if record.is_agreed:
+        self._previous = record if record.is_agreed else None
+        if record.reason.startswith(_OBSERVED):
+            if is_mine:  # one line for the job
+                logger.warning("%s", record.reason)
+        elif record.is_agreed:
             logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
-            self._previous_fingerprint = record.fingerprint
         else:
             logger.warning("restarting the workers: %s", record.reason)
         if is_mine or not self._reporter.node_context.identity.is_folder_shared:
@@ -79,6 +88,7 @@ class Restarts:
 
     def began_again(self, world_size: int) -> None:
         """Complete the record of the last round: the workers run again, with `world_size` ranks."""
+        self._began = time.monotonic()
         if self._written is None:
             return
         # taken before the write: a later round must not complete this record again
@@ -115,10 +125,15 @@ class Restarts:
             restarts_left=restarts_left,
             nodes_left=nodes - len(reports.lost),
             min_nodes=self._min_nodes,
-            previous_fingerprint=self._previous_fingerprint,
+            previous_fingerprint=self._previous.fingerprint if self._previous is not None else "",
+            previous_node=self._previous.node if self._previous is not None else "",
+            lifetime_seconds=time.monotonic() - self._began,
         )
         with suppress_internal_errors("judging the round"):
-            return self._decide(node_context, reports, context) if self._decide is not None else None
+            record = self._decide(node_context, reports, context) if self._decide is not None else None
+            if record is not None and not record.restart and read_decision_mode() != ACT:
+                return replace(record, restart=True, reason=f"{_OBSERVED}{record.reason}")
+            return record
         return None
 
     def _without_agreement(self, first: FailureNotice) -> RestartRecord:

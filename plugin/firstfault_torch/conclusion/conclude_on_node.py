@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from firstfault.errors import StoreError
 from firstfault.model import JobErrors, NodePresence
 from firstfault.model.job import nodes_done
-from firstfault.retry import RetryContext, RetryPolicy
+from firstfault.retry import RetryContext, RetryPolicy, find_machine
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.wire.json_schemas import to_json
 from firstfault_torch import time_limits
@@ -149,6 +149,7 @@ def _build_retry_context(
         retries_left=count_retries_left(attempt, options.retries, previous.decision if previous is not None else None),
         pods_alive=engine.enforces(job),
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+        previous_machine=find_machine(previous.verdict) if previous is not None else "",
         lifetime_seconds=max(time.time() - node_context.incarnation / 1000, 0.0),
         failed_starts=previous.decision.failed_starts if previous is not None else 0,
         stops_repeats=options.stops_repeats,

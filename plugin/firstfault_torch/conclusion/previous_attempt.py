@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import replace
 
+from firstfault.layout import VERDICT, VERDICT_JSON
 from firstfault.model import Decision, Origin
 from firstfault.store import join
 from firstfault_torch import time_limits
@@ -16,8 +17,6 @@ from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.node_context import NodeContext
 
-VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
-"""Below an attempt's handover URI; the second for programs that act on it, such as a script of the scheduler."""
 _MAX_RANKS = 16
 PREVIOUS_VARIABLE = "FIRSTFAULT_PREVIOUS"
 """Shows a program how the attempt before ended, as JSON, for example to lower its batch size."""

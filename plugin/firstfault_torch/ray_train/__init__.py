@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
 
+from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.model.job import Action
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.render.flyte_message import flyte_message
@@ -31,7 +32,6 @@ from firstfault_start import OWN_RANK
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.time_limits import RAY_CONCLUDE_TIMEOUT_SECONDS, RAY_SETTLE_SECONDS
 from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.exit_codes import read_decision_mode
 from firstfault_torch.torchrun.job import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE, given_folder, who
 
 
@@ -123,12 +123,12 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         if conclusion is None:
             logger.warning("a worker failed, but left no document in %s; Ray decides on a retry", prefix)
             return "", _Previous()
-        decision, acts = conclusion.decision, self._mode == "act"
+        decision, acts = conclusion.decision, self._mode == ACT
         conclusion = replace(conclusion, decision=replace(decision, enforced=acts))
         text = flyte_message(reader.report(conclusion))
         logger.error("%s", text)
         stops = decision.action is Action.STOP
-        if stops and self._mode == "observe":
+        if stops and self._mode == OBSERVE:
             logger.warning("observed: would have stopped after attempt %d: %s", self._attempt, decision.reason)
         return text if stops and acts else "", _Previous(conclusion.verdict.fingerprint, decision.failed_starts)
 

@@ -20,7 +20,9 @@ from pkgutil import resolve_name
 import click
 
 from firstfault.cli import EXIT, debug_option
+from firstfault.decision_mode import find_mode_problem, read_decision_mode
 from firstfault.errors import StoreError
+from firstfault.model.job import DECISIONS_VARIABLE
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault_start import ON
@@ -84,6 +86,7 @@ def _run_checks() -> Iterator[_Check]:
     yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
     yield _check_versions()
     yield _check_switch()
+    yield _check_decisions()
     yield _check_torch()
     if importlib.util.find_spec("torch") is not None:
         yield _check_recorder()
@@ -144,6 +147,12 @@ def _check_switch() -> _Check:
     if value.lower() in ON:
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
     return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
+
+
+def _check_decisions() -> _Check:
+    """Say whether decisions are carried out; a misspelled value turns that off."""
+    problem = find_mode_problem(os.environ.get(DECISIONS_VARIABLE, ""))
+    return _FACT, "decisions", problem or f"mode {read_decision_mode()}"
 
 
 def _check_torch() -> _Check:

@@ -11,7 +11,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from firstfault.model.job import DECISIONS_VARIABLE, Action
+from firstfault.decision_mode import OBSERVE, OFF, read_decision_mode
+from firstfault.model.job import Action
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import SealedVerdict
@@ -43,11 +44,6 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     return codes
 
 
-def read_decision_mode() -> str:
-    """Return the user's choice of `DECISION_MODES`."""
-    return os.environ.get(DECISIONS_VARIABLE) or "act"
-
-
 def choose_exit_code(verdict: SealedVerdict | None, default: Mapping[Action, int]) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done.
 
@@ -55,10 +51,10 @@ def choose_exit_code(verdict: SealedVerdict | None, default: Mapping[Action, int
     """
     listed, mode = os.environ.get(CODES_VARIABLE, ""), read_decision_mode()
     codes = parse_exit_codes(listed) if listed else default
-    if verdict is None or not codes or mode == "off":
+    if verdict is None or not codes or mode == OFF:
         return FAILED, ""
     decision = verdict.decision
     code = codes.get(decision.action, FAILED)
     attempt = verdict.node_context.identity.attempt
     sentence = f"would have exited with {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
-    return (FAILED, sentence) if mode == "observe" else (code, "")
+    return (FAILED, sentence) if mode == OBSERVE else (code, "")

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from firstfault.decision_mode import read_decision_mode
 from firstfault.errors import UsageError
 from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.run_folder import FOLDERS, begin_run
@@ -126,6 +127,10 @@ def set_variables(arguments: Namespace) -> None:
 def drop_invalid() -> None:
     """Remove each variable with an invalid value, and warn: a training isn't refused because of it."""
     for setting in _SETTINGS:
+        if setting.variable == DECISIONS_VARIABLE:
+            # Not removed: without the variable, firstfault would act. Invalid, it only observes.
+            read_decision_mode()
+            continue
         text = os.environ.get(setting.variable)
         if text:
             try:

@@ -18,16 +18,16 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from firstfault.layout import ERROR_FILE
+from firstfault.decision_mode import ACT, read_decision_mode
+from firstfault.layout import ERROR_FILE, VERDICT
 from firstfault.model import JobErrors
 from firstfault.model.job import Action, pods_live
 from firstfault.store import join
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.previous_attempt import VERDICT
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.torchrun.agent import TorchrunEngine
-from firstfault_torch.torchrun.exit_codes import FAILED, read_decision_mode
+from firstfault_torch.torchrun.exit_codes import FAILED
 from firstfault_torch.torchrun.job import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _configure(*, outputs: str, **fields: Any) -> Callable[..., TorchrunEngine]:
 
 
 def _acts() -> bool:
-    return read_decision_mode() == "act"
+    return read_decision_mode() == ACT
 
 
 def _is_last_restart() -> bool:

@@ -408,6 +408,9 @@ class Verdict:
     strategy: str
     ranks: tuple[int, ...] = ()
     node: str | None = None
+    machine: str = field(default="", compare=False)
+    """What identifies the machine of the root cause in another attempt: its name, or the kernel's boot id in a pod that
+    doesn't know the name; empty: unknown. Set by `firstfault.conclude`."""
     fingerprint: str = ""
     timestamp_ns: int | None = None
     confidence: str = "low"
@@ -448,10 +451,11 @@ class Action(str, enum.Enum):
 
     RETRY = "retry"
     SYSTEM = "system"
-    """Run it again, and don't count that against the user: the platform is at fault."""
+    """Run it again, and don't count that against the user: it's proven that the platform is at fault."""
     STOP = "stop"
+    """Don't run it again: it's proven that the failure would come again, or the program asks for that."""
     UNKNOWN = "unknown"
-    """Nothing shows whether a retry would help: the scheduler's own rule is as good."""
+    """Nothing proves that a retry would help, or that it wouldn't: do what happens without firstfault."""
     UNNAMED = ""
     """Written by a version without actions."""
 

@@ -20,7 +20,7 @@ from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Sc
 from firstfault.report.answers import Answers, build_answers
 from firstfault.report.cascade import build_cascade, clocks_text, coverage_text, followers_text
 from firstfault.report.case import Case
-from firstfault.report.engine_words import find_engine_words, is_retried
+from firstfault.report.engine_words import FLYTE, EngineWords, find_engine_words
 from firstfault.report.facts import Fact, list_facts, list_raw_facts
 from firstfault.report.first_line import first_line
 from firstfault.report.formatting import format_ranks, shorten_list
@@ -51,6 +51,8 @@ class AttemptSummary:
     """Names of those that took part, if known."""
     seconds: float | None = None
     """How long it took; None: unknown."""
+    engine: EngineWords = FLYTE
+    """The words for what ran it."""
 
     @property
     def outcome(self) -> str:
@@ -60,7 +62,7 @@ class AttemptSummary:
     @property
     def line(self) -> str:
         """Outcome, retry decision and duration, in a line."""
-        retry = "" if self.decision is None else ", retry" if is_retried(self.decision) else ", no retry"
+        retry = "" if self.decision is None else f", {self.engine.summarize_retry(self.decision)}"
         took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
         return f"attempt {self.number}: {self.outcome}{retry}{took}"
 
@@ -89,7 +91,7 @@ class Report(Case):
     @property
     def first_line(self) -> str:
         """The line with which every form begins, less than 90 characters."""
-        return first_line(self.verdict, self.decision)
+        return first_line(self.verdict, self.decision, self.engine)
 
     @property
     def has_reported(self) -> bool:
@@ -166,7 +168,8 @@ def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
 def summarize_attempt(number: int, job: JobErrors, verdict: Verdict, decision: Decision) -> AttemptSummary:
     """Return the summary of an attempt that failed."""
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
-    return AttemptSummary(number, verdict, decision, nodes=tuple(sorted(nodes - {""})))
+    engine = find_engine_words(job, verdict)
+    return AttemptSummary(number, verdict, decision, nodes=tuple(sorted(nodes - {""})), engine=engine)
 
 
 def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:

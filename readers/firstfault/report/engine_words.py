@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from firstfault.model import Decision, JobErrors, Verdict
+from firstfault.model import Action, Decision, JobErrors, Verdict
 from firstfault.model.failure import OF_LOGS
 from firstfault.report.formatting import shorten_list
 
@@ -34,6 +34,8 @@ class EngineWords:
     """Where a failure was read."""
     missing: str = "no error document"
     """What there is of a rank without a report."""
+    retries_unknown: bool = True
+    """Whether it may run the job again if nothing proves that a retry would help or fail."""
     cites: bool = False
     """Whether facts are followed by the files and lines that show them."""
 
@@ -43,7 +45,12 @@ class EngineWords:
         return f"{self.reporter or self.node}s"
 
     def describe_retry(self, decision: Decision) -> str:
-        """Return whether the job is retried, and whether that is only advice: "no (advice: Flyte may retry anyway)"."""
+        """Return whether the job is retried, and whether that is only advice: "no (advice: Flyte may retry anyway)".
+
+        "unclear": nothing is proven, and the scheduler decides by its own rule.
+        """
+        if self.leaves_open(decision):
+            return "unclear"
         if self.enforcer and decision.is_spent:
             return "no retries left"
         answer = "yes" if decision.retry else "no"
@@ -51,6 +58,16 @@ class EngineWords:
             return answer
         anyway = "may not retry" if decision.retry else "may retry anyway"
         return f"{answer} (advice: {self.enforcer} {anyway})"
+
+    def summarize_retry(self, decision: Decision) -> str:
+        """Return the same in two words for a line: "retry", "no retry", "retry spent", "retry unclear"."""
+        if is_retried(decision):
+            return "retry"
+        return "retry spent" if decision.is_spent else "retry unclear" if self.leaves_open(decision) else "no retry"
+
+    def leaves_open(self, decision: Decision) -> bool:
+        """Whether firstfault leaves it to the scheduler to run the job again."""
+        return decision.action is Action.UNKNOWN and self.retries_unknown
 
     def cited(self, text: str, names: Iterable[str]) -> str:
         """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]"."""
@@ -64,7 +81,9 @@ class EngineWords:
         return f"kubectl {command.format(name)}" + (f" -n {namespace}" if _POD.fullmatch(namespace) else "")
 
 
-FLYTE = EngineWords("the pod's log", "the pod's events", "pod", enforcer="Flyte", has_kubectl=True)
+FLYTE2 = EngineWords("the pod's log", "the pod's events", "pod", enforcer="Flyte", has_kubectl=True)
+FLYTE = replace(FLYTE2, retries_unknown=False)
+"""Flyte 1 retries only exceptions that ask for it."""
 PLAIN = EngineWords("the node's log", "the node's system log", "node")
 ALONE = EngineWords("the process's log", "the node's system log", "node", reporter="rank")
 """Ranks that no agent started: each reports for itself."""
@@ -77,12 +96,17 @@ LOG = EngineWords(
     cites=True,
 )
 """A job without firstfault that is known only from its logs."""
-_ENGINES = {"": FLYTE, "flyte": FLYTE, "flyte2": FLYTE, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
+_ENGINES = {"": FLYTE, "flyte": FLYTE, "flyte2": FLYTE2, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
 
 
 def find_engine_words(job: JobErrors, verdict: Verdict) -> EngineWords:
     """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that isn't known."""
-    return _ENGINES.get(job.engine or (verdict.root.place.engine if verdict.root is not None else ""), PLAIN)
+    return _ENGINES.get(job.engine, PLAIN) if job.engine else find_words_of_root(verdict)
+
+
+def find_words_of_root(verdict: Verdict) -> EngineWords:
+    """Return the engine of a verdict's root cause; `FLYTE` if that isn't known."""
+    return _ENGINES.get(verdict.root.place.engine if verdict.root is not None else "", PLAIN)
 
 
 def is_retried(decision: Decision) -> bool:

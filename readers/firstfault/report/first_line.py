@@ -7,7 +7,7 @@ import re
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
 from firstfault.model.failure import ABOUT_CATEGORIES
-from firstfault.report.engine_words import is_retried
+from firstfault.report.engine_words import EngineWords, find_words_of_root
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
 from firstfault.retry import RETRY_REQUESTS
@@ -31,9 +31,12 @@ _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)
 """What the first words of the line express already."""
 
 
-def first_line(verdict: Verdict, decision: Decision) -> str:
-    """Return a line of less than 90 characters; the first 51 have the fault, the rank, the pod, and retry or not."""
-    fate = "retry" if is_retried(decision) else "retry spent" if decision.is_spent else "no retry"
+def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None = None) -> str:
+    """Return a line of less than 90 characters; the first 51 have the fault, the rank, the pod, and retry or not.
+
+    `engine`: what ran the job; None: what ran the root cause.
+    """
+    fate = (engine or find_words_of_root(verdict)).summarize_retry(decision)
     subject = _describe_subject(verdict)
     # if all ranks failed, the node of the first one explains nothing
     node = _to_one_line(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from firstfault import model
-from firstfault.model import Decision, RestartKind, RestartRecord, Suspect, Verdict
+from firstfault.model import Decision, RestartKind, RestartRecord, Seal, Suspect, Verdict
 from firstfault.utils.text import clean
 from firstfault.wire.codecs import MAX_LINE
 
@@ -198,6 +198,7 @@ VERDICT = JsonObject(
     JsonField("scope", _enum_type(model.Scope)),
     JsonField("ranks", _list_type(COUNT, MAX_RANKS)),
     JsonField("node", _make_nullable(TEXT)),
+    JsonField("machine", TEXT, default=""),
     JsonField("code", TEXT),
     JsonField("category", TEXT),
     JsonField("fingerprint", TEXT),
@@ -252,6 +253,28 @@ def from_json(text: str) -> tuple[Verdict, Decision] | None:
         return VERDICT.read(document["verdict"]), DECISION.read(document["decision"])
     except FOREIGN_TEXT_ERRORS:
         return None
+
+
+def restore_seal(name: str, text: str) -> Seal | None:
+    """Return the seal whose JSON this is, from a file that has nothing else; None for any other text."""
+    if (sealed := from_json(text)) is None:
+        return None
+    verdict, decision = sealed
+    return Seal(
+        name=name,
+        digest=verdict.digest,
+        count=verdict.document_count,
+        strategy=verdict.strategy,
+        json=text,
+        timestamp_ns=verdict.timestamp_ns or 0,
+        node=verdict.node or "",
+        code=verdict.code,
+        message=verdict.message,
+        kind=decision.kind,
+        origin=decision.origin,
+        fault_timestamp_ns=verdict.timestamp_ns,
+        worker=verdict.node or "",
+    )
 
 
 def _parse_with_schema(schema: str, text: str | bytes) -> Any:

@@ -17,7 +17,7 @@ from firstfault.conclude import Conclusion
 from firstfault.errors import StoreError, UsageError
 from firstfault.model import Origin, Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.retry import RetryContext
+from firstfault.retry import RetryContext, find_machine
 from firstfault.run_folder import begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
@@ -250,6 +250,7 @@ def _run_attempt(
         retries_left=retries_left,
         pods_alive=state is JobState.SUCCEEDED,
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+        previous_machine=find_machine(previous.verdict) if previous is not None else "",
     )
     conclusion = _with_end_of_pod(_conclude(reader, prefix, context, tell), killed)
     return LocalAttempt(

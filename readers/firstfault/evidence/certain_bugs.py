@@ -1,0 +1,94 @@
+"""Finds failures that another attempt would only repeat, because they depend on nothing outside of the program.
+
+The list is positive: a failure that isn't in ``certain_bugs.toml`` may be temporary, for all that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from firstfault.evidence.signatures import Pattern
+from firstfault.exceptions.ending_exception import find_ending_exception
+from firstfault.exceptions.exceptions_in_text import CAUSE_SENTENCE, CONTEXT_SENTENCE, add_remote_cause, get_short_name
+from firstfault.exceptions.first_cause import iter_exceptions
+from firstfault.model import ExceptionInfo, WorkerError
+from firstfault.utils.toml import parse_toml
+
+_USAGE_EXIT_CODE = 2
+"""Of argparse and click after a bad command line."""
+_USAGE_CHARS_READ = 2_000
+"""At the end of the output: earlier lines may be from another process that the program started."""
+_CONTAINERS = {"ExceptionGroup", "BaseExceptionGroup"}
+_CANCELLED = "CancelledError"
+"""A task group cancels its other tasks when one of them fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bug:
+    types: frozenset[str]
+    pattern: Pattern | None
+    reason: str
+
+    def fits(self, exception: ExceptionInfo) -> bool:
+        if exception.type not in self.types:
+            return False
+        return self.pattern is None or self.pattern.search(exception.message) is not None
+
+
+@cache
+def _load() -> tuple[tuple[_Bug, ...], Pattern, str]:
+    """Return the bugs, the pattern of a refused command line, and the reason for that."""
+    table = parse_toml(Path(__file__).with_name("certain_bugs.toml").read_text(encoding="utf-8"))
+    bugs = (
+        _Bug(frozenset(row["types"]), Pattern(row["pattern"]) if "pattern" in row else None, row["reason"])
+        for row in table["bug"]
+    )
+    return tuple(bugs), Pattern(table["usage"]["pattern"]), table["usage"]["reason"]
+
+
+def find_certain_bug(failure: WorkerError) -> str:
+    """Return why a process would fail again, wherever and whenever it runs; empty: that isn't certain.
+
+    Every exception of the chain must be such a bug. A TypeError in the handler of a lost connection, or an exception
+    that was raised in place of a TypeError, may be gone in the next attempt.
+    """
+    exception = find_ending_exception(failure)
+    while exception is not None and exception.type == "SystemExit":
+        if not exception.causes:
+            return _find_usage_error(failure, exception.message)
+        # `except TypeError: sys.exit(1)`
+        exception = replace(exception.causes[0], causes=exception.causes[1:])
+    if exception is None:
+        return _find_usage_error(failure, str(failure.exit_code))
+    if get_short_name(exception) == _CANCELLED:
+        return ""  # from outside, whatever was being handled at that moment
+    reasons = [_explain(link) for link in _list_failures(exception)]
+    return reasons[-1] if reasons and all(reasons) else ""
+
+
+def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
+    """Yield the exceptions of a chain and of groups, without those that only carry others."""
+    for link in iter_exceptions(add_remote_cause(exception)):
+        is_container = bool(link.members) and get_short_name(link) in _CONTAINERS
+        if not is_container and get_short_name(link) != _CANCELLED:
+            yield link
+
+
+def _explain(exception: ExceptionInfo) -> str:
+    """Return why this exception would be raised again; empty: that isn't certain."""
+    text = exception.message
+    # a traceback in the text has a chain of its own, which could not be read
+    if CAUSE_SENTENCE in text or CONTEXT_SENTENCE in text:
+        return ""
+    reason = next((bug.reason for bug in _load()[0] if bug.fits(exception)), "")
+    return reason.replace("{type}", f"{'an' if exception.type[0] in 'AIU' else 'a'} {exception.type}")
+
+
+def _find_usage_error(failure: WorkerError, exit_code: str) -> str:
+    _, pattern, reason = _load()
+    if exit_code != str(_USAGE_EXIT_CODE):
+        return ""
+    return reason if pattern.search(failure.printed[-_USAGE_CHARS_READ:]) is not None else ""
