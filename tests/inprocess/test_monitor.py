@@ -20,7 +20,8 @@ from tests.waiting import SOON_S, until
 
 pytestmark = pytest.mark.jobs
 
-OPTIONS = {**FAST, "heartbeat_interval": 0.1}
+ONCE = inprocess.initialize.RetryController(max_iterations=1)
+OPTIONS = {**FAST, "heartbeat_interval": 0.1, "initialize": ONCE}
 NOBODY = 65534
 
 
