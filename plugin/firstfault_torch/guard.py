@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -14,6 +15,8 @@ from typing import Generic, TypeVar, cast
 from firstfault.utils.loggers import get_logger
 from firstfault_torch.time_limits import (
     BACKGROUND_RESULT_TIMEOUT_SECONDS,
+    LOOP_SHORTAGE_PAUSE_SECONDS,
+    SHORTAGE_RETRY_SECONDS,
     SHUTDOWN_CALL_TIMEOUT_SECONDS,
     SHUTDOWN_POLL_SECONDS,
 )
@@ -31,6 +34,10 @@ _NO_THREAD = "can't start new thread"
 _AT_THE_END = "at interpreter shutdown"
 MAX_CONSECUTIVE_ERRORS = 3
 """Internal errors in a row after which a loop ends."""
+_SHORTAGES = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
+)
+"""The machine, the user's limits or the control group had no process, memory, descriptor or disk left."""
 _LONGEST_CHAIN = 50
 _refused_threads = threading.Event()
 """Set after the first warning that the system allows no more threads: one warning is enough."""
@@ -109,22 +116,76 @@ def run_loop(step: Callable[[], bool], activity: str) -> None:
     A training may run for months, so one internal error must not end the loop: it is logged, and `step` is called
     again. `MAX_CONSECUTIVE_ERRORS` in a row end the loop with a warning. A step has to wait before it can fail: after
     an error it is called again at once.
+
+    A shortage isn't an error of the loop: a machine may be out of threads or disk for hours, and recover. It is logged
+    when it begins, and the loop pauses after each.
     """
-    errors = 0
+    errors, was_short = 0, False
     while errors < MAX_CONSECUTIVE_ERRORS:
-        errors += 1
-        with suppress_internal_errors(activity):
-            if not step():
+        is_wanted, error = try_call(step)
+        if error is None:
+            if not is_wanted:
                 return
-            errors = 0
+            errors, was_short = 0, False
+            continue
+        is_short = is_shortage(error)
+        if not (is_short and was_short):
+            with suppress_internal_errors(activity):
+                raise error
+        was_short = is_short
+        if is_short:
+            time.sleep(LOOP_SHORTAGE_PAUSE_SECONDS)
+        else:
+            errors += 1
     logger.warning("stopped %s after %d errors in a row", activity, errors)
 
 
-def start_in_thread(call: Callable[[], object], activity: str) -> threading.Event:
-    """Start a call in a daemon thread; return an event that is set when it has ended or couldn't start."""
+def is_shortage(error: BaseException) -> bool:
+    """Whether something failed because the system has no thread, process, memory, descriptor or disk left right now."""
+    if isinstance(error, OSError):
+        return error.errno in _SHORTAGES
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
+
+
+def retry_shortage(call: Callable[[], T], seconds: float) -> T:
+    """Return the result of `call`; call it again for at most `seconds` if the system is short of something.
+
+    Raises:
+        Exception: what `call` raised otherwise, or last.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except (OSError, MemoryError, RuntimeError) as error:
+            if not is_shortage(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(SHORTAGE_RETRY_SECONDS)
+
+
+def start_daemon(target: Callable[[], object], name: str, seconds: float) -> threading.Thread:
+    """Start a daemon thread; try again for at most `seconds` while the system allows no further one.
+
+    Raises:
+        RuntimeError, MemoryError: it still doesn't.
+    """
+
+    def start() -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    return retry_shortage(start, seconds)
+
+
+def start_in_thread(call: Callable[[], object], activity: str, *, local: bool = False) -> threading.Event:
+    """Start a call in a daemon thread; return an event that is set when it has ended or couldn't start.
+
+    If the system allows no more threads, a `local` call runs in the current one.
+    """
     ended = threading.Event()
     with suppress_internal_errors(activity):
-        _start(call, ended, activity)
+        _start(call, ended, activity, local=local)
         return ended
     ended.set()
     return ended

@@ -261,6 +261,14 @@ ENDING_STORE_TIMEOUT_SECONDS = 5.0
 """A rank, for a store that may be about to end. Then it does without."""
 MONITOR_START_TIMEOUT_SECONDS = 60.0
 """A rank, for its monitor process. Then the function fails."""
+RESOURCE_SHORTAGE_TIMEOUT_SECONDS = 30.0
+"""A rank, for a thread or process while the system allows none. Then the function fails."""
+SHORTAGE_RETRY_SECONDS = 0.1
+"""What the system has no thread, process or memory for. Then it tries again."""
+LOOP_SHORTAGE_PAUSE_SECONDS = 1.0
+"""A loop, after such a shortage. Then it continues."""
+DETACHED_POLL_SECONDS = 0.5
+"""A monitor process without pidfd_open(2), for its worker's end. Then it looks again."""
 MONITOR_STORE_TIMEOUT_SECONDS = 5.0
 """A monitor process, for the store. Then the store counts as lost."""
 MONITOR_REPORT_TIMEOUT_SECONDS = 20.0

@@ -16,6 +16,7 @@ agent can't be reached, there is one warning and no deadline.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -50,6 +51,7 @@ TORCH_ENABLED_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 MAX_SCOPE = 200
 """Characters of a name. A line fits into one write to a FIFO, which is never mixed with another process's."""
 _HEART = "heartbeat"
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _SPARED = 0.1
 """Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
 
@@ -191,6 +193,8 @@ class _Client:
         # a signal handler may use the watchdog, too
         self._lock = threading.RLock()
         self._descriptor: int | None = None
+        self._fifo: os.stat_result | None = None
+        """What the descriptor leads to."""
         self.begun = 0
         """How many blocks have begun; the last one's number."""
         self._open: dict[str, int] = {}
@@ -291,21 +295,30 @@ class _Client:
                 line = self._unsent.pop(number)  # first: a signal handler may send, too, while this one waits
                 try:
                     self._write(line)
-                except BlockingIOError:
+                except OSError:
                     self._unsent.setdefault(number, line)
                     raise
                 self._is_blocked = False
         except BlockingIOError:
             self._is_blocked = True  # the next call doesn't wait
         except OSError as error:
+            # Only without a reader, or without the FIFO, is the agent gone. For want of a descriptor or of memory, the
+            # next call tries again: a block's end that is never sent would cost a healthy process its life.
+            if error.errno in _SHORTAGES:
+                return
             self._is_lost = True
             self._unsent.clear()
             logger.warning("the watchdog of this process is off: can't reach the agent (%s)", error)
 
     def _write(self, line: bytes) -> None:
+        # The program may have closed all descriptors, as daemons do, and have opened a file of its own under this
+        # number. A line would land in that file, and a block's end would never reach the agent.
+        if self._descriptor is not None and not self._leads_to_fifo(self._descriptor):
+            self._descriptor = None
         if self._descriptor is None:
             # fails if no agent reads it
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fifo = os.fstat(self._descriptor)
         # A write of at most PIPE_BUF bytes to a FIFO is atomic: the agent gets the whole line, or none (pipe(7)).
         try:
             os.write(self._descriptor, line)
@@ -318,6 +331,12 @@ class _Client:
             # for it.
             poll.poll(DEADLINE_SEND_TIMEOUT_SECONDS * 1000)
             os.write(self._descriptor, line)
+
+    def _leads_to_fifo(self, descriptor: int) -> bool:
+        try:
+            return self._fifo is not None and os.path.samestat(os.fstat(descriptor), self._fifo)
+        except OSError:
+            return False
 
 
 _current: _Client | None = None

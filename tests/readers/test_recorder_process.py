@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -124,6 +123,38 @@ def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, mo
 
     asyncio.run(serve())
     assert len(begun) == uploads
+
+
+@pytest.mark.parametrize("slow_s", [HANG_S, 0.0], ids=["soon", "slow"])
+def test_newer_content_for_the_same_path(slow_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaces the older content, although that is still being uploaded, and even if that ends last."""
+    monkeypatch.setattr(uploads_module, "SLOW_UPLOAD_SECONDS", slow_s)
+    stored: dict[str, bytes] = {}
+
+    async def serve() -> None:
+        there = Uploads(str(tmp_path))
+        begun, slow = asyncio.Event(), asyncio.Event()
+
+        async def put(path: str, data: bytes) -> None:
+            begun.set()
+            if data == b"older":
+                await slow.wait()
+            stored[path] = data
+
+        there._store = SimpleNamespace(put=put)
+        there._warm.set()
+        older = asyncio.create_task(there.put(Target("deck.html"), b"older"))
+        await begun.wait()
+        newer = asyncio.create_task(there.put(Target("deck.html"), b"newer"))
+        while not slow_s and not newer.done():  # noqa: ASYNC110 - it doesn't wait for the older upload
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        slow.set()
+        assert [receipt.durable for receipt in await asyncio.gather(older, newer)] == [True, True]
+        await there.drain(HANG_S)
+
+    asyncio.run(serve())
+    assert stored == {"deck.html": b"newer"}
 
 
 def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
@@ -249,7 +280,7 @@ def test_the_end(start: Start, out: Prefix) -> None:
     assert process.alive()
     assert process.folder.path.stat().st_mode & 0o777 == 0o700
     assert put(process).durable
-    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors) + 1, "the lock"  # noqa: PTH208 - as above
     assert threading.active_count() == threads
     spooled(process, "b.pb")
     process.folder.agent_spool.add("c.pb", b"spooled")
@@ -259,6 +290,7 @@ def test_the_end(start: Start, out: Prefix) -> None:
     assert not process.alive()
     assert is_gone(process.pid)
     assert not process.folder.path.exists()
+    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
     assert list(out.files()) == ["a.pb"]
     assert out.roster() == []
     process.end()
@@ -307,8 +339,7 @@ def test_a_folder_too_deep_for_a_socket(
         process = start(out.uri)
     assert process.folder.path.parent == Path("/tmp")  # noqa: S108 - what is expected
     Recorder(process.folder).resources(HANG_S)
-    shutil.rmtree(process.folder.path)  # a recorder exits when its folder is gone
-    until(lambda: not process.alive(), "the recorder's end")
+    process.end()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
         start(out.uri)

@@ -1,5 +1,6 @@
 """Guarding our own code: every exception becomes one warning."""
 
+import errno
 import logging
 import os
 import signal
@@ -170,3 +171,21 @@ def test_a_loop_survives_single_errors(caplog: pytest.LogCaptureFixture) -> None
     run_loop(step, "polling")
     assert len(list(outcomes)) == 2
     assert "stopped polling after 3 errors in a row" in caplog.text
+
+
+def test_a_loop_outlives_a_shortage(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the system has no thread, process, memory, descriptor or disk left, the loop continues after it."""
+    monkeypatch.setattr(guard, "LOOP_SHORTAGE_PAUSE_SECONDS", 0.0)
+    shortages: list[Exception] = [OSError(errno.ENOSPC, ""), BlockingIOError(errno.EAGAIN, ""), MemoryError()]
+    outcomes = iter([RuntimeError("can't start new thread"), *shortages, *shortages, ValueError(), *shortages, None])
+
+    def step() -> bool:
+        outcome = next(outcomes)
+        if outcome is not None:
+            raise outcome
+        return False
+
+    run_loop(step, "polling")
+    assert next(outcomes, "no more") == "no more"
+    assert "stopped polling" not in caplog.text
+    assert len(caplog.records) < 5, "one line for a shortage"

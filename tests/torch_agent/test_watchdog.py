@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -315,6 +316,38 @@ def test_an_agent_that_is_gone(expired: Expired, caplog: pytest.LogCaptureFixtur
 def _too_slow() -> None:
     with watchdog.expires(after=SOON_S, scope="in a child"):
         time.sleep(NEVER_S)
+
+
+@pytest.mark.parametrize("takes_number", [True, False], ids=["opens a file", "only closes"])
+def test_a_program_that_closes_all_descriptors(takes_number: bool, expired: Expired, tmp_path: Path) -> None:
+    """No line lands in a file that the program opens then, and the end of its block still reaches the agent."""
+    expired.start()
+    with watchdog.expires(NEVER_S, "of the program"):
+        assert expired.becomes("block")
+        client = watchdog._client()
+        assert client is not None
+        number = client._descriptor
+        assert number is not None
+        os.close(number)
+        if takes_number:
+            own = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
+            assert os.dup2(own, number) == number
+    assert expired.becomes()
+    assert not takes_number or (tmp_path / "checkpoint").read_bytes() == b""
+
+
+def test_a_worker_without_a_free_descriptor(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+    """Its deadlines are sent with a later call, and the watchdog stays on."""
+    expired.start()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        watchdog.ping()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with watchdog.expires(NEVER_S):
+        assert expired.becomes("block")
+    assert not caplog.records
 
 
 def test_a_child_of_a_worker(expired: Expired) -> None:

@@ -131,7 +131,7 @@ def job_store(handler: Any) -> Any:
         errors: list[BaseException | None] = []
         # In a thread: torch waits in C++, where Python runs no signal handlers, and SIGTERM must end the wait.
         doing = "waiting for all nodes at torch's rendezvous"
-        start_in_thread(lambda: errors.append(try_call(handler.next_rendezvous)[1]), doing).wait()
+        start_in_thread(lambda: errors.append(try_call(handler.next_rendezvous)[1]), doing, local=True).wait()
         if errors and errors[0] is not None:
             failed: Future[Any] = Future()
             failed.set_exception(errors[0])

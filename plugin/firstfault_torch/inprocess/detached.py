@@ -7,32 +7,36 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from firstfault_torch.guard import try_call
+from firstfault_torch.guard import retry_shortage, try_call
 from firstfault_torch.inprocess.exception import InternalError
-from firstfault_torch.time_limits import MONITOR_START_TIMEOUT_SECONDS
+from firstfault_torch.time_limits import (
+    DETACHED_POLL_SECONDS,
+    MONITOR_START_TIMEOUT_SECONDS,
+    RESOURCE_SHORTAGE_TIMEOUT_SECONDS,
+)
+
+_HELPER_NAME = "ff-inprocess"
+"""How the kernel calls a helper: the name of its main thread, which stays readable while it's a zombie."""
 
 
-def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str, logfile: str | None) -> int:
-    """Run `begin`, then `run` in a grandchild that has none of this process's files; return its number after `begin`.
+def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str, logfile: str | None) -> None:
+    """Run `begin`, then `run` in a grandchild that has none of this process's files; return after `begin`.
 
     Raises:
         firstfault_torch.inprocess.exception.InternalError: `begin` raised.
+        OSError: for a while, the system allowed no further process.
     """
     ours, its = socket.socketpair()
     with ours, its:
-        with warnings.catch_warnings():
-            # Python 3.12 warns of a fork while threads run; the child uses nothing that they may have locked
-            warnings.simplefilter("ignore", DeprecationWarning)
-            # Double fork: the middle process ends at once, so the helper becomes a child of init or of a subreaper. The
-            # program can't reap it by waiting for any child, and gets no SIGCHLD at its end.
-            middle = os.fork()
+        # Double fork: the middle process ends at once, so the helper becomes a child of init or of a subreaper. The
+        # program can't reap it by waiting for any child, and gets no SIGCHLD at its end.
+        middle = _fork()
         if middle == 0:
             try_call(lambda: _run_detached(begin, run, its, logfile))
             os._exit(0)  # nothing may run the worker's handlers at exit
@@ -45,10 +49,16 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
         with contextlib.suppress(TimeoutError):
             while more := ours.recv(4096):
                 answer += more
-    if not answer.startswith(b"ok"):
+    if answer != b"ok":
         raise InternalError(f"{name} didn't start: {answer.decode(errors='replace') or 'it does not answer'}")
-    number: int = struct.unpack("=q", answer[2:10])[0]
-    return number
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of a fork while threads run; the child uses nothing that they may have locked
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # A machine that is out of processes for a moment must not keep the function from being called.
+        return retry_shortage(os.fork, RESOURCE_SHORTAGE_TIMEOUT_SECONDS)
 
 
 def _run_detached(
@@ -56,7 +66,7 @@ def _run_detached(
 ) -> None:
     # Its own session: a signal to the worker's process group, such as Ctrl-C, doesn't reach the helper.
     os.setsid()
-    if os.fork() > 0:
+    if _fork() > 0:
         return
     # The program's handlers were inherited, and would run its code here; so was asyncio's descriptor for wake-ups.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
@@ -64,16 +74,18 @@ def _run_detached(
     signal.set_wakeup_fd(-1)
 
     def prepare() -> None:
-        _drop_files(keep=answer.fileno(), logfile=logfile)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(_HELPER_NAME, encoding="ascii")
+        _redirect_output(logfile)
+        close_files(keep=answer.fileno())
         begin()
 
     _, error = try_call(prepare, Exception)
     if error is not None:
         answer.sendall(f"{type(error).__name__}: {error}".encode())
         return
-    # After `begin`: the worker continues only when the helper watches it, or the store listens. The pid is sent,
-    # because the worker can't see the pid of a grandchild.
-    answer.sendall(b"ok" + struct.pack("=q", os.getpid()))
+    # After `begin`: the worker continues only when the helper watches it, or the store listens.
+    answer.sendall(b"ok")
     answer.close()
     log_error(try_call(run)[1])
 
@@ -81,17 +93,25 @@ def _run_detached(
 def log_error(error: BaseException | None) -> None:
     """Write an exception to such a process's log."""
     if error is not None:
-        with contextlib.suppress(OSError):
-            os.write(2, "".join(traceback.format_exception(error)).encode())
+        log_line("".join(traceback.format_exception(error)).rstrip())
 
 
-def _drop_files(keep: int, logfile: str | None) -> None:
-    """Close everything that was inherited: an open end of a pipe would hide the worker's death from its agent."""
+def log_line(text: str) -> None:
+    """Write a text to such a process's log."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
+def _redirect_output(logfile: str | None) -> None:
     log = os.open(logfile or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+
+
+def close_files(keep: int = -1) -> None:
+    """Close everything that was inherited: an open end of a pipe would hide the worker's death from its agent."""
     # As a list: descriptors are closed in the loop. The listing's own is in it, and closed already.
     for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number != keep:  # noqa: PLR2004 - stdin, stdout, stderr
@@ -99,34 +119,95 @@ def _drop_files(keep: int, logfile: str | None) -> None:
                 os.close(number)
 
 
-class DetachedProcess:
-    """A process that isn't necessarily a child, and that can be waited for."""
+def reap_adopted_helpers() -> None:
+    """Reap ended helpers that this process has adopted, as the first process of a container.
 
-    def __init__(self, number: int) -> None:
+    Elsewhere init does that. No other child is touched: its parent's code waits for it.
+    """
+    if os.getpid() != 1:
+        return
+    for children in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            for pid in map(int, children.read_text(encoding="ascii").split()):
+                if f"({_HELPER_NAME})" in Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace"):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+class DetachedProcess:
+    """A process that isn't necessarily a child, and that can be waited for and signalled.
+
+    Process ids are used again, so `started`, its start time, identifies it; None: read it now.
+    """
+
+    def __init__(self, number: int, started: int | None = None) -> None:
         self.number = number
-        # For kernels before 5.3, which have no pidfd: pid and start time identify a process.
-        self._started = _read_start_time(number)
+        self.started = read_start_time(number) if started is None else started
+        self._has_ended = not self.started
         self._descriptor: int | None = None
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
             self._descriptor = os.pidfd_open(number)
+            # If the number already belongs to another process, this descriptor is that one's. Checked after it was
+            # opened: if the process is there now, it was there at that time, too.
+            try:
+                self._has_ended = read_start_time(number) != self.started
+            except OSError:
+                self.close()
 
     def has_died(self, seconds: float) -> bool:
         """Wait at most this many seconds for its end."""
-        if not self._started:
+        if self._has_ended:
             return True  # it had ended before it could be looked up, so there is nothing to wait for
         # The kernel makes a pidfd readable when the process ends, even before its parent has reaped it.
         if self._descriptor is not None:
-            return bool(select.select([self._descriptor], [], [], seconds)[0])
-        time.sleep(seconds)
-        return _read_start_time(self.number) != self._started
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLIN)
+            self._has_ended = bool(poll.poll(seconds * 1000))
+            return self._has_ended
+        deadline = time.monotonic() + seconds
+        while not self._is_gone() and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, DETACHED_POLL_SECONDS))
+        return self._has_ended
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it has ended: its number may be another process's by now."""
+        if self.has_died(0):
+            return
+        if self._descriptor is not None:
+            try:
+                signal.pidfd_send_signal(self._descriptor, number)
+            except ProcessLookupError:
+                return
+            except OSError:  # a sandbox that allows to open such a descriptor, but not this
+                pass
+            else:
+                return
+        if not self._is_gone():
+            with contextlib.suppress(OSError):
+                os.kill(self.number, number)
+
+    def _is_gone(self) -> bool:
+        # If its start time can't be read, it counts as there: only what is proven dead may be reported or reaped.
+        with contextlib.suppress(OSError):
+            self._has_ended = read_start_time(self.number) != self.started
+        return self._has_ended
+
+    def close(self) -> None:
+        """Hold no descriptor any more; nothing else may be called afterwards."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
-def _read_start_time(process: int) -> str:
-    """Return when a process started, which identifies it although numbers are used again; empty: it has ended."""
+def read_start_time(process: int) -> int:
+    """Return when a process started, in ticks since the boot; 0: it has ended.
+
+    Raises:
+        OSError: it can't be read, such as for want of a descriptor. That says nothing about the process.
+    """
     try:
         # proc(5): the name in parentheses may contain spaces and parentheses, so count from the last one. A zombie
         # has ended; field 22 is the start time.
-        state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else fields[18]
+        state, *fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if state in "ZX" else int(fields[18])

@@ -18,7 +18,13 @@ import torch.distributed as dist
 
 from firstfault.utils.text import counted
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
-from firstfault_torch.guard import call_with_timeout, start_in_thread, suppress_internal_errors, try_call
+from firstfault_torch.guard import (
+    call_with_timeout,
+    start_daemon,
+    start_in_thread,
+    suppress_internal_errors,
+    try_call,
+)
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError, check_limit
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_torch.inprocess.rank_assignment import State
@@ -146,7 +152,10 @@ class AbortTorchDistributed(Abort):
         if dist.is_available() and dist.is_initialized():
             # In parallel: if one communicator's abort blocks, all further ones are still aborted. gloo's connections
             # are shut down at the same time, because a rank may wait in a group of either backend.
-            aborted = [start_in_thread(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
+            # Without a free thread, one after the other in this one: otherwise the main thread would stay in its
+            # collective until it is killed.
+            doing = "aborting NCCL's communicators"
+            aborted = [start_in_thread(abort, doing, local=True) for abort in backends_that_abort()]
             with suppress_internal_errors("shutting down gloo's connections"):
                 shut_down_gloo_connections()
             deadline = time.monotonic() + NCCL_ABORT_TIMEOUT_SECONDS
@@ -177,7 +186,7 @@ def destroy_process_groups(seconds: float) -> None:
         return
     if dist.is_initialized():
         # None is returned for success and for a timeout alike: so torch is asked again below.
-        call_with_timeout(dist.destroy_process_group, seconds, "destroying the process groups")
+        call_with_timeout(dist.destroy_process_group, seconds, "destroying the process groups", local=True)
         if dist.is_initialized():
             raise RestartTimeoutError(f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)")
     # Also without groups: an interruption inside init_process_group leaves entries that torch doesn't destroy.
@@ -253,8 +262,9 @@ def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Cal
         errors.append(try_call(call)[1])
         done.set()
 
-    threading.Thread(target=run, name="firstfault-restarting", daemon=True).start()
-    if not done.wait(timeout.total_seconds()):
+    deadline = time.monotonic() + timeout.total_seconds()
+    start_daemon(run, "firstfault-restarting", timeout.total_seconds())
+    if not done.wait(max(deadline - time.monotonic(), 0)):
         raise RestartTimeoutError(f"{doing()} did not end within {timeout.total_seconds():g} s")
     if errors[0] is not None:
         raise errors[0]

@@ -3,6 +3,9 @@
 The monitor process reports the rank's death, and ends the rank if nothing else can interrupt it. It is forked before
 the rank has connections, closes all inherited files, and ends after the rank's call. The two share memory with the
 rank's phase and the time of its last progress. One thread writes that time; the other interrupts the main thread.
+
+Peers take a rank for lost if its monitor process falls silent. So that process has a standby, its child: whichever of
+the two dies, such as by the OOM killer, the other one takes over or starts a new one, without touching the rank.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import datetime as dt
 import enum
 import mmap
 import os
+import queue
 import signal
 import sys
 import sysconfig
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,8 +33,15 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors, try_call
-from firstfault_torch.inprocess.detached import DetachedProcess, log_error, start_detached
+from firstfault_torch.guard import logger, start_daemon, start_in_thread, suppress_internal_errors, try_call
+from firstfault_torch.inprocess.detached import (
+    DetachedProcess,
+    close_files,
+    log_error,
+    log_line,
+    read_start_time,
+    start_detached,
+)
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
@@ -87,6 +99,7 @@ class SharedProgress(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, ctypes.c_double) for name in ("automatic", "manual", "interrupted")),
         *((name, ctypes.c_int64) for name in ("phase", "iteration", "rank", "world_size", "unguarded")),
+        *((name, ctypes.c_int64) for name in ("monitor", "monitor_started")),
     ]
     automatic: float
     """When the main thread last executed Python code."""
@@ -103,6 +116,10 @@ class SharedProgress(ctypes.Structure):
     """Of this iteration."""
     unguarded: int
     """Blocks, one in another, in which no time counts."""
+    monitor: int
+    """The process id of the monitor process; 0 while there is none."""
+    monitor_started: int
+    """Its start time, as `detached.read_start_time` returns it."""
 
     def __new__(cls) -> Self:
         """Return a progress in memory that this process shares with those that it forks."""
@@ -158,39 +175,82 @@ class Watcher:
         connect: Callable[[], Any],
         options: InProcessOptions,
     ) -> None:
-        self.pid: int | None = None
         self._progress = progress
         self._initial_rank = initial_rank
         self._prefix = prefix
         self._connect = connect
         self._options = options
-        self._worker = os.getpid()
+        # Before the fork: afterwards the number might already belong to another process.
+        self._worker, self._worker_started = os.getpid(), read_start_time(os.getpid())
+        self._standby: int | None = None
         self._connection: Any = None
         self._reported = -1
         self._killed = False
         self._beats: dict[tuple[int, int], tuple[int, float]] = {}
         self._next_beat = 0.0
-        self._asking: threading.Thread | None = None
+        self._store_thread: _StoreThread | None = None
 
     def start(self) -> None:
         """Start the monitor process of this worker, or raise an InternalError."""
         logfile = (self._options.monitor_process_logfile or "").format(rank=self._initial_rank) or None
         name = f"the monitor process of rank {self._initial_rank}"
-        self.pid = start_detached(self.begin, self.watch, name, logfile)
+        start_detached(self.begin, self.watch, name, logfile)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the monitor process."""
+        return self._progress.monitor
 
     def close(self) -> None:
-        """End the monitor process."""
+        """End the monitor process; its standby then ends, too."""
         # Before the signal: if this process dies in between, the monitor process does not report a death.
         self._progress.phase = RankPhase.CLOSED
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        # The monitor process may have died during the call, days ago, and its number may be another process's.
+        monitor = DetachedProcess(self._progress.monitor, self._progress.monitor_started)
+        monitor.send(signal.SIGKILL)
+        monitor.close()
 
     # --- in the monitor process -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Open the worker's process."""
-        self._process = DetachedProcess(self._worker)
+        """Open the worker's process, and start the standby, as long as this process has no threads."""
+        self._process = DetachedProcess(self._worker, self._worker_started)
+        self._progress.monitor, self._progress.monitor_started = os.getpid(), read_start_time(os.getpid())
+        self._keep_standby()
+
+    def _keep_standby(self) -> None:
+        """Start a standby if there is none, or if it has died."""
+        if self._standby is not None:
+            with contextlib.suppress(ChildProcessError):
+                if os.waitpid(self._standby, os.WNOHANG)[0] == 0:
+                    return
+            self._standby = None
+        with warnings.catch_warnings():
+            # Python 3.12 warns of a fork while threads run; the child uses nothing of theirs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                child = os.fork()
+            except (OSError, MemoryError):
+                return  # no process is free at the moment: the next look tries again
+        if child == 0:
+            log_error(try_call(self._stand_by)[1])
+            os._exit(0)
+        self._standby = child
+
+    def _stand_by(self) -> None:
+        """Wait for the end of the monitor process; become the monitor process if the call isn't over."""
+        close_files()  # the connection to the store and the answer to the worker are the parent's
+        self._standby = self._connection = self._store_thread = None
+        self._beats = {}
+        monitor = DetachedProcess(self._progress.monitor, self._progress.monitor_started)
+        while not monitor.has_died(time_limits.MONITOR_LINGER_SECONDS):
+            pass
+        monitor.close()
+        if self._progress.phase == RankPhase.CLOSED:
+            return
+        log_line(f"the monitor process {monitor.number} has died; this process takes over")
+        self.begin()
+        self.watch()
 
     def watch(self) -> None:
         """Watch until the worker's call is over."""
@@ -205,11 +265,16 @@ class Watcher:
             late = time.monotonic() - began - interval
             if late > time_limits.FROZEN_WATCHDOG_SECONDS:
                 self._postpone(late)
-            self._look()
+            # Whatever fails in one look, such as for want of memory, the next one tries again: if this process ended,
+            # the peers would take a healthy worker for lost.
+            log_error(try_call(self._look, Exception)[1])
+            log_error(try_call(self._keep_standby, Exception)[1])
             began = time.monotonic()
         # The worker has died, and the shared memory has its last phase. In IDLE, LEFT and CLOSED no report is due.
         if self._progress.phase not in {RankPhase.IDLE, RankPhase.CLOSED, RankPhase.LEFT}:
             self._with_store(self._report_death, patient=True)
+        # For the standby: there is nothing left to watch or to report.
+        self._progress.phase = RankPhase.CLOSED
 
     # --- the worker ---------------------------------------------------------------------------------------------
 
@@ -234,19 +299,23 @@ class Watcher:
     def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:
         """Call what needs the store; return whether it succeeded, or may still succeed.
 
-        A store that is lost or frozen must not keep the worker from being killed. Its thread is also slow, because it
-        resolves the address of each client: torch's libuv store waits for the name service then. If `patient`, wait for
-        the call before, which may take long.
+        A store that is lost or frozen must not keep the worker from being killed, so a thread makes the calls. The
+        store's thread is also slow, because it resolves the address of each client: torch's libuv store waits for the
+        name service then. If `patient`, wait for the call before, which may take long.
         """
+        usual, long = time_limits.MONITOR_STORE_TIMEOUT_SECONDS, time_limits.MONITOR_REPORT_TIMEOUT_SECONDS
         # An earlier call may still be in C++ on this connection, which only one thread may use at a time.
-        if self._asking is not None and self._asking.is_alive():
+        if self._store_thread is not None and not self._store_thread.idle.wait(long if patient else 0):
             if not patient:
                 return False
-            self._asking.join(time_limits.MONITOR_REPORT_TIMEOUT_SECONDS)
-            if self._asking.is_alive():
-                self._connection = None  # it may wait for ever on that one
-
-        # Set by the thread. If the join below times out first, a call that fails later has counted as a success.
+            self._connection = None  # it may wait for ever on that one
+            self._store_thread.end()
+            self._store_thread = None
+        # One thread for all calls, not one for each: while the system allows no further thread, heartbeats go on.
+        if self._store_thread is None:
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self._store_thread = _StoreThread()
+        # Set by the thread. If the wait below times out first, a call that fails later has counted as a success.
         failed = threading.Event()
 
         def run() -> None:
@@ -256,10 +325,13 @@ class Watcher:
                 self._connection = None
                 log_error(error)
 
-        self._asking = threading.Thread(target=run, daemon=True)
-        self._asking.start()
-        usual, long = time_limits.MONITOR_STORE_TIMEOUT_SECONDS, time_limits.MONITOR_REPORT_TIMEOUT_SECONDS
-        self._asking.join(long if patient else usual)
+        if self._store_thread is None:
+            # There was never a thread. A store that blocks then delays the end of a worker that hangs, which does less
+            # harm than no heartbeats.
+            run()
+        else:
+            self._store_thread.begin(run)
+            self._store_thread.idle.wait(long if patient else usual)
         return not failed.is_set()
 
     def _postpone(self, seconds: float) -> None:
@@ -274,13 +346,12 @@ class Watcher:
 
     def _kill(self) -> None:
         """Let the worker end itself on SIGTERM, then kill it."""
-        with contextlib.suppress(ProcessLookupError):
-            # A stopped process handles SIGTERM only after SIGCONT; SIGKILL ends it in any case.
-            os.kill(self._worker, signal.SIGCONT)
-            os.kill(self._worker, signal.SIGTERM)
-            if not self._process.has_died(self._options.seconds("termination_grace_time")):
-                os.kill(self._worker, signal.SIGKILL)
-                self._process.has_died(time_limits.MONITOR_LINGER_SECONDS)
+        # A stopped process handles SIGTERM only after SIGCONT; SIGKILL ends it in any case.
+        self._process.send(signal.SIGCONT)
+        self._process.send(signal.SIGTERM)
+        if not self._process.has_died(self._options.seconds("termination_grace_time")):
+            self._process.send(signal.SIGKILL)
+            self._process.has_died(time_limits.MONITOR_LINGER_SECONDS)
 
     def _report_death(self) -> None:
         """Report the worker's death in the iteration in which its peers can still act on it."""
@@ -356,6 +427,35 @@ class Watcher:
         return now - since >= self._options.seconds("heartbeat_timeout")
 
 
+class _StoreThread:
+    """A thread of the monitor process that makes one call after another.
+
+    Raises:
+        RuntimeError, MemoryError: the system allows no further thread.
+    """
+
+    def __init__(self) -> None:
+        self.idle = threading.Event()
+        """Set while no call is in progress."""
+        self.idle.set()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="firstfault-store", daemon=True).start()
+
+    def begin(self, call: Callable[[], None]) -> None:
+        """Begin a call, which must not raise; the one before must have ended."""
+        self.idle.clear()
+        self._calls.put(call)
+
+    def end(self) -> None:
+        """Let the thread end, after a call in progress."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            self.idle.set()
+
+
 # --- the threads ------------------------------------------------------------------------------------------------------
 
 
@@ -397,8 +497,8 @@ class MonitorThread:
         """Set when the outcome is known."""
         self.aborted = threading.Event()
         """Set when nothing is left to abort."""
-        self._thread = threading.Thread(target=self._run, name="firstfault-restart", daemon=True)
-        self._thread.start()
+        patience = time_limits.RESOURCE_SHORTAGE_TIMEOUT_SECONDS
+        self._thread = start_daemon(self._run, "firstfault-restart", patience)
 
     def _run(self) -> None:
         with suppress_internal_errors("watching an iteration"):
@@ -517,8 +617,8 @@ class ProgressStamper:
         _kept.append(self._semaphore)
         _libc.sem_init(self._semaphore, 0, 0)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="firstfault-progress", daemon=True)
-        self._thread.start()
+        patience = time_limits.RESOURCE_SHORTAGE_TIMEOUT_SECONDS
+        self._thread = start_daemon(self._run, "firstfault-progress", patience)
 
     def _run(self) -> None:
         is_asked = False

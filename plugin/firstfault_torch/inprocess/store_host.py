@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, suppress_internal_errors
+from firstfault_torch.guard import logger, suppress_internal_errors, try_call
 from firstfault_torch.inprocess.detached import DetachedProcess, start_detached
 from firstfault_torch.inprocess.exception import InternalError, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions
@@ -151,9 +151,11 @@ class _Host:
         # Ranks of this job may still settle who continues. A connection counts if two looks in a row see it, so the
         # first look always counts as quiet, and several are needed.
         while quiet < _QUIET_LOOKS:
-            now = self._connections()
-            quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
-            before = now
+            # If they can't be listed, such as for want of a descriptor, that is no proof that there are none.
+            now, _ = try_call(self._connections, Exception)
+            is_quiet = now is not None and not now & before  # ranks of the next job connect again and again, and leave
+            quiet = quiet + 1 if is_quiet else 0
+            before = now or set()
             time.sleep(time_limits.SIGNAL_HANDLER_INTERVAL_SECONDS)
 
     def _connections(self) -> set[str]:

@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from firstfault_torch import time_limits
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
+from firstfault_torch.inprocess.detached import reap_adopted_helpers
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
 from firstfault_torch.node_context import OTHERS_CONTINUE
 
@@ -48,6 +49,7 @@ class SurvivingWorkers:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
         # A worker that leaves while its peers continue reports OTHERS_CONTINUE. Any other report means that all ranks
         # give up.
+        reap_adopted_helpers()
         shutdown_requested = [report for report in self._workers.reported().values() if not report.get(OTHERS_CONTINUE)]
         lost = self._find_ended()
         for local_rank in sorted(lost - self._lost):
@@ -79,7 +81,9 @@ class SurvivingWorkers:
                 return None  # a rank was lost after all had completed, and its result with it
         # they have handed over their results; the event for which they wait blocks for ever if one died in that wait
         tell = partial(torch_agent.let_workers_end, context)
-        call_with_timeout(tell, time_limits.STORE_TIMEOUT_SECONDS, "informing the workers that they may end")
+        # `local`: without it, a moment without free threads would leave them waiting for ever
+        doing = "informing the workers that they may end"
+        call_with_timeout(tell, time_limits.STORE_TIMEOUT_SECONDS, doing, local=True)
         processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (time_limits.SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
@@ -104,7 +108,8 @@ class SurvivingWorkers:
         # Once per round, although this method runs in every poll.
         if self._others is None:
             doing = "counting the nodes that have no workers"
-            call_with_timeout(partial(store.add, _NO_WORKERS, 1), time_limits.STORE_TIMEOUT_SECONDS, doing)
+            count = partial(store.add, _NO_WORKERS, 1)
+            call_with_timeout(count, time_limits.STORE_TIMEOUT_SECONDS, doing, local=True)
             self._others = BackgroundCall(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
@@ -150,4 +155,4 @@ class SurvivingWorkers:
         if not ranks:
             return set()
         doing = "asking from which faults the ranks had recovered"
-        return call_with_timeout(ask, time_limits.STORE_TIMEOUT_SECONDS, doing)
+        return call_with_timeout(ask, time_limits.STORE_TIMEOUT_SECONDS, doing, local=True)

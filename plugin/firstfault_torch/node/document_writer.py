@@ -128,7 +128,11 @@ def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: floa
     if files is not None:
         add = partial(files.outgoing_spool.add, target.name, data)
         file = call_with_timeout(add, MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
-    return _upload(target, file, data, node_context, time.monotonic() + seconds).durable
+    receipt = _upload(target, file, data, node_context, time.monotonic() + seconds)
+    if files is not None and file is not None and receipt.durable:
+        # Nobody reads it again, and a job may write such a file each hour for a month.
+        files.outgoing_spool.remove(target.name)
+    return receipt.durable
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -22,12 +23,13 @@ from firstfault.recorder import time_limits
 from firstfault.utils.text import parse_json
 
 DOCUMENT = "document.pb"
-"""In `NodeFolder.last_words`: the error document about the agent's death, without a time."""
+"""In `NodeFolder.last_words`: the error document about the agent's death, without a time; empty: it ends normally."""
 PRESENCE = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed), without receipts and time."""
 WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
-_SESSIONS = "sessions.json"
+SESSIONS = "sessions.json"
+"""In the node's folder: what `NodeFolder.note_sessions` keeps."""
 _REMOVALS = 5
 """Most attempts to remove the folder."""
 _MAX_STACKS = 64 * 1024
@@ -103,6 +105,12 @@ class Spool:
         # A mark, not a removal: the document may be written only after this, or an upload may be reading it right now.
         (self.folder / f"{name}{_WITHDRAWN}").touch()
 
+    def remove(self, name: str) -> None:
+        """Remove a document and its receipt, if they are there."""
+        for file in (name, f"{name}{_RECEIPT}"):
+            with contextlib.suppress(OSError):
+                (self.folder / file).unlink()
+
     def documents(self) -> list[SpooledDocument]:
         """Return the documents in the spool, by name."""
         return [
@@ -141,8 +149,14 @@ class NodeFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder is there. The recorder removes it when it ends, and late writers must not recreate it."""
-        return self.path.is_dir()
+        """Whether the folder is there. The recorder removes it when it ends, and late writers must not recreate it.
+
+        Something of another user in its place, such as after a cleaner of /tmp has removed it, isn't the folder.
+        """
+        with contextlib.suppress(OSError):
+            status = self.path.lstat()
+            return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        return False
 
     # --- the recorder's files -------------------------------------------------------------------------------------
 
@@ -157,13 +171,13 @@ class NodeFolder:
         Raises:
             OSError: the file could not be written.
         """
-        (self.path / _SESSIONS).write_text(json.dumps(sorted(sessions)), encoding="ascii")
+        (self.path / SESSIONS).write_text(json.dumps(sorted(sessions)), encoding="ascii")
 
     @property
     def sessions(self) -> frozenset[int]:
         """The sessions of workers that lead one."""
         try:
-            return frozenset(json.loads((self.path / _SESSIONS).read_text(encoding="ascii")))
+            return frozenset(json.loads((self.path / SESSIONS).read_text(encoding="ascii")))
         except (OSError, ValueError):
             return frozenset()
 

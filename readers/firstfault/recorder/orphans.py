@@ -17,6 +17,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 _RANK = b"FIRSTFAULT_LOCAL_RANK="
@@ -30,46 +31,36 @@ _CHUNK_BYTES = 64 * 1024
 def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
     """Return the processes of this session, and of `sessions`, that are workers of a node, or that workers started."""
     sessions, real = sessions | {os.getsid(0)}, folder.resolve()
-    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
-    return {pid for pid in pids - {os.getpid()} if _is_orphan(pid, folder, real, sessions)}
+    entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {int(entry.name) for entry in entries if _is_orphan(entry, folder, real, sessions)}
 
 
-def _is_orphan(pid: int, folder: Path, real: Path, sessions: frozenset[int]) -> bool:
+def _is_orphan(entry: Path, folder: Path, real: Path, sessions: frozenset[int]) -> bool:
     # another user's processes, and those that have just ended, can't be read
     with contextlib.suppress(OSError):
-        process = Path(f"/proc/{pid}")
-        is_of_session = os.getsid(pid) in sessions
-        return is_of_session and (_is_started_by_worker(process, folder) or _is_forked_from_worker(process, real))
+        pid = int(entry.name)
+        if pid != os.getpid() and os.getsid(pid) in sessions:
+            return _is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real)
     return False
 
 
-def _signal_orphan(pid: int, number: signal.Signals, is_orphan: Callable[[int], bool]) -> None:
-    """Send a signal to an orphan, never to a process that has its number after it."""
-    with contextlib.suppress(OSError):  # it has ended
-        descriptor = _open_process(pid)
+def _send_signal(pid: int, number: signal.Signals, is_still_meant: Callable[[], bool]) -> None:
+    """Send a signal to a process that was found before: it may have ended since, and another one have its number."""
+    with contextlib.suppress(OSError):
         try:
-            # checked after the descriptor was opened: what is true now is true of the process that gets the signal
-            if descriptor is not None and is_orphan(pid):
-                signal.pidfd_send_signal(descriptor, number)
-            elif descriptor is None:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        except (OSError, AttributeError):  # an old kernel, a sandbox, or no free descriptor
+            if is_still_meant():
                 os.kill(pid, number)
+            return
+        try:
+            # The descriptor stays with one process. So it is checked after it was opened.
+            if is_still_meant():
+                signal.pidfd_send_signal(descriptor, number)
         finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-
-def _open_process(pid: int) -> int | None:
-    """Return a pidfd; None: this kernel, sandbox or Python has none.
-
-    Raises:
-        ProcessLookupError: there is no such process.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except (OSError, AttributeError):
-        return None
+            os.close(descriptor)
 
 
 def _is_started_by_worker(process: Path, folder: Path) -> bool:
@@ -100,9 +91,7 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
     """Send SIGTERM to the orphans of ended workers, and SIGKILL to those still running after `seconds`."""
     from firstfault.recorder import time_limits  # noqa: PLC0415 - as above
 
-    def is_orphan(pid: int) -> bool:
-        return _is_orphan(pid, folder, folder.resolve(), sessions | {os.getsid(0)})
-
+    own = {os.getsid(0)}
     deadline = time.monotonic() + seconds
     last_deadline = deadline + time_limits.KILLED_PROCESS_TIMEOUT_SECONDS
     for number, until in ((signal.SIGTERM, deadline), (signal.SIGKILL, last_deadline)):
@@ -111,7 +100,8 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
         # Search /proc again each time: an orphan may fork before it ends. Each process gets each signal once.
         while left := find_orphans(folder, sessions):
             for pid in left - sent:
-                _signal_orphan(pid, number, is_orphan)
+                entry = Path(f"/proc/{pid}")
+                _send_signal(pid, number, partial(_is_orphan, entry, folder, folder.resolve(), sessions | own))
             sent |= left
             if time.monotonic() >= until:
                 break

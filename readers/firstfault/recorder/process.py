@@ -18,10 +18,10 @@ from pathlib import Path
 from firstfault.errors import RecorderUnavailableError
 from firstfault.recorder import time_limits
 from firstfault.recorder.folder import NodeFolder, Recorder
+from firstfault.recorder.folder_keeper import PREFIX, FolderLock, lock_folder
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 """Signals that terminate a pod: the recorder ends with its agent instead."""
-_PREFIX = "firstfault-"
 _MKDTEMP_CHARACTERS = 8
 """Length of what `tempfile.mkdtemp` appends to a prefix."""
 _MAX_SOCKET_PATH_BYTES = 107
@@ -70,7 +70,10 @@ def start_recorder(
         OSError: the folder could not be made, or the process could not be started.
     """
     folder = NodeFolder(_make_folder())
+    lock = lock_folder(folder.path)
+    held = (lock.descriptor,) if lock is not None else ()
     try:
+        (folder.path / "spool").mkdir()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _signals_blocked():
             # before the recorder's process exists, so that early clients can connect
             listener.bind(str(folder.socket))
@@ -82,13 +85,15 @@ def start_recorder(
                 [sys.executable, "-m", "firstfault.recorder", str(folder.path), json.dumps(asdict(settings))],
                 stdin=subprocess.DEVNULL,
                 close_fds=True,
-                pass_fds=(listener.fileno(),),
+                pass_fds=(listener.fileno(), *held),
                 start_new_session=own_session,
             )
     except BaseException:
         folder.remove()
+        if lock is not None:
+            lock.release()
         raise
-    return RecorderProcess(folder, process)
+    return RecorderProcess(folder, process, lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class RecorderProcess:
     folder: NodeFolder
     """The node's folder; removed when the recorder has ended."""
     _process: subprocess.Popen[bytes]
+    _lock: FolderLock | None
+    """Held here, too: if the recorder is killed, the folder is still in use."""
 
     @property
     def pid(self) -> int:
@@ -110,6 +117,8 @@ class RecorderProcess:
 
     def leave(self) -> None:
         """Leave the recorder running until this process ends; nothing waits for it."""
+        if self._lock is not None:
+            self._lock.release()  # this process is the user's program, which needs no further descriptor
         self._process.returncode = 0  # otherwise Popen.__del__ warns about a running child at exit
 
     def end(self, timeout_seconds: float = time_limits.RECORDER_EXIT_GRACE_SECONDS) -> None:
@@ -129,16 +138,16 @@ class RecorderProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(time_limits.KILLED_PROCESS_TIMEOUT_SECONDS)
         self.folder.remove()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _make_folder() -> Path:
     """Return a new folder that only this user may enter, with a path short enough for a socket."""
     where = tempfile.gettempdir()
-    longest = f"{Path(where).absolute()}/{_PREFIX}{'x' * _MKDTEMP_CHARACTERS}/{_LONGEST_NAME}"
+    longest = f"{Path(where).absolute()}/{PREFIX}{'x' * _MKDTEMP_CHARACTERS}/{_LONGEST_NAME}"
     is_short = len(os.fsencode(longest)) <= _MAX_SOCKET_PATH_BYTES
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where if is_short else _SHORT_FOLDER))
-    (folder / "spool").mkdir()
-    return folder
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=where if is_short else _SHORT_FOLDER))
 
 
 @contextlib.contextmanager

@@ -33,10 +33,11 @@ from firstfault.recorder.folder import (
     Target,
     get_stack_tail,
 )
+from firstfault.recorder.folder_keeper import FolderKeeper, remove_stale_folders
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.recorder.termination_message import WARNING, describe_memory, find_file, write_termination_message
-from firstfault.recorder.uploads import Uploads, log_line, read_if_exists
+from firstfault.recorder.uploads import Uploads, log_line
 from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
 
@@ -74,6 +75,7 @@ class _Server:
     def __init__(self, folder: NodeFolder, settings: Settings) -> None:
         self._folder = folder
         self._settings = settings
+        self._keeper = FolderKeeper(folder)
         self._memory = MemoryWatch()
         self._warning = ""
         """Of a shortage of memory, in the container's termination message."""
@@ -83,33 +85,48 @@ class _Server:
         self._last_request = time.monotonic()
 
     async def live(self) -> None:
-        """Serve until the agent sends "end" or dies, or the folder is gone."""
+        """Serve until the agent sends "end" or dies."""
         # The agent has already bound this socket: clients may have connected before this process could run.
         listener = socket.socket(fileno=self._settings.listener)
-        await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
+        self._listening = await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
         agent = asyncio.create_task(_wait_for_agent_end(self._settings.agent_pid))
-        ends = (agent, asyncio.create_task(self._ended.wait()), asyncio.create_task(self._watch_memory_and_folder()))
-        preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it isn't garbage-collected
+        ends = (agent, asyncio.create_task(self._ended.wait()))
+        # references, so that they aren't garbage-collected
+        others = [asyncio.create_task(self._prepare()), asyncio.create_task(self._watch_memory_and_folder())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        others[1].cancel()  # the folder is about to be removed
         # The request may arrive and the agent exit in the same turn of the loop; then there is nothing left to upload.
         if self._ended.is_set():
             return  # the request "end" has already waited for the uploads
-        if agent.done():
-            await self._outlive_agent()
-        else:
-            await self._uploads.drain(time_limits.UPLOADS_DRAIN_TIMEOUT_SECONDS)
+        await self._outlive_agent()
 
     async def _prepare(self) -> None:
         await self._uploads.warm()
+        await attempted(asyncio.to_thread(remove_stale_folders, self._folder))
         await asyncio.sleep(time_limits.IMPORT_DELAY_SECONDS)
         await asyncio.to_thread(importlib.import_module, "firstfault.wire.documents")  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
-        """Sample the memory; return when the folder is gone."""
-        while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
+        """Sample the memory, and restore what a cleaner of /tmp has removed, until the agent's end."""
+        # A loop for weeks: a full disk, or a moment without memory or threads, costs one turn.
+        while True:
             self._memory.sample()
-            await attempted(self._warn_of_shortage())  # a thread can't start without memory
+            await attempted(self._warn_of_shortage())
+            await attempted(self._keep_folder())
             await asyncio.sleep(time_limits.MEMORY_SAMPLE_INTERVAL_SECONDS)
+
+    async def _keep_folder(self) -> None:
+        if not self._keeper.look():
+            return
+        # The old socket still listens, but nobody can reach it without its file.
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(self._folder.socket))
+        except OSError:
+            listener.close()
+            raise
+        self._listening.close()
+        self._listening = await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
 
     async def _warn_of_shortage(self) -> None:
         """Write a message before memory runs out: if the kernel kills the container, only this message says why."""
@@ -188,7 +205,7 @@ class _Server:
         """
         words = self._folder.last_words.folder
         uploads = [self._upload_spooled(spool, item) for spool in self._folder.spools() for item in spool.documents()]
-        if (data := read_if_exists(words / DOCUMENT)) is not None:
+        if data := self._keeper.read(words / DOCUMENT):
             uploads.insert(0, self._upload_death(data, time.time_ns(), time.monotonic_ns()))
         uploaded = []
         for outcome in await asyncio.gather(*uploads, return_exceptions=True):
@@ -198,7 +215,7 @@ class _Server:
                 uploaded.append(outcome)
         # The roster entry lists the receipts, so it comes last. If this process is killed first, readers find documents
         # without an entry.
-        if (data := read_if_exists(words / PRESENCE)) is None:
+        if (data := self._keeper.read(words / PRESENCE)) is None:
             return
         from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - heavy, seldom needed
 

@@ -27,6 +27,8 @@ SLOW_UPLOAD_SECONDS = 1.0
 """A second request for an upload in progress. Then it begins another upload: one may hang."""
 MEMORY_SAMPLE_INTERVAL_SECONDS = 0.5
 """The recorder, between two looks at memory and folder. Then it looks again."""
+FOLDER_TOUCH_INTERVAL_SECONDS = 600.0
+"""The recorder, between two touches of the folder's files. Then it touches them, so that no cleaner removes them."""
 # earlier would slow down the job's start; if the agent dies before, its document comes 0.3 s later
 IMPORT_DELAY_SECONDS = 30.0
 """The recorder, before it imports what an agent's death needs. Then it imports."""

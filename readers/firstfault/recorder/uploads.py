@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +19,18 @@ from firstfault.store import Store, open_store
 from firstfault.utils.run_sync import attempted, run_sync
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """The last upload of a path in progress."""
+
+    data: bytes
+    task: asyncio.Task[model.Receipt]
+    began: float
+    """By the monotonic clock."""
+
+
 _PARALLEL = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
@@ -36,16 +48,21 @@ class Uploads:
         self._store: Store | None = None
         self._open_error = ""
         self._warm = asyncio.Event()
+        self._opening = asyncio.Lock()
         self._slots = asyncio.Semaphore(_PARALLEL)
-        self._in_progress: dict[str, asyncio.Task[model.Receipt]] = {}
-        self._began: dict[str, float] = {}
-        """When the last upload of each path in progress began, by the monotonic clock."""
+        self._in_progress: dict[str, _Upload] = {}
+        self._repeated: set[asyncio.Task[model.Receipt]] = set()
 
     async def warm(self) -> None:
-        """Open the store and keep it open. If that fails, every upload fails with the same error."""
+        """Open the store and keep it open. If that fails, each upload tries again, and fails with the same error."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS))
-        self._store, self._open_error = await attempted(self._opened())
+        await self._open()
         self._warm.set()
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._store is None:
+                self._store, self._open_error = await attempted(self._opened())
 
     async def _opened(self) -> Store:
         # importing the storage's client is slow; the loop must accept connections in the meantime
@@ -54,7 +71,15 @@ class Uploads:
 
     async def put(self, target: Target, source: bytes | Path, spool: Spool | None = None) -> model.Receipt:
         """Write an object, from bytes or a file, and return its receipt, also into `spool`; never raises."""
-        return await self._upload_once(target.path, partial(self._put, target, source, spool))
+        data = read_if_exists(source) if isinstance(source, Path) else source
+        if data is None:
+            receipt = target.failed(f"{source!s} could not be read")
+        else:
+            receipt = await self._upload_once(target, data)
+        if spool is not None:
+            with contextlib.suppress(OSError):  # no folder, or a full disk; the client gets the answer anyway
+                spool.add_receipt(receipt)
+        return receipt
 
     async def names(self, folder: str) -> tuple[list[str], str]:
         """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
@@ -63,52 +88,71 @@ class Uploads:
 
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the uploads in progress; name those that didn't finish on stderr."""
-        if self._in_progress:
-            await asyncio.wait(set(self._in_progress.values()), timeout=seconds)
+        running = {upload.task for upload in self._in_progress.values()} | self._repeated
+        if running:
+            await asyncio.wait(running, timeout=seconds)
         for path in self._in_progress:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
-    async def _upload_once(
-        self, path: str, upload: Callable[[], Coroutine[None, None, model.Receipt]]
-    ) -> model.Receipt:
-        """Start an upload, or join the one in progress for this path; start a second one if that one is slow."""
+    async def _upload_once(self, target: Target, data: bytes) -> model.Receipt:
+        """Start an upload, or join the one in progress of the same content; start a second one if that one is slow."""
         # A document may be requested twice: by its worker, and again after the worker or the agent has died. The first
         # request may hang in the storage, so it is awaited only while it is young.
+        path = target.path
         while (running := self._in_progress.get(path)) is not None:
-            young_for = self._began[path] + SLOW_UPLOAD_SECONDS - time.monotonic()
+            young_for = running.began + SLOW_UPLOAD_SECONDS - time.monotonic()
             if young_for <= 0:
                 break
-            await asyncio.wait({running}, timeout=young_for)
-            if running.done():
-                return running.result()
-        task = asyncio.create_task(upload() if running is None else _first_durable(running, upload()))
-        self._in_progress[path], self._began[path] = task, time.monotonic()
+            await asyncio.wait({running.task}, timeout=young_for)
+            if running.task.done() and running.data == data:
+                return running.task.result()
+            # Other content for the same path is newer, and follows.
+            if running.task.done() and self._in_progress.get(path) is running:
+                break
+        if running is None or running.task.done():
+            upload = self._put(target, data)
+        elif running.data == data:
+            upload = _first_durable(running.task, self._put(target, data))
+        else:
+            upload = self._replace(running.task, target, data)
+        task = asyncio.create_task(upload)
+        self._in_progress[path] = _Upload(data, task, time.monotonic())
         task.add_done_callback(lambda ended: self._forget(path, ended))
         # Cancelling a caller (`_in_time`) must not cancel the upload, which other callers may have joined.
         return await asyncio.shield(task)
 
+    async def _replace(self, older: asyncio.Task[model.Receipt], target: Target, data: bytes) -> model.Receipt:
+        """Upload newer content while a slow upload of older content goes on."""
+        receipt = await self._put(target, data)
+        if not older.done():
+            # Whenever that one ends, it may overwrite the newer content.
+            again = asyncio.create_task(self._put_after(older, target, data))
+            self._repeated.add(again)
+            again.add_done_callback(self._repeated.discard)
+        return receipt
+
+    async def _put_after(self, older: asyncio.Task[model.Receipt], target: Target, data: bytes) -> model.Receipt:
+        await asyncio.wait({older})
+        return await self._put(target, data)
+
     def _forget(self, path: str, ended: asyncio.Task[model.Receipt]) -> None:
         # A second upload may have replaced this one.
-        if self._in_progress.get(path) is ended:
-            del self._in_progress[path], self._began[path]
+        if path in self._in_progress and self._in_progress[path].task is ended:
+            del self._in_progress[path]
 
     async def _with_store(self, call: Callable[[Store], Awaitable[T]]) -> tuple[T | None, str]:
         await self._warm.wait()
+        # It could not be opened before: perhaps only for want of a thread, or while the network was down.
+        if self._store is None:
+            await self._open()
         if self._store is None:
             return None, self._open_error
         async with self._slots:
             return await attempted(call(self._store))
 
-    async def _put(self, target: Target, source: bytes | Path, spool: Spool | None) -> model.Receipt:
-        data = read_if_exists(source) if isinstance(source, Path) else source
-        if data is None:
-            return target.failed(f"{source!s} could not be read")
+    async def _put(self, target: Target, data: bytes) -> model.Receipt:
         _, error = await self._with_store(lambda store: store.put(target.path, data))
-        receipt = target.failed(error) if error else target.done()
-        if spool is not None:
-            with contextlib.suppress(OSError):  # no folder, or a full disk; the client gets the answer anyway
-                spool.add_receipt(receipt)
-        return receipt
+        return target.failed(error) if error else target.done()
 
 
 async def _first_durable(
