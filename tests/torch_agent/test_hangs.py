@@ -190,7 +190,9 @@ def test_no_rank_stands_out() -> None:
     assert (told.ranks, told.workers_to_kill, told.place) == ((), ((3, 0),), "no single rank is behind")
     watch = watching()
     watch._investigate({}, 61.0, ends_attempt=False)
-    watch._observe_workers = lambda *_: [(worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
+    watch._observe_workers = lambda *_, **__: [
+        (worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)
+    ]  # type: ignore[method-assign]
     watch._investigate({}, 122.0, ends_attempt=False)
     assert watch._stall.report.ranks == (5,), "it has one as long as the stall lasts"
     told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends_attempt=True, own=3)
@@ -291,7 +293,7 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
     watch._hang = Hang(60)
     workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
     workers[5] = worker(5, begun=40, stack=READS)
-    watch._observe_workers = lambda *_: [
+    watch._observe_workers = lambda *_, **__: [
         (each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)
     ]  # type: ignore[method-assign]
     watch._tracker.since, watch._tracker.looks = 0.0, 3
@@ -314,7 +316,7 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     number = len(kept)
     watch._investigate({}, 61.0, ends_attempt=False)
     assert len(kept) == number, "at usual places not more than a hundred are kept"
-    watch._observe_workers = lambda *_: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
+    watch._observe_workers = lambda *_, **__: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
     watch._investigate({}, 500.0, ends_attempt=False)
     assert "no progress for 500 s" not in caplog.text, "it calls no collectives, and does not wait to form a group"
 
