@@ -14,8 +14,10 @@ from typing import Generic, TypeVar, cast
 from firstfault.utils.loggers import get_logger
 from firstfault_torch.time_limits import (
     BACKGROUND_RESULT_TIMEOUT_SECONDS,
+    SHORT_POLL_SECONDS,
     SHUTDOWN_CALL_TIMEOUT_SECONDS,
     SHUTDOWN_POLL_SECONDS,
+    THREAD_START_TIMEOUT_SECONDS,
 )
 
 logger = get_logger("firstfault_torch")
@@ -118,6 +120,25 @@ def run_loop(step: Callable[[], bool], activity: str) -> None:
                 return
             errors = 0
     logger.warning("stopped %s after %d errors in a row", activity, errors)
+
+
+def start_thread(call: Callable[[], object], name: str) -> threading.Thread:
+    """Start and return a daemon thread; wait a moment if the system allows no further one, because it may soon.
+
+    Raises:
+        RuntimeError: it doesn't allow one within `THREAD_START_TIMEOUT_SECONDS`.
+    """
+    deadline = time.monotonic() + THREAD_START_TIMEOUT_SECONDS
+    while True:
+        thread = threading.Thread(target=call, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(SHORT_POLL_SECONDS)
+        else:
+            return thread
 
 
 def start_in_thread(call: Callable[[], object], activity: str) -> threading.Event:

@@ -56,7 +56,7 @@ SEND_TIMEOUT_SECONDS = 0.5
 CHANNEL_RETRY_SECONDS = 1.0
 """A receiver of messages that failed to read one, for memory or descriptors. Then it reads again."""
 THREAD_START_TIMEOUT_SECONDS = 0.5
-"""An agent or a worker, for the thread that reads messages. Then it does without."""
+"""An agent or a worker, for a thread that reads messages or watches progress. Then it does without."""
 DEADLINE_SEND_TIMEOUT_SECONDS = 1.0
 """A worker, for an agent that reads no deadlines. Then it sends them with the next call."""
 STACK_SETTLE_SECONDS = 0.02

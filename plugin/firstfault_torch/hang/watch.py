@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import math
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
-from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, try_call
+from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, start_thread, try_call
 from firstfault_torch.hang.live import LiveProgress
 from firstfault_torch.hang.procfs import Usage, measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import FIRST_STEPS_FACTOR, ProgressTracker
@@ -160,9 +161,7 @@ class StallWatch:
         self._settlement: VerdictElection | None = None
         self._thread: threading.Thread | None = None
         if given:
-            thread = threading.Thread(target=self._watch, name="firstfault-hang", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = start_thread(self._watch, "firstfault-hang")
 
     def end(self) -> None:
         """Stop watching and join the thread: the next round may fork."""
@@ -205,12 +204,14 @@ class StallWatch:
             return
         try:
             self._tracker.look(now, self._workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
-            self._live.publish(now)
+            _, error = try_call(partial(self._live.publish, now), Exception)
             if self._tracker.has_moved:
                 self._handle_progress(now)
             # Checked again: the workers had up to WORKER_QUERY_TIMEOUT_SECONDS to answer, and the round may have ended.
             elif not self._stopped.is_set():
                 self._handle_stall(alive, now)
+            if error is not None:
+                raise error  # only now: a stall is worth more than the live view
         finally:
             # Not `now`: an investigation takes seconds, in which the agent wasn't frozen.
             self._polled = time.monotonic()
@@ -230,15 +231,16 @@ class StallWatch:
         # look at moments of its own, find no peer, and report that none responds. All nodes look at the same moments
         # instead: when the first of them does.
         if warns or is_end_due or (seconds >= nearest and self._is_compared_by_peers()):
-            self._investigate(alive, now, ends_attempt=ends_attempt)
-            is_busy_start = self._tracker.is_starting and self._stall is None
-            if warn_at is not None and (warns or not is_busy_start):
-                # After ranks that were busy loading or compiling: they may hang by the next time.
-                self._next_s = seconds + warn_at if is_busy_start else _get_next_limit(warn_at, seconds)
             if end_at is not None and ends_attempt:
                 # A busy straggler is spared only until `busy_seconds`, so look again by then at the latest.
                 again = _get_next_limit(end_at, steady_seconds)
                 self._end_s = again if busy_at is None or steady_seconds >= busy_at else min(again, busy_at)
+            # Before the look, which may fail: it isn't repeated at each poll.
+            next_s, self._next_s = self._next_s, _get_next_limit(warn_at or math.inf, seconds)
+            self._investigate(alive, now, ends_attempt=ends_attempt)
+            if warn_at is not None and self._tracker.is_starting and self._stall is None:
+                # After ranks that were busy loading or compiling: they may hang by the next time.
+                self._next_s = seconds + warn_at if warns else next_s
         # The baseline for the next poll's investigation, which compares the use of CPU and disk with it. It isn't
         # needed earlier in a stall.
         if seconds >= nearest / 2:

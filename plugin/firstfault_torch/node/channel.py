@@ -18,7 +18,7 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
 from firstfault_torch.descriptors import KeptDescriptor
-from firstfault_torch.guard import suppress_internal_errors
+from firstfault_torch.guard import start_thread, suppress_internal_errors
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
@@ -47,7 +47,7 @@ class _Listener:
         self._closed = threading.Event()
         self._socket = self._bind()
         try:
-            _start_thread(self._listen)
+            start_thread(self._listen, "firstfault-channel")
         except RuntimeError:
             # A socket that nobody reads would let each of the agent's questions wait for an answer.
             self._path.unlink(missing_ok=True)
@@ -106,20 +106,6 @@ class _Listener:
             if isinstance(message, dict) and not self._closed.is_set():
                 with suppress_internal_errors("reading a message between agent and worker"):
                     self._take(message)
-
-
-def _start_thread(call: Callable[[], None]) -> None:
-    """Start a daemon thread; wait a moment if the system allows no further one, because it may soon."""
-    deadline = time.monotonic() + time_limits.THREAD_START_TIMEOUT_SECONDS
-    while True:
-        try:
-            threading.Thread(target=call, name="firstfault-channel", daemon=True).start()
-        except RuntimeError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(time_limits.SHORT_POLL_SECONDS)
-        else:
-            return
 
 
 class AgentChannel:
