@@ -205,8 +205,8 @@ AT = {
     "debugger": "held by a debugger",
     "handler": "asleep",
     "two_places": "in web|in locked",
-    "ring": "no rank stands out",
-    "frozen_node": "node 1 .*told nothing",
+    "ring": "no single rank is behind",
+    "frozen_node": "no response from node 1",
     **dict.fromkeys(("mismatch", "broadcasts", "branch"), "in stall|in <lambda>"),
 }
 """Words of which one is told, where that is not the kind's own name."""

@@ -24,7 +24,7 @@ from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
-from firstfault_torch.hang.procfs import measure_usage, read_kernel_state
+from firstfault_torch.hang.procfs import CALLS_OF_FILES, describe_wait, measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
 from firstfault_torch.options import parse_hang
@@ -366,6 +366,22 @@ def test_what_the_kernel_tells() -> None:
     before = measure_usage(1)
     assert before.cpu_seconds >= 0
     assert measure_usage(worker.pid).io_bytes == 0, "it has ended"
+
+
+def test_the_call_in_which_a_process_waits() -> None:
+    """A report names the system call of the main thread and the file it's for, without a signal to the process."""
+    if os.uname().machine not in CALLS_OF_FILES:
+        pytest.skip("the numbers of system calls aren't known on this machine")
+    for command, call in (
+        (["cat"], "waits in read of a pipe"),
+        (["sleep", "60"], "waits in clock_nanosleep"),
+        ([sys.executable, "-c", "while True: pass"], ""),
+    ):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+            try:
+                until(lambda: describe_wait(process.pid) == call)  # noqa: B023 - called at once
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_option() -> None:

@@ -27,7 +27,7 @@ from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, start_thread, try_call
 from firstfault_torch.hang.live import LiveProgress
-from firstfault_torch.hang.procfs import Usage, measure_usage, read_kernel_state
+from firstfault_torch.hang.procfs import Usage, describe_wait, measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import FIRST_STEPS_FACTOR, ProgressTracker
 from firstfault_torch.hang.ras import add_ras_line
 from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
@@ -456,10 +456,12 @@ class StallWatch:
         reads = uses.io_bytes - before.io_bytes > BUSY_IO_BYTES
         moves = seconds_at_position is not None and seconds_at_position < 2 * self._every_s
         is_silent = not answers and not kernel
+        wait = describe_wait(pid) if is_silent else ""
         report = {
             f"is in {block}": bool(block),
             "unresponsive: one call holds Python's lock": is_silent and self._tracker.has_answered(local_rank),
             "unresponsive": is_silent and not self._tracker.has_answered(local_rank),
+            f"its main thread {wait}": bool(wait),
             "its main thread is moving": moves,
             "it uses the CPU": computes,
             "it reads or writes": reads,
