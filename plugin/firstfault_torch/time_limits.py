@@ -53,6 +53,10 @@ CLEAN_EXIT_GRACE_SECONDS = 3.0
 """A worker that called sys.exit(0), for its siblings to exit. Then it shuts down gloo's connections."""
 SEND_TIMEOUT_SECONDS = 0.5
 """A sender of a message, for the receiver's queue. Then the message is lost."""
+CHANNEL_RETRY_SECONDS = 1.0
+"""A receiver of messages that failed to read one, for memory or descriptors. Then it reads again."""
+THREAD_START_TIMEOUT_SECONDS = 0.5
+"""An agent or a worker, for a thread that reads messages or watches progress. Then it does without."""
 DEADLINE_SEND_TIMEOUT_SECONDS = 1.0
 """A worker, for an agent that reads no deadlines. Then it sends them with the next call."""
 STACK_SETTLE_SECONDS = 0.02
@@ -101,6 +105,8 @@ RAS_TIMEOUT_SECONDS = 2.0
 """The agent that concludes on a stall, for NCCL's RAS. Then its report leaves it out."""
 RAS_PEER_TIMEOUT_SECONDS = 0.5
 """The same agent, for one process that answers for RAS. Then it asks again."""
+RAS_RETRY_SECONDS = 0.05
+"""The same agent, if a process of another job answers. Then it asks again."""
 STALL_REPORTS_TIMEOUT_SECONDS = 12.0
 """An agent of workers without progress, for its peers. Then it reports what it knows."""
 SURVIVORS_EXIT_GRACE_SECONDS = 2.0

@@ -35,6 +35,7 @@ from typing_extensions import Self
 
 from firstfault.errors import UsageError
 from firstfault.utils.text import parse_json
+from firstfault_torch.descriptors import KeptDescriptor
 from firstfault_torch.guard import logger
 from firstfault_torch.time_limits import DEADLINE_SEND_TIMEOUT_SECONDS
 
@@ -192,9 +193,7 @@ class _Client:
         self._spared = min(timeout * _SPARED, 1.0)
         # a signal handler may use the watchdog, too
         self._lock = threading.RLock()
-        self._descriptor: int | None = None
-        self._fifo: os.stat_result | None = None
-        """What the descriptor leads to."""
+        self._fifo: KeptDescriptor | None = None
         self.begun = 0
         """How many blocks have begun; the last one's number."""
         self._open: dict[str, int] = {}
@@ -311,32 +310,24 @@ class _Client:
             logger.warning("the watchdog of this process is off: can't reach the agent (%s)", error)
 
     def _write(self, line: bytes) -> None:
-        # The program may have closed all descriptors, as daemons do, and have opened a file of its own under this
-        # number. A line would land in that file, and a block's end would never reach the agent.
-        if self._descriptor is not None and not self._leads_to_fifo(self._descriptor):
-            self._descriptor = None
-        if self._descriptor is None:
+        # The program may have closed it: another file may have its number by now.
+        if self._fifo is None or not self._fifo.is_ours:
             # fails if no agent reads it
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._fifo = os.fstat(self._descriptor)
+            self._fifo = KeptDescriptor(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         # A write of at most PIPE_BUF bytes to a FIFO is atomic: the agent gets the whole line, or none (pipe(7)).
         try:
-            os.write(self._descriptor, line)
+            os.write(self._fifo.number, line)
         except BlockingIOError:
             if self._is_blocked:
                 raise
             poll = select.poll()
-            poll.register(self._descriptor, select.POLLOUT)
+            poll.register(self._fifo.number, select.POLLOUT)
             # The FIFO is full: its agent is slow or frozen. Wait once for a short time; the training must not stop
             # for it.
             poll.poll(DEADLINE_SEND_TIMEOUT_SECONDS * 1000)
-            os.write(self._descriptor, line)
-
-    def _leads_to_fifo(self, descriptor: int) -> bool:
-        try:
-            return self._fifo is not None and os.path.samestat(os.fstat(descriptor), self._fifo)
-        except OSError:
-            return False
+            if not self._fifo.is_ours:  # another thread closed it during the wait
+                raise
+            os.write(self._fifo.number, line)
 
 
 _current: _Client | None = None

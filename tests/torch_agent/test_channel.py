@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import signal
 import socket
 import tempfile
@@ -269,3 +270,40 @@ def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < SOON_S
     with hold_forked_workers(None):
         pass
+
+
+def test_a_worker_whose_program_takes_the_number(agent: Agent, worker: OpenChannel) -> None:
+    """A program's socket under the number of the channel keeps its messages, and the worker still answers."""
+    one = worker(0, lambda _: {"stack": "x"})
+    number = one._listener._socket.fileno()
+    mine, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    os.dup2(mine.fileno(), number)  # closes the channel's
+    with mine, peer, socket.socket(fileno=number) as own:
+        for _ in range(3):
+            assert list(agent.channel.ask([0], LONG_S)) == [0]
+            peer.send(b"the program's")
+            own.settimeout(LONG_S)
+            assert own.recv(100) == b"the program's"
+        one._listener.close()
+        peer.send(b"still open")
+        assert own.recv(100) == b"still open"
+
+
+def test_a_channel_survives_failures(agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts although no thread is free at first, and answers after a read that failed."""
+    start, failures = threading.Thread.start, [1, 2]
+
+    def fail_at_first(thread: threading.Thread) -> None:
+        if failures and thread.name == "firstfault-channel":
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_at_first)
+    monkeypatch.setattr(time_limits, "CHANNEL_RETRY_SECONDS", 0.05)
+    one = worker(0, lambda _: {"stack": "x"})
+    assert not failures
+    # Each wait for a message then ends with an error.
+    one._listener._socket.settimeout(0.001)
+    for _ in range(3):
+        assert list(agent.channel.ask([0], LONG_S)) == [0]

@@ -24,7 +24,7 @@ from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
-from firstfault_torch.hang.procfs import measure_usage, read_kernel_state
+from firstfault_torch.hang.procfs import CALLS_OF_FILES, describe_wait, measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import ProgressTracker
 from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
 from firstfault_torch.options import parse_hang
@@ -190,7 +190,9 @@ def test_no_rank_stands_out() -> None:
     assert (told.ranks, told.workers_to_kill, told.place) == ((), ((3, 0),), "no single rank is behind")
     watch = watching()
     watch._investigate({}, 61.0, ends_attempt=False)
-    watch._observe_workers = lambda *_: [(worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)]  # type: ignore[method-assign]
+    watch._observe_workers = lambda *_, **__: [
+        (worker(rank), WorkerObservation(rank // 2, rank % 2)) for rank in range(8)
+    ]  # type: ignore[method-assign]
     watch._investigate({}, 122.0, ends_attempt=False)
     assert watch._stall.report.ranks == (5,), "it has one as long as the stall lasts"
     told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends_attempt=True, own=3)
@@ -291,7 +293,7 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
     watch._hang = Hang(60)
     workers = [worker(rank, **how) for rank in range(8)]  # type: ignore[arg-type]
     workers[5] = worker(5, begun=40, stack=READS)
-    watch._observe_workers = lambda *_: [
+    watch._observe_workers = lambda *_, **__: [
         (each, WorkerObservation(rank // 2, rank % 2)) for rank, each in enumerate(workers)
     ]  # type: ignore[method-assign]
     watch._tracker.since, watch._tracker.looks = 0.0, 3
@@ -314,7 +316,7 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     number = len(kept)
     watch._investigate({}, 61.0, ends_attempt=False)
     assert len(kept) == number, "at usual places not more than a hundred are kept"
-    watch._observe_workers = lambda *_: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
+    watch._observe_workers = lambda *_, **__: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
     watch._investigate({}, 500.0, ends_attempt=False)
     assert "no progress for 500 s" not in caplog.text, "it calls no collectives, and does not wait to form a group"
 
@@ -364,6 +366,22 @@ def test_what_the_kernel_tells() -> None:
     before = measure_usage(1)
     assert before.cpu_seconds >= 0
     assert measure_usage(worker.pid).io_bytes == 0, "it has ended"
+
+
+def test_the_call_in_which_a_process_waits() -> None:
+    """A report names the system call of the main thread and the file it's for, without a signal to the process."""
+    if os.uname().machine not in CALLS_OF_FILES:
+        pytest.skip("the numbers of system calls aren't known on this machine")
+    for command, call in (
+        (["cat"], "waits in read of a pipe"),
+        (["sleep", "60"], "waits in clock_nanosleep"),
+        ([sys.executable, "-c", "while True: pass"], ""),
+    ):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+            try:
+                until(lambda: describe_wait(process.pid) == call)  # noqa: B023 - called at once
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_option() -> None:

@@ -580,3 +580,18 @@ def test_what_does_not_answer(
     assert not ask()
     assert time.monotonic() - began < 30
     hangs.set()
+
+
+def test_descriptors_that_are_held_back() -> None:
+    """They are closed when a document needs them, but not a file of the program's under one of their numbers."""
+    process_state.release_files()
+    process_state.hold_files_back()
+    held = list(process_state._held)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, held[0])
+    process_state.release_files()
+    os.fstat(held[0])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held[1])
+    os.close(null)
+    os.close(held[0])

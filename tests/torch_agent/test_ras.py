@@ -4,6 +4,7 @@ The RAS here is a server of this file that speaks the protocol of NCCL's ``src/r
 """
 
 import json
+import os
 import socketserver
 import threading
 import time
@@ -117,7 +118,7 @@ FAILED = _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7)))
 def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
     """Its findings are one line, each process once; JSON of the versions that have it, else their text."""
     ras.answer, ras.knows_json = answer, answer != TEXT
-    report = add_ras_line(lambda: StallReport(("no progress",), (3,)), {1, 4000})
+    report = add_ras_line(lambda: StallReport(("no progress",), (3,)), {1, os.getpid()})
     assert (report.lines[0], report.ranks) == ("no progress", (3,))
     assert report.lines[1].startswith(line)
     assert ras.asked == ["", "CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "STATUS"]
@@ -140,7 +141,6 @@ def _drips(request: Any) -> None:
         b"not RAS\n\n\n\n\n",
         b"{" + b'"communicators":[' * 100_000,
         _document({"size": 2, "ranks": 7, "missing_ranks": None}),
-        _document({"size": 1, "ranks": [_rank(1)], "missing_ranks": []}),  # of another job
         _drips,
         lambda request: request.sendall(b"x" * (17 << 20)),
         _is_silent,
@@ -150,19 +150,27 @@ def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
     """Nothing is told, and the agent waits no longer than its limit; a process that is silent is asked again."""
     ras.answer = answer
     began = time.monotonic()
-    assert add_ras_line(lambda: StallReport(("no progress",)), {4000}).lines == ("no progress",)
+    assert add_ras_line(lambda: StallReport(("no progress",)), {os.getpid()}).lines == ("no progress",)
     assert time.monotonic() - began < 4
     assert len(ras.asked) > 1 or answer is not _is_silent
+
+
+def test_another_jobs_ras(ras: Ras) -> None:
+    """An answer from a process that isn't this node's worker is left out, whatever pids it names."""
+    ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
+    assert add_ras_line(lambda: StallReport(("no progress",)), {os.getppid(), 4000, 4002}).lines == ("no progress",)
+    assert "CLIENT PROTOCOL 2" in ras.asked
+    assert "STATUS" not in ras.asked
 
 
 def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
     """What RAS says changes no rank; if none is called, or nothing is told, no connection is made."""
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
     watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
-    assert add_ras_line(lambda: StallReport(()), {4000}).lines == ()
+    assert add_ras_line(lambda: StallReport(()), {os.getpid()}).lines == ()
     assert ras.asked == []
     watch = watching()
-    watch._investigate({0: 4000}, 61.0, ends_attempt=False)
+    watch._investigate({0: os.getpid()}, 61.0, ends_attempt=False)
     assert watch._stall.report.ranks == (5,)
     assert caplog.messages[-1] == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_tail
-from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, write_unasked
+from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, restore_stacks, write_unasked
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -260,3 +260,69 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         register_stacks(_files(tmp_path / "gone"))
     assert ask_for_stacks(NodeFolder(tmp_path / "gone"), ROUND, {0: os.getpid()}, LONG_S) == {}
+
+
+# --- a program that closes descriptors --------------------------------------------------------------------------------
+
+
+def _number_of(file: Path) -> int:
+    """Return the descriptor of this process that is a file."""
+    (found,) = [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(file.resolve())]
+    return int(found.name)
+
+
+def _open_data(folder: Path, number: int = 100) -> None:
+    """Close all descriptors, as a daemon does, and open files of the program's own."""
+    os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))
+    for name in range(number):
+        os.open(folder / f"{name}.data", os.O_WRONLY | os.O_CREAT)
+
+
+def _written(folder: Path) -> list[str]:
+    return [file.name for file in folder.glob("*.data") if file.stat().st_size]
+
+
+def test_a_program_that_closes_all_descriptors(start: Start, tmp_path: Path) -> None:
+    """The program's own files stay as they are: it isn't asked, and a fatal signal writes nothing to them."""
+    running = start(in_python, then=lambda: _open_data(tmp_path))
+    assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: running.pid or 0}, SHORT_S) == {}
+    crashed = start(in_a_segfault, local_rank=1, then=lambda: _open_data(tmp_path))
+    crashed.join(LONG_S)
+    assert crashed.exitcode == -signal.SIGSEGV
+    assert _written(tmp_path) == []
+
+
+def test_a_program_that_uses_the_number(start: Start, tmp_path: Path) -> None:
+    """A file of the program under the very number isn't written to; the stacks get another one when the agent asks."""
+    files = _files(tmp_path)
+
+    def take_numbers() -> None:
+        for file in (files.stacks, files.fatal_stacks):
+            os.dup2(os.open(tmp_path / f"{file.stem}.data", os.O_WRONLY | os.O_CREAT), _number_of(file))
+
+    taken = start(in_python, then=take_numbers)
+    assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: taken.pid or 0}, SHORT_S) == {}
+    taken.kill()
+
+    def take_and_restore() -> None:
+        take_numbers()
+        restore_stacks(files)
+
+    restored = start(in_python, then=take_and_restore)
+    _ask_until(tmp_path, {0: restored.pid}, "in_python")
+    crashed = start(in_a_segfault, then=take_and_restore)
+    crashed.join(LONG_S)
+    assert "in in_a_segfault" in get_stack_tail(files.fatal_stacks)
+    assert _written(tmp_path) == []
+
+
+def test_descriptors_that_are_closed_are_opened_again(start: Start, tmp_path: Path) -> None:
+    """A program that closes all descriptors can be asked again after the agent's next question."""
+
+    def close_and_restore() -> None:
+        _open_data(tmp_path)
+        restore_stacks(_files(tmp_path))
+
+    process = start(in_python, then=close_and_restore)
+    _ask_until(tmp_path, {0: process.pid}, "in_python")
+    assert _written(tmp_path) == []

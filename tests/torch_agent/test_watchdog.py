@@ -422,3 +422,20 @@ def test_a_forked_child_keeps_no_end() -> None:
     finally:
         ready.set()
         child.join()
+
+
+def test_a_program_that_closes_the_fifo(expired: Expired, tmp_path: Path) -> None:
+    """A file that the program opens under the FIFO's number gets no deadline; the agent gets it."""
+    expired.start()
+    with watchdog.expires(NEVER_S):
+        fifo = str(expired.server.path.resolve())
+        numbers = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == fifo]
+        (number,) = [number for number in numbers if number != expired.server._fifo]
+        with (tmp_path / "data").open("wb") as data:
+            os.dup2(data.fileno(), number)
+            with watchdog.expires(NEVER_S):
+                assert expired.becomes("block", "block")
+        os.fstat(number)  # it's the program's, so it stays open
+        os.close(number)
+    assert expired.becomes()
+    assert not (tmp_path / "data").read_bytes()

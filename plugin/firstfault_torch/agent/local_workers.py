@@ -27,7 +27,6 @@ from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.channel import AgentChannel, from_message
-from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
 from firstfault_torch.watchdog import Timer, Watchdog
@@ -257,13 +256,6 @@ class LocalWorkers:
     def ask(self, question: str, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
         """Return what workers answer to `PULSE` or `SNAPSHOT` in time, by local rank."""
         return self._channel.ask(local_ranks, seconds, question) if self._channel is not None else {}
-
-    def stacks(self, pids: dict[int, int]) -> dict[int, str]:
-        """Return the stacks of unresponsive workers. May crash a worker that runs: see `collect_snapshots`."""
-        context = self._reporter.node_context
-        if context.files is None:
-            return {}
-        return ask_for_stacks(context.files, context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
 
     def kill_hung_workers(self, local_ranks: Iterable[int], seconds: float) -> None:
         """End workers because the job made no progress for so long, as at a deadline that they didn't keep."""

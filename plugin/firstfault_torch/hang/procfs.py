@@ -14,6 +14,28 @@ KERNEL_STATES = {
     b"t": "is held by a debugger",
     b"D": "is blocked in the kernel",
 }
+CALLS_OF_FILES = {
+    "x86_64": {
+        0: "read", 1: "write", 17: "pread64", 18: "pwrite64", 42: "connect", 43: "accept", 44: "sendto",
+        45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 73: "flock", 74: "fsync", 288: "accept4",
+    },
+    "aarch64": {
+        63: "read", 64: "write", 67: "pread64", 68: "pwrite64", 203: "connect", 202: "accept", 206: "sendto",
+        207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 32: "flock", 82: "fsync", 242: "accept4",
+    },
+}  # fmt: skip
+"""System calls that may wait, by machine and number; their first argument is a descriptor."""
+OTHER_CALLS = {
+    "x86_64": {
+        7: "poll", 23: "select", 35: "nanosleep", 61: "wait4", 230: "clock_nanosleep", 232: "epoll_wait",
+        247: "waitid", 257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 56: "openat", 72: "pselect6", 73: "ppoll", 95: "waitid", 101: "nanosleep",
+        115: "clock_nanosleep", 260: "wait4",
+    },
+}  # fmt: skip
+"""Others that may wait. Without futex: a thread that waits for a lock says nothing about who holds it."""
 MAX_FINDINGS = 3
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -48,6 +70,31 @@ def read_kernel_state(pid: int) -> list[str]:
         name = b"".join(_read_lines(child, "comm")).decode(errors="replace")
         found += [f"its process {child} ({name}) {state}"] if state else []
     return list(filter(None, found))[:MAX_FINDINGS]
+
+
+def describe_wait(pid: int) -> str:
+    """Return the system call in which a process's main thread waits: "waits in read of a pipe"; empty: in none known.
+
+    Reading it neither stops nor interrupts the process.
+    """
+    before = _read_lines(pid, "syscall")
+    time.sleep(KERNEL_STATE_POLL_SECONDS)
+    # proc_pid_syscall(5): the number, the arguments, and where the call was made; "running" outside of calls. Equal
+    # lines: it's the same call, or at least the same one in a loop.
+    fields = b" ".join(before).split()
+    if before != _read_lines(pid, "syscall") or not fields or not fields[0].isdigit():
+        return ""
+    machine, number = os.uname().machine, int(fields[0])
+    if name := OTHER_CALLS.get(machine, {}).get(number):
+        return f"waits in {name}"
+    if not (name := CALLS_OF_FILES.get(machine, {}).get(number)):
+        return ""
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{int(fields[1], 16)}")  # noqa: PTH115 - a text
+    except (OSError, ValueError):
+        return f"waits in {name}"
+    kind = target.partition(":[")[0]
+    return f"waits in {name} of {f'a {kind}' if kind != target else target}"
 
 
 def _read_state(pid: int) -> str:

@@ -76,6 +76,10 @@ class ProgressTracker:
         """Number of enqueued collectives by local rank."""
         return {rank: begun for rank, (begun, _) in self._counts.items()}
 
+    def has_answered(self, local_rank: int) -> bool:
+        """Whether a worker has ever answered."""
+        return local_rank in self._answered
+
     def seconds_without_answer(self, local_rank: int, now: float) -> float:
         """Return how long a worker has been unresponsive."""
         return now - self._answered.get(local_rank, self.since)

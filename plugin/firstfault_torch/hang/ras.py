@@ -15,17 +15,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.utils.text import one_line
 from firstfault_torch.guard import call_with_timeout, try_call
-from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_TIMEOUT_SECONDS
+from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_RETRY_SECONDS, RAS_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from firstfault_torch.hang.stall_report import StallReport
 
-STATUS_REQUEST = b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\nSTATUS\n"
-"""NCCL before 2.28.7 rejects the third line and answers in plain text."""
+GREETING = b"CLIENT PROTOCOL 2\n"
+STATUS_REQUEST = b"TIMEOUT 1\nSET FORMAT json\nSTATUS\n"
+"""NCCL before 2.28.7 rejects the second line and answers in plain text."""
 MAX_ANSWER_BYTES = 1 << 24
 MAX_LISTED_RANKS = 3
 """Ranks listed per finding."""
@@ -37,7 +39,7 @@ MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 
 
 def add_ras_line(conclude: Callable[..., StallReport], pids: Collection[int], *args: Any, **more: Any) -> StallReport:
-    """Return a stall's report, with a line from RAS if one that knows these pids answers in time."""
+    """Return a stall's report, with a line from RAS if one of these processes answers in time."""
     report, ask = conclude(*args, **more), partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
     if not report.lines:
         return report
@@ -54,23 +56,52 @@ def _request_status(deadline: float, pids: Collection[int]) -> str:
             suppress(TimeoutError),
             socket.create_connection((host.strip("[]"), int(port)), RAS_PEER_TIMEOUT_SECONDS) as server,
         ):
+            server.sendall(GREETING)
+            found = server.recv(1 << 20)
+            # Jobs may share a node and the port. A pid in an answer proves nothing: each machine and each container
+            # counts its own. Checked while the connection is open: a closed one belongs to no process.
+            if not _is_served_by(server, pids):
+                time.sleep(RAS_RETRY_SECONDS)
+                continue
             server.sendall(STATUS_REQUEST)
-            found = b""
             while left > 0 and len(found) < MAX_ANSWER_BYTES and (part := server.recv(1 << 20)):
                 found += part
                 left = deadline - time.monotonic()
                 server.settimeout(max(left, RAS_PEER_TIMEOUT_SECONDS))
-            return _describe_answer(found.decode(errors="replace"), pids)
+            return _describe_answer(found.decode(errors="replace"))
     return ""
 
 
-def _describe_answer(answer: str, pids: Collection[int]) -> str:
+def _is_served_by(connection: socket.socket, pids: Collection[int]) -> bool:
+    """Whether the process at the other end of a connection on this machine is one of these."""
+    own_port, its_port = connection.getsockname()[1], connection.getpeername()[1]
+    # proc_pid_net(5): addresses as hexadecimal "ADDRESS:PORT" in columns 2 and 3, the socket's inode in column 10. A
+    # server that listens on IPv6 is in tcp6, also for a client on IPv4.
+    rows = [line.split() for name in ("tcp", "tcp6") for line in _read_text(f"/proc/net/{name}").splitlines()[1:]]
+    ends = f":{its_port:04X}", f":{own_port:04X}"
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1])}
+    return any(link in sockets for pid in pids for link in _list_links(pid))
+
+
+def _list_links(pid: int) -> Iterator[str]:
+    """Yield the names of the files that a process has open."""
+    folder = f"/proc/{pid}/fd"
+    numbers, _ = try_call(partial(os.listdir, folder), OSError)
+    for number in numbers or ():
+        with suppress(OSError):  # closed since
+            yield os.readlink(f"{folder}/{number}")  # noqa: PTH115 - a text
+
+
+def _read_text(path: str) -> str:
+    with suppress(OSError):
+        return Path(path).read_text(encoding="ascii")
+    return ""  # without IPv6 there is no tcp6
+
+
+def _describe_answer(answer: str) -> str:
     body = answer.split("\n", 3)[3]
     if body.startswith("{"):
-        groups = json.loads(MISSING_COMMA.sub(r"\1,\2", body))["communicators"]
-        if not any(rank["pid"] in pids for group in groups for rank in group["ranks"] + group["missing_ranks"]):
-            return ""  # jobs may share a node and the port
-        found = list(_list_findings(groups))
+        found = list(_list_findings(json.loads(MISSING_COMMA.sub(r"\1,\2", body))["communicators"]))
     else:
         errors, warnings = body.split("\nErrors\n")[1].split("\nWarnings\n")
         lines = (line.strip(" =") for line in f"{errors}\n{warnings}".splitlines())

@@ -39,6 +39,10 @@ class WorkerObservation:
     """Whether its main thread moves, or the worker uses the CPU, reads or writes."""
     is_paused_on_purpose: bool = False
     """Whether the program or a person paused it: a watchdog's block, a debugger, SIGSTOP."""
+    stalled_seconds: float | None = None
+    """Time without progress of its node; None: that of the agent that concludes."""
+    ends_attempt: bool = True
+    """Whether its node has been without progress for long enough to end the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,11 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         own: group rank of the agent that concludes.
     """
     failures, facts = from_files(files)
+    # The last rank that made progress counts: in another group, the ranks of a node may have gone on for a while.
+    seconds = min(
+        (each.stalled_seconds for each in facts.values() if each.stalled_seconds is not None), default=seconds
+    )
+    ends_attempt = ends_attempt and all(each.ends_attempt for each in facts.values())
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
     accused = [rank for rank in ranks if rank in facts]
@@ -198,9 +207,13 @@ def _describe_waiting_ranks(
     who = f"{len(waiting)} of {len(failures)} ranks wait"
     if not calls and waiting:
         return f"{who} in a collective"
+    # A rank that doesn't answer may be in a collective, too.
+    answering = [failure for failure in failures if any(dump.text for dump in failure.stack_dumps)]
+    if not calls and not answering:
+        return f"none of {len(failures)} ranks answers"
     if not calls:
-        ((at, most),) = Counter(locate_main_thread(failure).frame for failure in failures).most_common(1)
-        return f"{len(failures)} ranks are outside of collectives, {most} of them at {at or 'an unknown position'}"
+        ((at, most),) = Counter(locate_main_thread(failure).frame for failure in answering).most_common(1)
+        return f"{len(answering)} ranks are outside of collectives, {most} of them at {at or 'an unknown position'}"
     (operation, number, group), most = calls.most_common(1)[0]
     most_of = f" ({most} of them)" if len(calls) > 1 else ""
     return f"{who}{most_of} in {operation} #{number} ({group})"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import linecache
+import math
 import os
 import threading
 import time
 from collections import Counter
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from firstfault.exceptions.stack_dumps import add_source_lines
 from firstfault.layout import ROSTER, restart_record_name
@@ -24,9 +25,9 @@ from firstfault.utils.text import one_line
 from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
-from firstfault_torch.guard import call_with_timeout, logger, run_loop
+from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, start_daemon, try_call
 from firstfault_torch.hang.live import LiveProgress
-from firstfault_torch.hang.procfs import Usage, measure_usage, read_kernel_state
+from firstfault_torch.hang.procfs import Usage, describe_wait, measure_usage, read_kernel_state
 from firstfault_torch.hang.progress import FIRST_STEPS_FACTOR, ProgressTracker
 from firstfault_torch.hang.ras import add_ras_line
 from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
@@ -39,16 +40,21 @@ from firstfault_torch.time_limits import (
     SOURCE_LINES_TIMEOUT_SECONDS,
     STALL_REPORTS_TIMEOUT_SECONDS,
     STORE_TIMEOUT_SECONDS,
+    THREAD_START_TIMEOUT_SECONDS,
     WORKER_QUERY_TIMEOUT_SECONDS,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from firstfault.model import Collective, CollectiveProgress, Progress, WorkerError
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.place_factory import PlaceFactory
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.options import Hang
     from firstfault_torch.rounds.peers import Peers
+
+T = TypeVar("T")
 
 POLLS_PER_WARNING = 6
 """Polls in the shortest time until a warning or an end."""
@@ -60,6 +66,14 @@ LONG_STALL_FACTOR = 4
 """A stall is long after this many times the warning's time."""
 MAX_INCOMPLETE_COLLECTIVES = 3
 """Incomplete collectives per group in a node's observations."""
+SETTLED_STALLS_KEPT = 2
+"""Stalls of which the round's store keeps what the nodes shared."""
+SETTLED_STALLS_DELETED = 3
+"""Stalls before those that are deleted each time."""
+NEXT_LIMIT_FACTOR = 1.5
+"""How much longer than at the last look a stall has to be, at least, until the next one."""
+MAX_REMEMBERED_STALLS = 1000
+"""Stalls of different ranks or positions that are remembered; then the first is forgotten, on all nodes alike."""
 MAX_UNPRINTED_STALLS = 100
 """Unprinted stalls recorded per round: each record adds a name to the roster's listing."""
 BUSY_CPU_SHARE = 0.1
@@ -69,6 +83,21 @@ STALL_COUNT_KEY = "firstfault/stalls"
 NOTIFY_STALLS_VARIABLE = "FIRSTFAULT_NOTIFY_STALLS"
 """Environment variable; 0: notify about verdicts only."""
 PROCESS_GROUPS_FILE = "torch/distributed/distributed_c10d.py"
+
+
+def _get_topic(number: int) -> str:
+    return f"stall-{number}"
+
+
+def _get_next_limit(first: float, seconds: float) -> float:
+    """Return when to look next, after a look at `seconds`: at the first limit times 2, 4, 8 and so on.
+
+    Doubled is the nominal time. The measured one is longer by a part of a poll, other on each node, and doubles, too.
+    """
+    limit = 2 * first
+    while limit < NEXT_LIMIT_FACTOR * seconds:
+        limit *= 2
+    return limit
 
 
 class _Stall(NamedTuple):
@@ -114,21 +143,26 @@ class StallWatch:
         self._tracker = ProgressTracker(self._polled)
         self._live = LiveProgress(reporter, places, peers, self._tracker)
         self._next_s = hang.warn_seconds or 0.0
-        """Seconds without progress until the next warning, doubled by each warning."""
+        """Seconds without progress until the next warning: the option's, and then twice, four times... as many."""
         self._resumed_stalls: Counter[tuple[tuple[int, ...], str]] = Counter()
         """Number of stalls after which the job resumed, by ranks and position: the same on all nodes."""
+        self._forgotten_stalls = 0
+        """Number of those that aren't among them any more."""
         self._end_s = 0.0
         """Like `_next_s` for ending the attempt: the reason that spared it may be gone by then."""
         self._stall: _Stall | None = None
         """The current stall; None: the workers make progress."""
         self._used: dict[int, Usage] = {}
         self._connections: tuple[Any, Any] | None = None
+        """The store, and a second connection on which an election waits; None: not connected, or lost."""
+        self._connect = BackgroundCall[tuple[Any, Any] | None](self._open_connections, None, STORE_TIMEOUT_SECONDS)
+        """At most one attempt at a time: a frozen host would keep a thread for each."""
+        self._compared = -1
+        """Number of the last election in which this agent took part."""
         self._settlement: VerdictElection | None = None
         self._thread: threading.Thread | None = None
         if given:
-            watch = partial(run_loop, self._poll, "watching whether the workers make progress")
-            self._thread = threading.Thread(target=watch, name="firstfault-hang", daemon=True)
-            self._thread.start()
+            self._thread = start_daemon(self._watch, "firstfault-hang", THREAD_START_TIMEOUT_SECONDS)
 
     def end(self) -> None:
         """Stop watching and join the thread: the next round may fork."""
@@ -150,10 +184,17 @@ class StallWatch:
         """Return the workers' progress as of the last poll."""
         return self._tracker.progress(time.monotonic())
 
-    def _poll(self) -> bool:
-        """Wait for one interval, then ask the workers for their progress; return whether to continue."""
-        if self._stopped.wait(self._every_s):
-            return False
+    def _watch(self) -> None:
+        """Poll until the end of the round; an error, such as a lack of descriptors or memory, ends a poll at most."""
+        is_reported = False
+        while not self._stopped.wait(self._every_s):
+            _, error = try_call(self._poll, Exception)
+            if error is not None and not is_reported:  # once until the next success: an error may last for days
+                logger.warning("failed to watch the workers' progress (%s: %s)", type(error).__name__, error)
+            is_reported = error is not None
+
+    def _poll(self) -> None:
+        """Ask the workers for their progress."""
         now = time.monotonic()
         # CLOCK_MONOTONIC advances while a cgroup is frozen or the agent is stopped. The workers may not have run
         # either: that time isn't a stall.
@@ -161,19 +202,20 @@ class StallWatch:
             self._tracker.skip_frozen_time(now - self._polled)
         self._polled = now
         if not (alive := self._workers.alive):
-            return True
+            return
         try:
             self._tracker.look(now, self._workers.ask(PULSE, alive, WORKER_QUERY_TIMEOUT_SECONDS))
-            self._live.publish(now)
+            _, error = try_call(partial(self._live.publish, now), Exception)
             if self._tracker.has_moved:
                 self._handle_progress(now)
             # Checked again: the workers had up to WORKER_QUERY_TIMEOUT_SECONDS to answer, and the round may have ended.
             elif not self._stopped.is_set():
                 self._handle_stall(alive, now)
+            if error is not None:
+                raise error  # only now: a stall is worth more than the live view
         finally:
             # Not `now`: an investigation takes seconds, in which the agent wasn't frozen.
             self._polled = time.monotonic()
-        return True
 
     # --- stalls -----------------------------------------------------------------------------------------
 
@@ -184,20 +226,24 @@ class StallWatch:
         steady_seconds = seconds / FIRST_STEPS_FACTOR if self._tracker.is_starting else seconds
         ends_attempt = end_at is not None and steady_seconds >= end_at
         warns = warn_at is not None and seconds >= self._next_s
-        if warns or (ends_attempt and steady_seconds >= self._end_s):
-            self._investigate(alive, now, ends_attempt=ends_attempt)
-            if warns and self._tracker.is_starting and self._stall is None:
-                # ranks were busy loading or compiling: they may hang by the next time
-                self._next_s = seconds + (warn_at or 0.0)
-            elif warns:
-                self._next_s = 2 * seconds
-            if ends_attempt:
+        is_end_due = ends_attempt and steady_seconds >= self._end_s
+        nearest = min(filter(None, (warn_at, end_at)))
+        # The nodes' times of the last progress differ, by up to minutes if their last collectives did. So each would
+        # look at moments of its own, find no peer, and report that none responds. All nodes look at the same moments
+        # instead: when the first of them does.
+        if warns or is_end_due or (seconds >= nearest and self._is_compared_by_peers()):
+            if end_at is not None and ends_attempt:
                 # A busy straggler is spared only until `busy_seconds`, so look again by then at the latest.
-                again = 2 * steady_seconds
+                again = _get_next_limit(end_at, steady_seconds)
                 self._end_s = again if busy_at is None or steady_seconds >= busy_at else min(again, busy_at)
+            # Before the look, which may fail: it isn't repeated at each poll.
+            next_s, self._next_s = self._next_s, _get_next_limit(warn_at or math.inf, seconds)
+            self._investigate(alive, now, ends_attempt=ends_attempt)
+            if warn_at is not None and self._tracker.is_starting and self._stall is None:
+                # After ranks that were busy loading or compiling: they may hang by the next time.
+                self._next_s = seconds + warn_at if warns else next_s
         # The baseline for the next poll's investigation, which compares the use of CPU and disk with it. It isn't
         # needed earlier in a stall.
-        nearest = min(filter(None, (warn_at, end_at)))
         if seconds >= nearest / 2:
             self._used = {rank: measure_usage(pid) for rank, pid in alive.items()}
 
@@ -208,6 +254,8 @@ class StallWatch:
         if stall is not None:
             # Ranks and position come from the shared report, so all nodes count alike and print the same stalls.
             self._resumed_stalls[stall.report.ranks, stall.report.place] += 1
+            if len(self._resumed_stalls) > MAX_REMEMBERED_STALLS:
+                self._forgotten_stalls += self._resumed_stalls.pop(next(iter(self._resumed_stalls)))
             record = self._store_record(stall, now - stall.began)
             if stall.is_shown:
                 logger.warning("progress resumed after %.0f s", now - stall.began)
@@ -216,7 +264,7 @@ class StallWatch:
     def _investigate(self, alive: dict[int, int], now: float, *, ends_attempt: bool) -> None:
         """Observe the workers, compare with other nodes, print the report, and end the attempt if it has to."""
         began, group_rank = self._tracker.since, self._places.of().group_rank or 0
-        seen = self._observe_workers(alive, now)
+        seen = self._observe_workers(alive, now, ends_attempt=ends_attempt)
         stacks = [dump.text for failure, _ in seen for dump in failure.stack_dumps]
         if not any(self._tracker.enqueued.values()) and not any(PROCESS_GROUPS_FILE in text for text in stacks):
             # A program without collectives never makes progress here. Only one that is forming its process group, or
@@ -242,7 +290,9 @@ class StallWatch:
             others = sorted(set(range(self._places.nodes)) - {group_rank})
             # With nodes missing no worker is killed: the straggler may be theirs.
             report = conclude(files, missing=others)
-            stall: _Stall | None = _Stall(report, self._resumed_stalls.total(), began, is_mine=True)
+            stall: _Stall | None = _Stall(
+                report, self._resumed_stalls.total() + self._forgotten_stalls, began, is_mine=True
+            )
         else:
             stall = self._share_report(number, files, conclude)
         # Checked again: the round may have ended during the election.
@@ -268,20 +318,52 @@ class StallWatch:
         if is_shown and not (before is not None and before.is_shown):
             self._notify(record)
 
-    def _get_stall_number(self) -> int | None:
-        """Return the number of the next stall; None: there is only one node, or the store's host is frozen."""
+    # --- the store ----------------------------------------------------------------------------------------------
+
+    def _open_connections(self) -> tuple[Any, Any] | None:
         peers = self._peers
-        if self._connections is None and peers is not None:
-            # Two connections: the election waits on the second, and a wait blocks its connection. They are kept for
-            # the next stall.
-            connect, doing = peers.connect, "connecting to compare a stall"
-            self._connections = call_with_timeout(lambda: (connect(), connect()), STORE_TIMEOUT_SECONDS, doing)
+        opened, error = (
+            try_call(lambda: (peers.connect(), peers.connect()), Exception) if peers is not None else (None, None)
+        )
+        if error is not None:
+            logger.info("can't connect to compare a stall: %s", error)
+        return opened
+
+    def _call_store(self, call: Callable[[Any], T], doing: str) -> T | None:
+        """Return the result of an operation of the store; None: there is only one node, or the store is lost."""
+        if self._connections is None and self._peers is not None:
+            self._connections = self._connect()
         if (connections := self._connections) is None:
             return None
+        results = call_with_timeout(lambda: [call(connections[0])], STORE_TIMEOUT_SECONDS, doing)
+        if results is None:
+            # Broken, or its host is frozen, and then a thread may hold the connection for long: the next call opens
+            # another one.
+            self._connections = None
+            return None
+        return results[0]
+
+    def _get_stall_number(self) -> int | None:
+        """Return the number of the next stall; None: there is only one node, or the store's host is frozen."""
         # Adding 0 reads the counter. The number names the election: nodes that notice the stall at different times
-        # meet under the same keys, until the election is over and its leader adds 1.
-        read, doing = partial(connections[0].add, STALL_COUNT_KEY, 0), "asking for the number of a stall"
-        return call_with_timeout(read, STORE_TIMEOUT_SECONDS, doing)
+        # meet under the same keys, until the election is over and the number is counted up.
+        return self._call_store(lambda store: int(store.add(STALL_COUNT_KEY, 0)), "asking for the number of a stall")
+
+    def _is_compared_by_peers(self) -> bool:
+        """Whether other nodes have begun to compare a stall, and this one hasn't taken part yet."""
+        number = self._get_stall_number()
+        if number is None or number <= self._compared:
+            return False
+        begun = VerdictElection(0, self._places.nodes, _get_topic(number)).has_begun
+        return bool(self._call_store(begun, "asking whether peers compare a stall"))
+
+    def _delete_settled_stalls(self, store: Any, number: int) -> None:
+        """Delete what the stalls before the last few have left in the store."""
+        # A round may last for weeks, with a stall at each checkpoint. The last ones stay: a slow peer may still read
+        # them. Each is deleted several times: a node that was frozen may have written to it since.
+        last = number - SETTLED_STALLS_KEPT
+        for old in range(max(last - SETTLED_STALLS_DELETED, 0), max(last, 0)):
+            VerdictElection.forget(store, _get_topic(old))
 
     def _share_report(self, number: int, files: dict[str, bytes], conclude: partial[StallReport]) -> _Stall | None:
         """Share the observations, and return the report of the leader; None: no leader concluded."""
@@ -289,8 +371,9 @@ class StallWatch:
         if connections is None:
             return None
         store = connections[0]
+        self._compared = number
         # A node with progress takes no part: the arrivals are closed without it, after `_wait_s` at the latest.
-        self._settlement = settlement = VerdictElection(places.of().group_rank or 0, places.nodes, f"stall-{number}")
+        self._settlement = settlement = VerdictElection(places.of().group_rank or 0, places.nodes, _get_topic(number))
         found: _Stall | None = None
         for step in settlement.settle(connections, files, self._wait_s, self._stopped):
             document = step.document if isinstance(step, ElectedVerdict) else b""
@@ -300,18 +383,23 @@ class StallWatch:
                 own = json.dumps(asdict(self._conclude(conclude, step))).encode()
                 # If this leader took too long, another one may have published: that document counts on all nodes.
                 document = settlement.publish(own, durable=True).document
-                call_with_timeout(lambda: store.add(STALL_COUNT_KEY, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
             if document:
                 found = _Stall(_parse_report(document), number, self._tracker.since, is_mine=document == own)
                 break
         # No verdict in time. If a leader has published just now, `cancel` returns its document. Otherwise the
         # election is closed, so that no node waits, and the next one needs a new number.
-        if found is None and (settled := settlement.cancel(store)) is not None:  # it also ends the thread that waits
-            if settled.document:
-                found = _Stall(_parse_report(settled.document), number, self._tracker.since, is_mine=False)
-            else:
-                call_with_timeout(lambda: store.add(STALL_COUNT_KEY, 1), STORE_TIMEOUT_SECONDS, "counting a stall")
+        settled = settlement.cancel(store) if found is None else None  # it also ends the thread that waits
+        if settled is not None and settled.document:
+            found = _Stall(_parse_report(settled.document), number, self._tracker.since, is_mine=False)
         self._settlement = None
+        # All nodes count, because the leader may die before it does, and the number goes up by one.
+        values = STALL_COUNT_KEY, str(number), str(number + 1)
+        self._call_store(lambda store: store.compare_set(*values), "counting a stall")
+        if found is None:
+            # One connection may be broken, or still be kept by a thread that waits: the next election opens others.
+            self._connections = None
+        elif found.is_mine:
+            self._call_store(partial(self._delete_settled_stalls, number=number), "deleting earlier stalls")
         return found
 
     def _conclude(self, conclude: partial[StallReport], reports: CollectedReports) -> StallReport:
@@ -324,21 +412,22 @@ class StallWatch:
 
     # --- what this node sees ------------------------------------------------------------------------------------
 
-    def _observe_workers(self, alive: dict[int, int], now: float) -> list[tuple[WorkerError, WorkerObservation]]:
+    def _observe_workers(
+        self, alive: dict[int, int], now: float, *, ends_attempt: bool
+    ) -> list[tuple[WorkerError, WorkerObservation]]:
         workers, places = self._workers, self._places
-        # The channel first: it also returns the collectives. Only a worker that has been silent for long is sent the
-        # signal for stacks, which may crash a worker that runs (`LocalWorkers.stacks`).
         answers = workers.ask(SNAPSHOT, alive, SNAPSHOT_TIMEOUT_SECONDS)
-        # one that hasn't answered for long: a thread holds Python's lock, or the process doesn't run
+        # One that hasn't answered for long: a thread holds Python's lock, or the process doesn't run. It gets no signal
+        # that would make it write its stacks: that ends a wait in the kernel with EINTR, which a library that holds the
+        # lock may take for an error. Its stacks are read when it is about to be ended.
         half, get_wait = (now - self._tracker.since) / 2, self._tracker.seconds_without_answer
-        silent = {rank: pid for rank, pid in alive.items() if rank not in answers and get_wait(rank, now) > half}
-        stacks = {rank: str(answer.get("stack", "")) for rank, answer in answers.items()} | workers.stacks(silent)
+        silent = {rank for rank in alive if rank not in answers and get_wait(rank, now) > half}
         found = []
         for rank, pid in alive.items():
             answer, place = answers.get(rank, {}), places.of(rank)
             collectives, threads, _ = from_message(answer)
             # The source may be on a file system that doesn't answer: then the stack is reported without its lines.
-            add_lines = partial(add_source_lines, stacks.get(rank, ""), linecache.getline)
+            add_lines = partial(add_source_lines, str(answer.get("stack", "")), linecache.getline)
             stack = call_with_timeout(add_lines, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines")
             failure = failure_record(
                 ErrorClass.WORKER_FAILURE,
@@ -353,7 +442,10 @@ class StallWatch:
                 expired=ExpiredDeadline("", round(now - self._tracker.since)),
             )
             block = str(answer.get("block", ""))
-            found.append((failure, self._observe_worker(rank, pid, block, now, answers=rank not in silent)))
+            facts = self._observe_worker(rank, pid, block, now, answers=rank not in silent)
+            found.append(
+                (failure, replace(facts, stalled_seconds=now - self._tracker.since, ends_attempt=ends_attempt))
+            )
         return found
 
     def _observe_worker(self, local_rank: int, pid: int, block: str, now: float, *, answers: bool) -> WorkerObservation:
@@ -364,9 +456,13 @@ class StallWatch:
         computes = uses.cpu_seconds - before.cpu_seconds > BUSY_CPU_SHARE * self._every_s
         reads = uses.io_bytes - before.io_bytes > BUSY_IO_BYTES
         moves = seconds_at_position is not None and seconds_at_position < 2 * self._every_s
+        is_silent = not answers and not kernel
+        wait = describe_wait(pid) if is_silent else ""
         report = {
             f"is in {block}": bool(block),
-            "unresponsive: one call holds Python's lock": not answers and not kernel,
+            "unresponsive: one call holds Python's lock": is_silent and self._tracker.has_answered(local_rank),
+            "unresponsive": is_silent and not self._tracker.has_answered(local_rank),
+            f"its main thread {wait}": bool(wait),
             "its main thread is moving": moves,
             "it uses the CPU": computes,
             "it reads or writes": reads,

@@ -17,7 +17,8 @@ from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Fram
 from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
-from firstfault_torch.guard import suppress_internal_errors
+from firstfault_torch.descriptors import KeptDescriptor
+from firstfault_torch.guard import start_daemon, suppress_internal_errors
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
@@ -30,39 +31,81 @@ _MAX_FRAMES = 20
 
 
 class _Listener:
-    """A bound socket, and a thread that calls `take` with each message that arrives there, and logs what it raises."""
+    """A bound socket, and a thread that calls `take` with each message that arrives there, and logs what it raises.
+
+    It lives in a process whose program may close all descriptors, and open files or sockets under their numbers: then
+    it binds a new socket, and leaves the number alone.
+
+    Raises:
+        OSError: no socket can be bound.
+        RuntimeError: the system allows no further thread.
+    """
 
     def __init__(self, path: Path, take: Callable[[dict[str, Any]], None]) -> None:
+        self._path = path
         self._take = take
         self._closed = threading.Event()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # A worker that executes another program, or that starts the training as a child, leaves its socket's file.
-        path.unlink(missing_ok=True)
-        self._socket.bind(str(path))
-        threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
+        self._socket = self._bind()
+        try:
+            start_daemon(self._listen, "firstfault-channel", time_limits.THREAD_START_TIMEOUT_SECONDS)
+        except (RuntimeError, MemoryError):
+            # A socket that nobody reads would let each of the agent's questions wait for an answer.
+            self._path.unlink(missing_ok=True)
+            self._release()
+            raise
 
     def close(self) -> None:
         """Stop listening."""
         # A close doesn't wake a thread that is blocked in recv, and the socket would still take messages. A shutdown
         # makes recv return no bytes; the thread then finds the event, which is set before.
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        if self._kept.is_ours:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        else:
+            _send(self._path, {})  # the same, for a thread that still waits at the socket whose number is lost
+        self._release()
+
+    def _bind(self) -> socket.socket:
+        # A worker that executes another program, or that starts the training as a child, leaves its socket's file.
+        self._path.unlink(missing_ok=True)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            bound.bind(str(self._path))
+            self._kept = KeptDescriptor(bound.detach())
+        except BaseException:
+            bound.close()
+            raise
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, fileno=self._kept.number)
+        listening.settimeout(None)  # the program may have set a default for all sockets
+        return listening
+
+    def _release(self) -> None:
+        # Without the number: the socket object would close whatever it is.
+        self._socket.detach()
+        self._kept.close()
 
     def _listen(self) -> None:
         while not self._closed.is_set():
-            try:
-                data = self._socket.recv(_LARGEST)
-            except OSError:
-                return
-            # A datagram arrives whole or not at all, also if its sender dies while it sends. What isn't JSON is the
-            # empty one of `close`, or comes from another program.
-            with contextlib.suppress(ValueError):
-                message = parse_json(data)
-                if isinstance(message, dict):
-                    with suppress_internal_errors("reading a message between agent and worker"):
-                        self._take(message)
+            with contextlib.suppress(OSError):
+                # Checked before each wait. The wait itself is safe: the kernel holds the socket until it is over, even
+                # if its number is closed and reused. It takes one more message, and its sender gets an answer.
+                if not self._kept.is_ours:
+                    self._release()
+                    self._socket = self._bind()
+                self._read(self._socket.recv(_LARGEST))
+                continue
+            # Short of memory or of descriptors, or the node's folder is gone. It may be better later.
+            self._closed.wait(time_limits.CHANNEL_RETRY_SECONDS)
+
+    def _read(self, data: bytes) -> None:
+        # A datagram arrives whole or not at all, also if its sender dies while it sends. What isn't JSON is the empty
+        # one of `close`, or comes from another program.
+        with contextlib.suppress(ValueError):
+            message = parse_json(data)
+            if isinstance(message, dict) and not self._closed.is_set():
+                with suppress_internal_errors("reading a message between agent and worker"):
+                    self._take(message)
 
 
 class AgentChannel:
@@ -172,7 +215,7 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         # a cut text isn't JSON: leave out the largest part
         message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
         data = json.dumps(message).encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         # A new socket for each message, so processes and threads share no state, and a fork inherits none. Without a
         # listener the kernel refuses the message. The queue of a unix socket holds few datagrams (10 by default in
         # `net.unix.max_dgram_qlen`), and many workers may fail at once: a full queue blocks the sender for a moment.

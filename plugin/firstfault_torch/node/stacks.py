@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import operator
 import os
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_size, get_stack_tail
 from firstfault_torch import time_limits
+from firstfault_torch.descriptors import move_up
+from firstfault_torch.guard import try_call
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
+_offered: dict[Path, int] = {}
+"""The files of this process's stacks, each with the number that faulthandler writes to."""
 
 
 def register_stacks(files: WorkerFiles) -> None:
@@ -23,15 +27,37 @@ def register_stacks(files: WorkerFiles) -> None:
     torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
     handler for that signal, it is kept, and the process also writes its stacks when the signal arrives.
     """
-    fatal = _open_persistently(files.fatal_stacks)
+    _offered.clear()  # a parent's, inherited by a fork
+    _offered[files.fatal_stacks] = fatal = _open_persistently(files.fatal_stacks)
     faulthandler.enable(file=fatal, all_threads=True)
-    faulthandler.unregister(_SIGNAL)  # a parent's, inherited by a fork
+    faulthandler.unregister(_SIGNAL)  # a parent's, as above
     if _handles_signal(os.getpid()):
         return
-    asked = _open_persistently(files.stacks)
-    faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
-    # Only now may the signal be sent: without a handler, a real-time signal ends the process.
-    files.stacks_ready.touch()
+    _offer_stacks(files, _open_persistently(files.stacks))
+
+
+def restore_stacks(files: WorkerFiles) -> None:
+    """Open the files of stacks again if the program has closed them; call it from time to time.
+
+    faulthandler's handlers are C code, and write to a number without a look at what it is: before the agent sends its
+    signal, it checks the number, but a fatal signal comes unasked.
+    """
+    for path, number in list(_offered.items()):
+        if _leads_to(f"/proc/self/fd/{number}", path):
+            continue
+        # The same number, if it is free: faulthandler then has a file again, and nobody else gets the number.
+        opened, _ = try_call(partial(_open_persistently, path, number), OSError)
+        if opened is None:
+            continue  # the node's folder is gone, or the process may open no more files: perhaps the next time
+        _offered[path] = opened
+        if opened == number:
+            continue
+        # The program uses the number.
+        if path == files.fatal_stacks and faulthandler.is_enabled():
+            faulthandler.enable(file=opened, all_threads=True)
+        elif path == files.stacks and signal.getsignal(_SIGNAL) is signal.SIG_DFL and _handles_signal(os.getpid()):
+            # Python knows no handler, and the process has one: it's still faulthandler's.
+            _offer_stacks(files, opened)
 
 
 def write_at_sigterm(files: WorkerFiles) -> None:
@@ -57,8 +83,8 @@ def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds
 
 
 def write_unasked(files: WorkerFiles) -> None:
-    """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
-    if files.stacks_ready.exists() and _handles_signal(os.getpid()):
+    """Write this process's stacks if the agent could not ask for them: see `_may_be_asked`."""
+    if _may_be_asked(files, os.getpid()):
         return
     descriptor = _open_persistently(files.stacks)
     try:
@@ -67,16 +93,47 @@ def write_unasked(files: WorkerFiles) -> None:
         os.close(descriptor)
 
 
+def _offer_stacks(files: WorkerFiles, number: int) -> None:
+    _offered[files.stacks] = number
+    faulthandler.register(_SIGNAL, file=number, all_threads=True, chain=False)
+    # Only now may the signal be sent: without a handler, a real-time signal ends the process.
+    files.stacks_ready.write_text(str(number), encoding="ascii")
+
+
 def _request_stacks(files: WorkerFiles, pid: int) -> bool:
-    # The file isn't enough: the program may have replaced the handler since, or another program under the same process
-    # id (after exec) has none, and would be killed by the signal.
-    if not files.stacks_ready.exists() or not _handles_signal(pid):
+    # Between this check and the signal's arrival the program could still close the number and open a file there. That
+    # takes microseconds, and the process is about to be ended.
+    if not _may_be_asked(files, pid):
         return False
     try:
         os.kill(pid, _SIGNAL)
     except ProcessLookupError:
         return False
     return True
+
+
+def _may_be_asked(files: WorkerFiles, pid: int) -> bool:
+    """Whether the signal makes a process write its stacks to its file, and does nothing else.
+
+    The program may have replaced the handler since it was offered, or may have closed the file, and use its number for
+    one of its own. Another program under the same process id (after exec) has neither, and the signal would end it.
+    """
+    try:
+        number = int(files.stacks_ready.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return False
+    return _handles_signal(pid) and _leads_to(f"/proc/{pid}/fd/{number}", files.stacks)
+
+
+def _leads_to(descriptor: str, path: Path) -> bool:
+    """Whether a descriptor's entry in /proc is the file at `path`; False if either can't be read.
+
+    A file without a name doesn't count: once it's gone, its inode's number may be another file's.
+    """
+    try:
+        return os.path.samestat(os.stat(descriptor), path.stat())  # noqa: PTH116 - a name in /proc
+    except OSError:
+        return False
 
 
 def _handles_signal(pid: int) -> bool:
@@ -106,13 +163,10 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
         time.sleep(time_limits.SHORT_POLL_SECONDS)
 
 
-def _open_persistently(path: Path) -> int:
+def _open_persistently(path: Path, number: int | None = None) -> int:
     """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
 
-    It isn't one of the standard streams: the program may have closed one, and its number would be reused.
+    It is a high one, because the program may close it, and its next files get the lowest free numbers. Or it is
+    `number`, if that's free, or the next free one.
     """
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(opened)
+    return move_up(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), number)

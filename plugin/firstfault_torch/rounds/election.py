@@ -170,6 +170,17 @@ class VerdictElection:
 
         return self._call_store(end, "informing all agents that nobody concludes")
 
+    @classmethod
+    def forget(cls, store: Any, topic: str) -> None:
+        """Delete what an election has left in the store, once no agent needs it any more."""
+        election = cls(0, 1, topic)
+        for name in ("heard", "reports", "arrived", "arrivals", "order", "leader", "verdict"):
+            store.delete_key(election._key(name))
+
+    def has_begun(self, store: Any) -> bool:
+        """Whether an agent has reported."""
+        return bool(store.check([self._key("arrivals")]))
+
     def _set_verdict(self, store: Any, verdict: ElectedVerdict) -> ElectedVerdict:
         """Store a verdict unless there is one; return the stored one."""
         return unpack_verdict(set_once(store, self._key("verdict"), pack_verdict(verdict)))

@@ -131,13 +131,21 @@ def _read_traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
 
 _HELD_FILES = 16
 _held: list[int] = []
+_held_pipe: list[os.stat_result] = []
+"""The pipe whose reading end all held descriptors are."""
 
 
 def hold_files_back() -> None:
     """Hold a few open files back, with which a document is written when the program has opened all that it may."""
     with contextlib.suppress(OSError):
+        # A pipe of its own, not a common file such as /dev/null, which the program may have opened at a number that it
+        # closed before.
+        reader, writer = os.pipe()
+        os.close(writer)
+        _held_pipe[:] = [os.fstat(reader)]
+        _held.append(reader)
         while len(_held) < _HELD_FILES:
-            _held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            _held.append(fcntl.fcntl(reader, fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def release_files() -> None:
@@ -148,7 +156,7 @@ def release_files() -> None:
         except IndexError:  # none is left, or another thread has taken the last one
             return
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(os.devnull)):  # noqa: PTH116 - as fstat
+            if os.path.samestat(os.fstat(descriptor), _held_pipe[0]):
                 os.close(descriptor)
 
 

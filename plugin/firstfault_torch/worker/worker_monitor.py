@@ -35,7 +35,7 @@ from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, sup
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
 from firstfault_torch.node.document_writer import open_worker_spool, record_error, spool_for_agent
 from firstfault_torch.node.fork_gate import wait_until_all_forked
-from firstfault_torch.node.stacks import register_stacks, write_unasked
+from firstfault_torch.node.stacks import register_stacks, restore_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
 from firstfault_torch.places import get_worker_place, is_in_foreground
@@ -238,6 +238,9 @@ class WorkerMonitor:
 
     def answer(self, question: str = STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
+        if self._files is not None:
+            with suppress_internal_errors("keeping the files of stacks open"):
+                restore_stacks(self._files)
         if question != STATE:
             return pulse() if question == PULSE else snapshot()
         # Before anything that takes time: the main thread may end with an exception at any moment from here on.

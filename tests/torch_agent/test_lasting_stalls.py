@@ -1,0 +1,236 @@
+"""Stalls that last or come again and again: real workers, and agents that compare over a real store."""
+
+import ctypes
+import datetime as dt
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from firstfault.model import Place
+from firstfault.recorder.folder import NodeFolder
+from firstfault_torch import Hang
+from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.hang import StallWatch, watch
+from firstfault_torch.hang.stall_report import WorkerObservation
+from firstfault_torch.node.channel import WorkerChannel
+from firstfault_torch.node.stacks import register_stacks
+from tests.plugin.running import short_folder
+from tests.prefix import Prefix
+from tests.torch_agent.stores import hosted
+from tests.torch_agent.test_hangs import READS, worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.forks]
+
+LONG_S = 60.0
+WARN_S, END_S = 60.0, 300.0
+ALIVE = {0: os.getpid()}
+
+
+# --- no signal to a worker that goes on -------------------------------------------------------------------------------
+
+
+def _poll_with_the_lock(folder: Path, seconds: int, ends: Any) -> None:
+    """Be a worker that waits in one native call, which holds Python's lock; send what the call returned."""
+    register_stacks(NodeFolder(folder).worker(0, 0))
+    WorkerChannel(NodeFolder(folder), 0, 0, lambda _: {"begun": 1, "ended": 1, "at": 1})
+    poll = ctypes.PyDLL(None).poll
+    ends.send("ready")
+    ends.send(poll(None, 0, seconds * 1000))
+    ends.recv()
+
+
+@pytest.mark.parametrize("ends_attempt", [False, True])
+def test_a_stalled_worker_gets_no_signal(ends_attempt: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A native call isn't interrupted by a look at a stall, also if the attempt may be ended but this worker isn't."""
+    monkeypatch.setattr(watch, "SNAPSHOT_TIMEOUT_SECONDS", 0.1)  # it can't answer
+    folder = short_folder()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_poll_with_the_lock, args=(folder, 1, theirs))
+    process.start()
+    try:
+        assert ours.recv() == "ready"
+        node_context = replace(prefix.node_context(), node_folder=str(folder))
+        reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+        local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
+        places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, rank=0, local_rank=0, world_size=1))
+        one = StallWatch(Hang(None, None), local, reporter, places, None)  # type: ignore[arg-type]
+        now = time.monotonic()
+        one._tracker.since = one._tracker.moved[0] = one._tracker._answered[0] = now - WARN_S
+        one._tracker._counts[0] = 1, 0
+        one._investigate({0: process.pid or 0}, now, ends_attempt=ends_attempt)
+        assert ours.recv() == 0, "the call of poll was interrupted"
+        ours.send("end")
+        local.close()
+    finally:
+        process.kill()
+        process.join()
+
+
+# --- nodes that look at the same moments ------------------------------------------------------------------------------
+
+
+class Node:
+    """The watch of one node of a job of two, whose worker makes no progress; `killed` when it ends the attempt."""
+
+    def __init__(self, group_rank: int, connect: Callable[[], Any], hang: Hang, wait_seconds: float) -> None:
+        self.killed = threading.Event()
+        workers: Any = SimpleNamespace(
+            alive=ALIVE, ask=lambda *_: {}, kill_hung_workers=lambda *_: self.killed.set(), stacks=lambda _: {}
+        )
+        reporter: Any = SimpleNamespace(
+            node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=lambda *_: None
+        )
+        places: Any = SimpleNamespace(nodes=2, of=lambda *_: Place(group_rank=group_rank, world_size=4))
+        peers: Any = SimpleNamespace(connect=connect)
+        self.watch = StallWatch(Hang(None, None), workers, reporter, places, peers)
+        self.watch._hang, self.watch._wait_s, self.watch._next_s = hang, wait_seconds, hang.warn_seconds or 0.0
+        self.watch._tracker.looks = 3
+        seen = [
+            (
+                worker(rank, of=4, **({"begun": 40, "stack": READS} if rank == 2 else {})),
+                WorkerObservation(group_rank, rank % 2, 58.0),
+            )
+            for rank in (2 * group_rank, 2 * group_rank + 1)
+        ]
+
+        def observe(_: Any, now: float, *, ends_attempt: bool) -> Any:
+            seconds = now - self.watch._tracker.since
+            stalled = {"unchanged_seconds": seconds, "stalled_seconds": seconds, "ends_attempt": ends_attempt}
+            return [(failure, replace(facts, **stalled)) for failure, facts in seen]
+
+        self.watch._observe_workers = observe  # type: ignore[method-assign]
+
+    def look(self, seconds: float) -> None:
+        """Poll at a time without progress."""
+        now = time.monotonic()
+        self.watch._tracker.since = now - seconds
+        self.watch._handle_stall(ALIVE, now)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What it printed about the stall."""
+        return self.watch._stall.report.lines if self.watch._stall is not None else ()
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _connected(store: TCPStore) -> Callable[[], Any]:
+    limit = dt.timedelta(seconds=LONG_S)
+    return lambda: TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
+@contextmanager
+def _in_thread(call: Callable[..., None], *args: Any) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=call, args=args)
+    thread.start()
+    yield thread
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_a_lasting_hang_is_ended(store: TCPStore) -> None:
+    """Nodes whose last progress was at different times compare together, and end the hang once both may."""
+    hang = Hang(WARN_S, END_S)
+    first, second = (Node(rank, _connected(store), hang, 0.2) for rank in (0, 1))
+    first.look(WARN_S)
+    assert "no response from node 1" in first.lines[0], "the other one's ranks made progress half a minute ago"
+    second.look(WARN_S - 30)
+    assert not second.lines
+
+    def both(one: Node, its: float, other: Node, others: float) -> None:
+        """Let one node look; the other one polls, as it always does."""
+        one.watch._wait_s = other.watch._wait_s = 5.0
+        with _in_thread(one.look, its) as looks:
+            while looks.is_alive():
+                other.look(others)
+                time.sleep(0.02)
+        one.watch._wait_s = other.watch._wait_s = 0.2
+        assert one.lines == other.lines
+        assert "no response" not in one.lines[0]
+
+    both(second, WARN_S, first, WARN_S + 30)
+    both(first, END_S, second, END_S - 30)
+    assert not first.killed.is_set(), "the second node's ranks made progress less than 300 s ago"
+    assert f"no progress for {END_S - 30:.0f} s" in first.lines[0]
+    both(second, END_S, first, END_S + 30)
+    assert second.killed.is_set(), second.lines
+    for node in (first, second):
+        node.watch.end()
+
+
+def test_the_time_until_the_next_look() -> None:
+    """It's the option's time doubled, not the measured one, which is longer on each node by another part of a poll."""
+    nodes = [Node(rank, lambda: None, Hang(WARN_S), 0.1) for rank in (0, 1)]
+    for number, late in ((1, (0.1, 4.9)), (2, (4.9, 0.1)), (4, (2.0, 4.9))):
+        for node, more in zip(nodes, late, strict=True):
+            node.look(number * WARN_S + more)
+            assert node.watch._next_s == 2 * number * WARN_S
+
+
+# --- what stays -------------------------------------------------------------------------------------------------------
+
+
+def test_many_stalls_leave_nothing_in_the_store(store: TCPStore) -> None:
+    """After a few stalls the store holds as many keys as after many, on all nodes' behalf."""
+    nodes = [Node(rank, _connected(store), Hang(WARN_S), LONG_S) for rank in (0, 1)]
+    keys = []
+    for number in range(12):
+        with _in_thread(nodes[1].look, WARN_S):
+            nodes[0].look(WARN_S)
+        assert "rank 2 " in nodes[0].lines[0], nodes[0].lines
+        assert nodes[0].watch._stall.number == number  # type: ignore[union-attr]
+        for node in nodes:
+            node.watch._handle_progress(time.monotonic())
+        keys.append(store.num_keys())
+    assert keys[6:] == keys[6:7] * 6, keys
+    for node in nodes:
+        node.watch.end()
+
+
+def test_a_broken_connection_is_replaced() -> None:
+    """After its store's connection broke, the watch compares the next stall over another one."""
+    with hosted() as (host, lost), hosted() as (_, store):
+        stores = [lost, lost, store, store]
+        node = Node(0, lambda: stores.pop(0).clone(), Hang(WARN_S), 0.2)
+        assert node.watch._get_stall_number() == 0
+        host.kill()
+        host.join()
+        assert node.watch._get_stall_number() is None
+        assert node.watch._get_stall_number() == 0
+        node.watch.end()
+
+
+def test_a_watch_survives_errors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Polls that fail end neither the watch nor are they all logged: a lack of descriptors may last for hours."""
+    failures, polled = [1] * 10, threading.Event()
+
+    def ask(*_: Any) -> dict[int, Any]:
+        if failures:
+            failures.pop()
+            raise OSError("too many open files")
+        polled.set()
+        return {}
+
+    monkeypatch.setattr(watch, "PROGRESS_POLL_SECONDS", 0.01)
+    workers: Any = SimpleNamespace(alive=ALIVE, ask=ask)
+    reporter: Any = SimpleNamespace(node_context=SimpleNamespace(round=0, output_prefix="", files=None))
+    places: Any = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=1), rank_of=lambda _: 0)
+    one = StallWatch(Hang(WARN_S), workers, reporter, places, None)
+    assert polled.wait(LONG_S)
+    one.end()
+    assert caplog.text.count("too many open files") == 1
