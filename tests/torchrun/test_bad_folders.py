@@ -68,7 +68,7 @@ def _torchrun(program: str) -> tuple[str, ...]:
 def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
     """A node that cannot write the folder records in one for temporary files, and one line says so."""
     ended = _on(kind, tmp_path, "-c", CHOOSE)
-    other = tmp_path / "tmp" / ".firstfault" / "torchrun" / "job" / "0"
+    other = tmp_path / "tmp" / ".firstfault-0" / "torchrun" / "job" / "0"  # its user is root in its own namespace
     assert ended.stdout == f"{other}\n"
     told = (
         rf"firstfault: {tmp_path}/documents {why}; this node's documents are in {other}\. Make it writable, or set .*\n"

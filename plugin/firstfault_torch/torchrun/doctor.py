@@ -194,6 +194,7 @@ def _check_callbacks() -> Iterator[_Check]:
 
 
 def _check_storage() -> _Check:
+    from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
     folder, began = job.root_folder(), time.monotonic()
@@ -204,7 +205,7 @@ def _check_storage() -> _Check:
         took = time.monotonic() - began
         return _OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"
     why = f"no answer within {DOCTOR_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
-    text = f"{folder}: {why} ({name}); documents would be in {job.fallback_folder()}"
+    text = f"{folder}: {why} ({name}); documents would be in {describe_fallback_folder()}"
     return _NO if job.given_folder() else _FACT, "storage", text
 
 

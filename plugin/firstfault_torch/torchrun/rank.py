@@ -6,7 +6,6 @@ in its folder. Its last words describe a killed process, until `fails` or `exits
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from functools import cache, partial
@@ -14,6 +13,7 @@ from functools import cache, partial
 from firstfault.model import NodePresence, Phase, Place, Subject, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.recorder.process import start_recorder
+from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
@@ -102,10 +102,10 @@ def _start_monitor() -> WorkerMonitor | None:
 def _build_engine() -> PlainEngine | None:
     folder, this = given_folder(), who("")
     if folder:
-        job, step = this.job, os.environ.get("SLURM_STEP_ID", "")
-        if step and job.source.startswith("SLURM"):
-            job = Name(f"{job.value}.{step}", f"{job.source} and SLURM_STEP_ID")  # each srun is a separate run
-        run = join(folder, job.value)
+        job, name = this.job, this.run
+        if this.step:  # each srun is a separate run
+            job, name = Name(job.value, f"{job.source} and SLURM_STEP_ID"), f"{name}.{this.step}"
+        run = join(folder, name)
         told = this._replace(job=job).told(split_name(run)[1])
         return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
     if OWN_RANK[-1][0] == 0:
@@ -131,6 +131,8 @@ def _build_presence(phase: Phase, place: Place) -> NodePresence:
 
 
 def _join(node_context: NodeContext, place: Place) -> None:
+    if place.rank == 0:  # one rank is enough: all record in the same folder
+        leave_pointer(node_context.output_prefix, given_folder())
     path, data = as_entry(_build_presence(Phase.JOINED, replace(place, ip=look_up_address())))
     put_on_node(path, data, node_context, ANNOUNCE_TIMEOUT_SECONDS)
 

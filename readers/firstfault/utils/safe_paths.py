@@ -17,6 +17,13 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 """O_PATH: neither needs the right to read the folder, nor waits."""
 
 
+class ForeignPathError(PermissionError):
+    """Another user has made what is at this path, or has prepared a link there."""
+
+    def __init__(self, reason: str, name: str) -> None:
+        super().__init__(errno.EPERM, reason, name)
+
+
 def open_below(base: Path, names: Iterable[str], *, mode: int = 0o777) -> int:
     """Open the folder `names` below `base`, make what is missing, and return a descriptor with O_PATH.
 
@@ -25,46 +32,75 @@ def open_below(base: Path, names: Iterable[str], *, mode: int = 0o777) -> int:
     show one owner for all (FUSE, an NFS that maps users), and a container's root may write into a user's folder.
 
     Raises:
-        OSError: there is a link or another user's folder, or nothing can be made.
+        ForeignPathError: there is a link, a file, or another user's folder.
+        OSError: nothing can be made.
     """
     base.mkdir(parents=True, exist_ok=True)
     folder = os.open(base, _FOLDER)
     try:
-        owners = {os.geteuid(), os.fstat(folder).st_uid}
         for name in names:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, mode, dir_fd=folder)
-            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            below = enter(name, folder, mode=mode)
             os.close(folder)
             folder = below
-            check_owner(folder, owners, name)
     except OSError:
         os.close(folder)
         raise
     return folder
 
 
+def enter(name: str, folder: int, *, mode: int = 0o777) -> int:
+    """Open a folder in the folder of a descriptor, and make it if it's missing, as `open_below` does.
+
+    Raises:
+        ForeignPathError: it's a link, a file, or belongs to another user than the folder above it.
+        OSError: it can't be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=folder)
+    try:
+        below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except NotADirectoryError:
+        raise ForeignPathError("it's a link or a file, not a folder", name) from None
+    try:
+        # The owner of the trusted folder is passed on: below it, each folder's owner was allowed by the one above.
+        check_owner(below, {os.geteuid(), os.fstat(folder).st_uid}, name)
+    except OSError:
+        os.close(below)
+        raise
+    return below
+
+
 def check_owner(descriptor: int, owners: Collection[int], name: str) -> None:
-    """Raise PermissionError unless one of these users owns what a descriptor refers to."""
+    """Check that one of these users owns what a descriptor refers to.
+
+    Raises:
+        ForeignPathError: somebody else does.
+    """
     owner = os.fstat(descriptor).st_uid
     if owner not in owners:
-        raise PermissionError(errno.EPERM, f"it belongs to another user, with id {owner}", name)
+        raise ForeignPathError(f"it belongs to another user, with id {owner}", name)
 
 
 def open_file(name: str, flags: int, folder: int, *, mode: int = 0o666) -> int:
     """Open a file in the folder of a descriptor; it is no link, no pipe, and has no second name elsewhere.
 
     Raises:
-        OSError: it is one of these, or it can't be opened.
+        ForeignPathError: it is one of these.
+        OSError: it can't be opened.
     """
     # O_NONBLOCK: the open of a prepared FIFO would wait for its other end.
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    descriptor = os.open(name, flags | safe, mode, dir_fd=folder)
+    try:
+        descriptor = os.open(name, flags | safe, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ForeignPathError("it's a link", name) from None
     found = os.fstat(descriptor)
     # A hard link is no link for O_NOFOLLOW: it's a second name of a file, perhaps of one in this user's home.
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
-        raise PermissionError(errno.EPERM, "it isn't an ordinary file with one name", name)
+        raise ForeignPathError("it isn't an ordinary file with one name", name)
     return descriptor
 
 
