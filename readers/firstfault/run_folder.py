@@ -145,6 +145,18 @@ def find_fallback_folders() -> list[Path]:
     return [private / _OF_TORCHRUN for private in _find_private_folders()]
 
 
+def find_foreign_folder(runs: Path) -> str:
+    """Return the part of a folder of runs that `begin_run` refuses; empty: none that exists by now."""
+    if runs.parent.name != _ROOT or _is_own_link(runs.parent):
+        return ""
+    for folder in (runs.parent, runs):
+        if os.path.lexists(folder):
+            found, owners = folder.lstat(), {os.geteuid(), folder.parent.stat().st_uid}
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+                return str(folder)
+    return ""
+
+
 def describe_fallback_folder() -> str:
     """Return, for a person, what `make_fallback_folder` would return; it makes nothing."""
     try:
