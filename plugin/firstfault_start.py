@@ -49,6 +49,8 @@ BEGAN: list[int] = []
 IN_PROGRAM: list[int] = []
 """The id of the worker, if this process is one that is a program. A forked child inherits it, so compare it."""
 _PR_SET_PDEATHSIG = 1
+_HELPERS = ("from multiprocessing.", "firstfault.recorder")
+"""Beginnings of arguments of Python in processes that a library starts: they're part of the rank in any case."""
 _EXEC = "os.exec"
 _STARTS = frozenset(("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"))
 """Audit events before another process is started."""
@@ -89,7 +91,7 @@ def _begin_rank(*, is_asked: bool) -> None:
     if setter != identify(os.getpid()):
         if is_ancestor(setter):
             # Another rank: Lightning starts the other ranks of a node from the first one.
-            is_helper = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+            is_helper = any(word.startswith(_HELPERS) for word in sys.orig_argv)
             if is_same_rank and (_TRAINS in marks or is_helper):
                 return
             # If the process above has imported torch, it may train, or only have counted the GPUs. So this one counts

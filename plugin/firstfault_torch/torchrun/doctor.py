@@ -76,7 +76,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _run_checks() -> Iterator[_Check]:
-    from firstfault_torch.torchrun.job import root_folder, who  # noqa: PLC0415 - loads strategies, as help must not
+    from firstfault_torch.torchrun.job import name_run, root_folder, who  # noqa: PLC0415 - loads strategies
 
     versions = {name: try_call(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
@@ -95,7 +95,7 @@ def _run_checks() -> Iterator[_Check]:
     yield _FACT, "job", str(this.job) if this.job.value else f"{this.job} but torchrun's --rdzv-id"
     yield _FACT, "attempt", f"{this.number} ({this.attempt.source})"
     yield _FACT, "node", f"{this.node}; namespace: {this.namespace}"
-    run = this.job.value or "<time>-<host>-<process>"
+    run = name_run(this) or "<time>-<host>-<process>"
     yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
 
 
