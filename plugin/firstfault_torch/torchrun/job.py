@@ -227,15 +227,16 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
         value = _FOREIGN.sub("-", source.value or "_".join(values)).strip("-.")[-_LONGEST:]
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
             names.setdefault(source.of, Name(value, " and ".join(source.variables)))
-    job, attempt = names.get("job", Name()), names.get("attempt", Name())
-    if not attempt.source.startswith(_SLURM):
-        return Who(run_id, **names, run=job.value)
+    found = Who(run_id, *(names.get(of, Name()) for of in ("job", "attempt", "node", "namespace")))
+    job = found.job
+    if not found.attempt.source.startswith(_SLURM):
+        return found._replace(run=job.value)
     # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is another run, whose
     # attempts have the same numbers.
     start = find_start(environment)
     run = f"{job.value}-{start.job}" if start is not None and not job.source.startswith(_SLURM) else job.value
     step = environment.get("SLURM_STEP_ID", "")
-    return Who(run_id, **names, run=run, step=step if step.isdecimal() else "")
+    return found._replace(run=run, step=step if step.isdecimal() else "")
 
 
 # --- the folder of the job's documents: the same on all nodes, of no other run, and one that can be written -----------
