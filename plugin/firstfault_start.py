@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,9 +27,13 @@ VARIABLE = "FIRSTFAULT"
 ON = ("1", "true", "yes", "on")
 """Its values that count as 1, in any case of the letters."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
-"""The agent's process id, set by the agent for a worker that is a program: the process that it starts. Or `RANK`, and
-`OWN_RANK`'s numbers: in a process that one of another rank has started, as Lightning does, a rank begins, too."""
+"""The agent's process id, set by the agent for a worker that is a program: the process that it starts. Or `RANK`, the
+rank's process as `identify` names it, `OWN_RANK`'s numbers, and perhaps `LOADED` or `_TRAINS`."""
 RANK = "rank"
+LOADED, _TRAINS = "loaded", "trains"
+"""What the rank's process had done when it started another one: imported torch; made a process group."""
+AGENT_VARIABLE = "FIRSTFAULT_AGENT"
+"""The agent's process as `identify` names it, set by the agent for its workers."""
 _LAUNCHERS = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -39,9 +44,16 @@ _LAUNCHERS = (
 """The variables of a process's rank, local rank and world size, by launcher."""
 OWN_RANK: list[tuple[int | None, int, int]] = []
 """What `rank_of` returned when this process began as a rank; the program may set other variables."""
+BEGAN: list[int] = []
+"""When that was, nanoseconds since the Unix epoch."""
 IN_PROGRAM: list[int] = []
 """The id of the worker, if this process is one that is a program. A forked child inherits it, so compare it."""
 _PR_SET_PDEATHSIG = 1
+_HELPERS = ("from multiprocessing.", "firstfault.recorder")
+"""Beginnings of arguments of Python in processes that a library starts: they're part of the rank in any case."""
+_EXEC = "os.exec"
+_STARTS = frozenset(("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"))
+"""Audit events before another process is started."""
 _GROUPS = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""
 
@@ -49,7 +61,7 @@ _GROUPS = "torch.distributed.distributed_c10d"
 def begin_worker() -> None:
     """Record what ends this process, if it is a worker: before its first line runs, and without a frame in it."""
     if os.environ.get(WORKER_VARIABLE, "").startswith(RANK):
-        begin_rank()
+        _begin_rank(is_asked=False)
     elif os.environ.pop(WORKER_VARIABLE, "") == str(os.getppid()):  # else a worker has started it, as a shell does
         _end_with_parent()
         IN_PROGRAM.append(os.getpid())
@@ -57,13 +69,86 @@ def begin_worker() -> None:
 
 
 def begin_rank() -> None:
-    """Record what ends this process, if it is a rank that no agent has started; its children are part of it."""
-    mine, inherited = rank_of(os.environ), os.environ.get(WORKER_VARIABLE, "").split()[1:]
+    """Record what ends this process, if it is a rank that no agent has started."""
+    _begin_rank(is_asked=True)
+
+
+def _begin_rank(*, is_asked: bool) -> None:
+    """Record what ends this process, if it is a rank; `is_asked`: its program says so, not only its environment.
+
+    A rank may be several processes, and the one that trains is recorded. A program may exec another one: that's the
+    same process, and remains the rank. Or it is a wrapper, and starts the one that trains: a later start of this rank.
+    But the processes that a training starts, such as a compiler's, are part of it.
+    """
+    if OWN_RANK or is_in_worker():
+        return
+    mine = rank_of(os.environ)
+    words = os.environ.get(WORKER_VARIABLE, "").split()[1:]
+    setter, inherited, marks = " ".join(words[:2]), words[2:5], words[5:]
     at = int(mine[0] is None)  # without a rank, the local rank
-    if inherited[at : at + 1] != [str(mine[at])] and "FIRSTFAULT_RECORDING" not in os.environ:
-        os.environ[WORKER_VARIABLE] = " ".join((RANK, *map(str, mine)))
-        OWN_RANK.append(mine)
-        _watch("rank")
+    is_same_rank = inherited[at : at + 1] == [str(mine[at])]
+    is_late = False
+    if setter != identify(os.getpid()):
+        if is_ancestor(setter):
+            # Another rank: Lightning starts the other ranks of a node from the first one.
+            is_helper = any(word.startswith(_HELPERS) for word in sys.orig_argv)
+            if is_same_rank and (_TRAINS in marks or is_helper):
+                return
+            # If the process above has imported torch, it may train, or only have counted the GPUs. So this one counts
+            # only with a process group, and if it fails.
+            is_late = is_same_rank and LOADED in marks
+        elif not is_asked:  # a job that a rank has submitted, or a daemon: the variable isn't about it
+            return
+    OWN_RANK.append(mine)
+    BEGAN.append(time.time_ns())
+    if is_late:
+        _watch_exception(RANK, _has_group)
+        return
+    mark_rank(*((LOADED,) if _GROUPS in sys.modules else ()))
+    _watch_starts()
+    _watch(RANK)
+
+
+def mark_rank(*marks: str) -> None:
+    """Tell processes that this one starts, or becomes by exec, that it is a rank, and what it has done."""
+    numbers = OWN_RANK[-1] if OWN_RANK else ()
+    os.environ[WORKER_VARIABLE] = " ".join((RANK, identify(os.getpid()), *map(str, numbers), *marks))
+
+
+def is_in_worker() -> bool:
+    """Whether this process is a worker of an agent that is still running, or was started by one."""
+    return "FIRSTFAULT_RECORDING" in os.environ and is_ancestor(os.environ.get(AGENT_VARIABLE, ""))
+
+
+def identify(process: int) -> str:
+    """Return a process's id and start time, which no other process of this boot has; empty: there is none."""
+    fields = _read_stat(process)
+    return f"{process} {fields[19]}" if fields else ""
+
+
+def is_ancestor(identity: str) -> bool:
+    """Whether the process that `identify` described is still running and an ancestor of this one, or this one.
+
+    Variables are inherited without end: a worker may submit another job with its own environment.
+    """
+    process = os.getpid()
+    while process > 0:
+        fields = _read_stat(process)
+        if not fields:
+            return False
+        if identity == f"{process} {fields[19]}":
+            return True
+        process = int(fields[1])
+    return False
+
+
+def _read_stat(process: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` from the state on; the parent's id is the second."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+            return file.read().rpartition(b")")[2].decode().split()  # a program's name may contain ")"
+    except OSError:
+        return []
 
 
 def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
@@ -82,37 +167,77 @@ def rank_of(environment: Mapping[str, str]) -> tuple[int | None, int, int]:
 
 def _watch(module: str) -> None:
     """Let a module of `firstfault_torch.torchrun` record what ends this process."""
+    worker = os.getpid()
+
+    def ends() -> None:
+        if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
+            _call(module, "exits")
+
+    _watch_exception(module)
+    atexit.register(ends)
+    if _GROUPS in sys.modules:
+        _call(module, "watch")
+        return
+    finders: list[Any] = sys.meta_path
+    finders.insert(0, _WhenImported(_GROUPS, lambda: _call(module, "watch")))
+
+
+def _call(module: str, name: str, *args: Any) -> None:
+    """Call a function of a module of `firstfault_torch.torchrun`."""
+    with contextlib.suppress(Exception):  # an error of ours must not be one of the program's
+        from importlib import import_module  # noqa: PLC0415 - see the module
+
+        getattr(import_module(f"firstfault_torch.torchrun.{module}"), name)(*args)
+
+
+def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> None:
+    """Let a module record the exception that ends this process, if it `counts` then."""
     worker, main = os.getpid(), threading.get_ident()
-
-    def call(name: str, *args: Any) -> None:
-        with contextlib.suppress(Exception):  # an error of ours must not be one of the program's
-            from importlib import import_module  # noqa: PLC0415 - see the module
-
-            getattr(import_module(f"firstfault_torch.torchrun.{module}"), name)(*args)
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         # raised for each exception that nothing handles, also if the program has replaced `sys.excepthook`. If there is
         # a caller, or if this is another thread, an extension prints an exception and the program continues.
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
-        if sys._getframe().f_back is None:  # noqa: SLF001 - the public way is slower
-            call("fails", args[2])
+        if sys._getframe().f_back is None and counts():  # noqa: SLF001 - the public way is slower
+            _call(module, "fails", args[2])
             if type(args[2]) is KeyboardInterrupt:
                 # Python ends by SIGINT after it, unless other code, such as an import, was executed since
                 with contextlib.suppress(KeyboardInterrupt):
                     exec("raise KeyboardInterrupt", {})  # noqa: S102 - the only way to set the mark again
 
-    def ends() -> None:
-        if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
-            call("exits")
+    sys.addaudithook(audit)
+
+
+def _watch_starts() -> None:
+    """Tell the processes that this rank starts whether it trains, and follow it when it becomes another program."""
+    worker = os.getpid()
+    leaving: list[int] = []  # the thread that has called exec
+
+    def audit(event: str, _args: tuple[Any, ...]) -> None:
+        if (event not in _STARTS and event != _EXEC and not leaving) or os.getpid() != worker:
+            return
+        if event == _EXEC:
+            # What follows raises events, too. They don't mean that exec has failed.
+            leaving.clear()
+            mark_rank()
+            if _GROUPS in sys.modules:
+                _call(RANK, "leaves")
+            leaving.append(threading.get_ident())
+        elif leaving == [threading.get_ident()]:  # the thread goes on: exec has failed
+            leaving.clear()
+            if _GROUPS in sys.modules:
+                mark_rank(LOADED)
+                _call(RANK, "returns")
+        elif event in _STARTS and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS) and _has_group():
+            mark_rank(_TRAINS)
 
     sys.addaudithook(audit)
-    atexit.register(ends)
-    if _GROUPS in sys.modules:
-        call("watch")
-        return
-    finders: list[Any] = sys.meta_path
-    finders.insert(0, _WhenImported(_GROUPS, lambda: call("watch")))
+
+
+def _has_group() -> bool:
+    groups = sys.modules.get(_GROUPS)
+    return groups is not None and getattr(groups, "is_initialized", bool)()
 
 
 def _end_with_parent() -> None:
@@ -175,7 +300,7 @@ def handler() -> Callable[..., Any]:
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
     # a launcher in a worker trains under torch's agent: its job is part of the worker's
-    if os.environ.get(VARIABLE, "").lower() in ON and "FIRSTFAULT_RECORDING" not in os.environ:
+    if os.environ.get(VARIABLE, "").lower() in ON and not is_in_worker():
 
         def first(parameters: Any) -> Any:
             registry.create_handler = create

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
+from firstfault_start import AGENT_VARIABLE, identify
 from firstfault_torch.guard import logger
 from firstfault_torch.time_limits import UPLOAD_DEADLINE_SECONDS
 
@@ -100,7 +101,12 @@ class NodeContext:
         variables = self.identity.worker_environment
         told = replace(self, identity=replace(self.identity, worker_environment={}))
         # a user's number may be one of numpy
-        return {**variables, NODE_CONTEXT_VARIABLE: json.dumps(asdict(told), ensure_ascii=False, default=float)}
+        agent = {AGENT_VARIABLE: identify(os.getpid())}
+        return {
+            **variables,
+            **agent,
+            NODE_CONTEXT_VARIABLE: json.dumps(asdict(told), ensure_ascii=False, default=float),
+        }
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> NodeContext | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from firstfault_start import RANK, WORKER_VARIABLE, begin_rank
+from firstfault_start import begin_rank, mark_rank
 
 _USAGE = """\
 usage: python -m firstfault_torch.record train.py ...
@@ -32,5 +32,5 @@ elif len(sys.argv) == 1:
     sys.stderr.write(_USAGE)
     sys.exit(2)
 else:
-    os.environ[WORKER_VARIABLE] = RANK
+    mark_rank()
     os.execv(sys.executable, _get_command())  # noqa: S606 - the user's program

@@ -6,31 +6,53 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from firstfault.layout import ERROR_FILE, OUTPUTS, ROSTER, RosterKey
 from firstfault.model import Phase
+from firstfault.utils.safe_paths import enter, open_below, open_file
 
-FOLDERS = (".firstfault/torchrun", ".firstfault/runs")
+_ROOT = ".firstfault"
+_OF_TORCHRUN = "torchrun"
+FOLDERS = (f"{_ROOT}/{_OF_TORCHRUN}", f"{_ROOT}/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
-PRUNED = (*FOLDERS, ".firstfault/logs")
+PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 MARK = "firstfault.run"
 """Has a line for each node that began the run: its host's name. The nodes hold locks on it while they run."""
+_PRIVATE = 0o700
+_kept: dict[Path, int] = {}
+"""Descriptors of the private folders that this process has made or used."""
 
 
-def begin_run(folder: Path) -> int:
+# --- begin a run ------------------------------------------------------------------------------------------------------
+
+
+def begin_run(folder: Path, attempt: str = "") -> int:
     """Make a run's folder and mark it; the mark is locked until the returned descriptor is closed.
 
+    The run may lie in a folder that other users can write to. So nothing is opened through a link below the folder of
+    all runs, and a run that another user has begun isn't joined.
+
+    Args:
+        folder: the run's.
+        attempt: name of a folder to make in it; empty: none.
+
     Raises:
-        OSError: nothing can be written there.
+        OSError: nothing can be written there, or another user got ahead.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    ignore = folder.parent.parent / ".gitignore"
-    if ignore.parent.name == ".firstfault" and not ignore.exists():
-        ignore.write_text("*\n", encoding="ascii")
-    # Nodes on a shared file system each append a line to the same file.
-    mark = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    base, names = _split_at_trusted(folder)
+    opened = open_below(base, names)
+    try:
+        if attempt:
+            os.close(enter(attempt, opened))
+        # Nodes on a shared file system each append a line to the same file.
+        mark = open_file(MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, opened)
+    finally:
+        os.close(opened)
     try:
         os.write(mark, f"{socket.gethostname()}\n".encode())
     except OSError:
@@ -42,6 +64,142 @@ def begin_run(folder: Path) -> int:
     return mark
 
 
+def make_attempt(run: Path, attempt: str) -> None:
+    """Make the folder of an attempt, to claim its number: of several callers, one succeeds.
+
+    Raises:
+        FileExistsError: it exists.
+        OSError: it can't be made, or the run is another user's.
+    """
+    base, names = _split_at_trusted(run)
+    opened = open_below(base, names)
+    try:
+        os.mkdir(attempt, dir_fd=opened)
+    finally:
+        os.close(opened)
+
+
+def _split_at_trusted(run: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the folder above a run that the user chose, and the names from there to the run."""
+    root = run.parent.parent
+    if root.name != _ROOT:
+        return run.parent, (run.name,)
+    # Nobody chose the folder `.firstfault` in the working folder, which may be one that all users write to.
+    base, names = (root, ()) if _is_own_link(root) else (root.parent, (_ROOT,))
+    _ignore_in_git(base, names)
+    return base, (*names, run.parent.name, run.name)
+
+
+def _is_own_link(path: Path) -> bool:
+    """Whether it's a link that this user has made, perhaps to a larger disk, and that no other user can replace."""
+    try:
+        found, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    is_replaceable = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX
+    return stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not is_replaceable
+
+
+def _ignore_in_git(base: Path, names: tuple[str, ...]) -> None:
+    """Keep the runs in the working folder out of its repository."""
+    opened = open_below(base, names)
+    try:
+        ignore = open_file(".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, opened)
+    except OSError:  # it exists; whatever else is wrong, the mark's error will tell it
+        return
+    finally:
+        os.close(opened)
+    with os.fdopen(ignore, "w", encoding="ascii") as file:
+        file.write("*\n")
+
+
+# --- this user's folder among temporary files -------------------------------------------------------------------------
+
+
+def make_fallback_folder() -> Path:
+    """Return the folder of torchrun's runs for a node that can't write the usual one, made for this user alone.
+
+    All users may write to the folder of temporary files. So another one may have taken any name in it; then this user
+    gets a name that nobody can guess, and finds it again by its owner.
+
+    Raises:
+        OSError: there is no folder for temporary files, or it can't be written.
+    """
+    private = next(_find_private_folders(), None)
+    if private is None:
+        parent, name = Path(tempfile.gettempdir()), _private_name()
+        private = parent / name
+        try:
+            private.mkdir(_PRIVATE)
+        except FileExistsError:
+            private = next(_find_private_folders(), None) or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    if private not in _kept:
+        _kept[private] = _lock(private)
+    runs = private / _OF_TORCHRUN
+    runs.mkdir(exist_ok=True)
+    return runs
+
+
+def find_fallback_folders() -> list[Path]:
+    """Return the folders of torchrun's runs among temporary files that are this user's."""
+    return [private / _OF_TORCHRUN for private in _find_private_folders()]
+
+
+def find_foreign_folder(runs: Path) -> str:
+    """Return the part of a folder of runs that `begin_run` refuses; empty: none that exists by now."""
+    if runs.parent.name != _ROOT or _is_own_link(runs.parent):
+        return ""
+    for folder in (runs.parent, runs):
+        if os.path.lexists(folder):
+            found, owners = folder.lstat(), {os.geteuid(), folder.parent.stat().st_uid}
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+                return str(folder)
+    return ""
+
+
+def describe_fallback_folder() -> str:
+    """Return, for a person, what `make_fallback_folder` would return; it makes nothing."""
+    try:
+        usual = Path(tempfile.gettempdir(), _private_name())
+    except OSError as error:
+        return f"no folder: {error}"
+    if (found := next(_find_private_folders(), None)) is not None:
+        return str(found / _OF_TORCHRUN)
+    if os.path.lexists(usual):
+        return f"{usual}-<random>/{_OF_TORCHRUN} ({usual} isn't this user's alone)"
+    return str(usual / _OF_TORCHRUN)
+
+
+def _private_name() -> str:
+    return f"{_ROOT}-{os.geteuid()}"
+
+
+def _find_private_folders() -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        parent, name = Path(tempfile.gettempdir()), _private_name()
+        yield from filter(_is_private, (parent / name, *sorted(parent.glob(f"{name}-*"))))
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it's a folder of this user, no link to one, that no other user can have written to."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _lock(folder: Path) -> int:
+    """Keep a folder from systemd-tmpfiles, which leaves out what has a lock; return the descriptor that holds it."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return opened
+
+
+# --- find runs --------------------------------------------------------------------------------------------------------
+
+
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs directly in a folder, the last begun first."""
     runs = [mark.parent for mark in folder.glob(f"*/{MARK}") if not mark.parent.is_symlink()]
@@ -51,14 +209,25 @@ def runs_in(folder: Path) -> list[Path]:
 def began(run: Path) -> float:
     """Return when the last node began a run, seconds since the Unix epoch; 0 if the run has gone."""
     try:
-        return (run / MARK).stat().st_mtime
+        return (run / MARK).lstat().st_mtime
     except OSError:
         return 0.0
 
 
+def is_of_another_user(run: Path) -> bool:
+    """Whether a run in a folder of several users isn't this user's."""
+    # A file system that shows one owner for everything shows it for the folder above, too.
+    return run.lstat().st_uid not in {os.geteuid(), run.parent.stat().st_uid}
+
+
 def may_go_on(run: Path) -> bool:
     """Return whether the run may still be active, here or on another host with locks that aren't visible here."""
-    with (run / MARK).open("rb") as mark:
+    folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        descriptor = open_file(MARK, os.O_RDONLY, folder)
+    finally:
+        os.close(folder)
+    with os.fdopen(descriptor, "rb") as mark:
         # An exclusive lock is refused while a node of the run holds its shared one. Another host's lock may be
         # invisible here, so the names of the hosts decide below.
         try:

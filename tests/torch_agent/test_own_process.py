@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "own_process.py"
 IS_ALL = os.environ.get("FIRSTFAULT_PROCESS") == "all"
 STACKS = 1 << (signal.SIGRTMIN + 12 - 1)
 DIFFERS_ANYWAY = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}
-VARIABLES = ("FIRSTFAULT_RECORDING", "FIRSTFAULT_LOCAL_RANK")
+VARIABLES = ("FIRSTFAULT_RECORDING", "FIRSTFAULT_AGENT", "FIRSTFAULT_LOCAL_RANK")
 
 
 def _states(folder: Path, method: str, *whose: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Runs a command on a folder that is broken, in a mount namespace of its own: ``on_bad_folder.py KIND FOLDER COMMAND``.
 
-KIND is read-only, full, small, or dead: it answers nothing. Start it with ``unshare --user --map-root-user --mount``.
+KIND is read-only, full, small, no-temporary: no folder for temporary files can be written, and FOLDER is seen as
+/mnt; or dead: it answers nothing. Start it with ``unshare --user --map-root-user --mount``.
 Exit code 77: this machine forbids such mounts. Where only root may use /dev/fuse, dead_folder/sitecustomize.py replaces
 the dead mount.
 """
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 _FORBIDDEN = 77
+_BIND = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -28,6 +30,12 @@ def break_folder(kind: str, folder: str) -> None:
     elif kind == "dead":  # a file system in user space that no program serves
         channel = os.open("/dev/fuse", os.O_RDWR)
         mount("fuse", folder, 0, f"fd={channel},rootmode=40000,user_id=0,group_id=0")
+    elif kind == "no-temporary":
+        if _libc.mount(folder.encode(), b"/mnt", b"", _BIND, b""):
+            sys.exit(_FORBIDDEN)
+        for usual in filter(os.path.isdir, ("/usr/tmp", "/var/tmp", "/tmp")):  # noqa: S108
+            mount("tmpfs", usual, 1, "")
+        os.chdir("/tmp")  # noqa: S108 - the working folder is tried last
     elif kind == "read-only":
         mount("tmpfs", folder, 1, "")
     else:

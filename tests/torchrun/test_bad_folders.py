@@ -31,7 +31,7 @@ except OSError:
 """
 
 
-def _on(kind: str, tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def _on(kind: str, tmp_path: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a bad folder of documents, and return how it ended."""
     folder = tmp_path / "documents"
     folder.mkdir()
@@ -42,6 +42,7 @@ def _on(kind: str, tmp_path: Path, *command: str) -> subprocess.CompletedProcess
         "TMPDIR": str(tmp_path / "tmp"),
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **variables,
     }
     apart = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, str(HERE / "on_bad_folder.py")]
     whole = [*apart, kind, str(folder), sys.executable, *command]
@@ -68,7 +69,7 @@ def _torchrun(program: str) -> tuple[str, ...]:
 def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
     """A node that cannot write the folder records in one for temporary files, and one line says so."""
     ended = _on(kind, tmp_path, "-c", CHOOSE)
-    other = tmp_path / "tmp" / ".firstfault" / "torchrun" / "job" / "0"
+    other = tmp_path / "tmp" / ".firstfault-0" / "torchrun" / "job" / "0"  # its user is root in its own namespace
     assert ended.stdout == f"{other}\n"
     told = (
         rf"firstfault: {tmp_path}/documents {why}; this node's documents are in {other}\. Make it writable, or set .*\n"
@@ -95,6 +96,19 @@ def test_a_folder_that_fills(tmp_path: Path) -> None:
     folder = more.removeprefix("  More: firstfault show ")
     verdict = MultiErrorFileOutputReader(folder).verdict()
     assert (verdict.code, verdict.category) == ("USER:ValueError", "disk_full")
+
+
+@pytest.mark.jobs
+def test_no_folder_for_temporary_files(tmp_path: Path) -> None:
+    """A job records in its folder where nothing else can be written, as in a container with a read-only disk."""
+    words = ["-m", "firstfault", "torchrun", "--standalone", "--nproc-per-node", "1", "--log-dir", "/mnt/logs"]
+    program = "raise ValueError('batch 7 has no labels')"
+    given = {"FIRSTFAULT_FOLDER": "/mnt", "TMPDIR": ""}
+    ended = _on("no-temporary", tmp_path, *words, "--no-python", sys.executable, "-c", program, **given)
+    assert ended.returncode == 1
+    assert "firstfault: ValueError, rank 0" in ended.stderr
+    (run,) = (run for run in (tmp_path / "documents").iterdir() if (run / "firstfault.run").exists())
+    assert MultiErrorFileOutputReader(str(run / "0")).verdict().code == "USER:ValueError"
 
 
 OPENS_ALL = """

@@ -48,11 +48,15 @@ def test_a_good_environment(tmp_path: Path) -> None:
 
 
 def test_other_launchers(tmp_path: Path) -> None:
-    """JAX's workers and a callback that Ray Train can't load are named."""
+    """JAX's workers, a callback that Ray Train can't load, and a taken place for temporary files are named."""
     callbacks = "firstfault_torch.no_such.Callback"
-    code, told = _doctor(tmp_path, FIRSTFAULT="1", JAX_COORDINATOR_ADDRESS="a:1", RAY_TRAIN_CALLBACKS=callbacks)
+    taken = tmp_path / f".firstfault-{os.geteuid()}"
+    taken.symlink_to(tmp_path)
+    others = {"RAY_TRAIN_CALLBACKS": callbacks, "TMPDIR": str(tmp_path)}
+    code, told = _doctor(tmp_path, FIRSTFAULT="1", JAX_COORDINATOR_ADDRESS="a:1", **others)
     assert (code, set(told)) == (1, {"all", "switch"})
     assert "JaxRun starts no torchrun" in told["switch"]
+    assert f"{taken}-<random>/torchrun ({taken} isn't this user's alone)" in told["all"]["fallback"]
     assert "no_such.Callback fails each training of Ray Train: AttributeError" in told["all"]["callback"]
 
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.attempt_data import read_attempt
+from firstfault.run_folder import MARK
+from firstfault.slurm_pointer import find_pointers
 from firstfault_start import rank_of
 from firstfault_torch.torchrun.job import HOST as HOST_NAME
 from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
@@ -91,6 +93,50 @@ def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert re.fullmatch(rf"{tmp_path}/4711-\d{{8}}-\d{{6}}-{HOST}-\d+/0", again)
 
 
+@pytest.mark.parametrize("root", ["/runs", "s3://bucket/runs"])
+def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run belongs to one job of the scheduler: another one with the same FIRSTFAULT_JOB never adds attempts to it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    root = root if root.startswith("s3") else f"{tmp_path}{root}"
+
+    def run(job: str, **environment: str) -> str:
+        environment |= {"FIRSTFAULT_JOB": "team/llama 7b", "SLURM_JOB_ID": job}
+        return _folder(monkeypatch, root, **environment).removeprefix(f"{root}/")
+
+    assert (run("1"), run("2")) == ("team-llama-7b-1/0", "team-llama-7b-2/0")
+    assert run("2", SLURM_RESTART_COUNT="1") == "team-llama-7b-2/1"
+    task = {"SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "7"}
+    assert run("4", **task, SLURM_RESTART_COUNT="1") == "team-llama-7b-3_7/1"
+    assert run("5", FIRSTFAULT_ATTEMPT="1") == "team-llama-7b/1"
+
+
+def test_steps_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is a run with its own attempts, also if its nodes have no common store to agree on a name."""
+    steps = [{"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in ("0", "2")]
+    for requeue in ({}, {"SLURM_RESTART_COUNT": "1"}):
+        found = [
+            _folder(monkeypatch, tmp_path, meet, **step, **requeue) for meet in (None, lambda: None) for step in steps
+        ]
+        number = requeue.get("SLURM_RESTART_COUNT", "0")
+        assert found == [f"{tmp_path}/4711/{number}", f"{tmp_path}/4711.2/{number}"] * 2
+
+
+def test_a_name_that_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart belongs to the job that was begun last, not to an older one of this name with fewer attempts."""
+
+    def start(attempt: str) -> Path:
+        folder = _folder(monkeypatch, tmp_path, JOBSET_NAME="llama", JOBSET_RESTART_ATTEMPT=attempt)
+        return Path(folder)
+
+    old = start("0")
+    os.utime(old.parent / MARK, (1, 1))
+    new = start("0")
+    assert old == tmp_path / "llama" / "0"
+    assert new.parent.name.startswith("llama-2")
+    assert start("1") == new.parent / "1"
+
+
 def test_runs_on_a_storage_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage is not asked: what an allocation left on its node, or the time, tells runs apart."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -146,10 +192,12 @@ def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = _folder(monkeypatch, folder, SLURM_JOB_ID="4711")
     program = "import sys; sys.exit('no licence')"
     variables = {"FIRSTFAULT_FOLDER": "ff", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+    variables |= {"XDG_STATE_HOME": str(tmp_path / "home")}
     words = ["--nproc-per-node=1", "--no-python", sys.executable, "-c", program]
     (node,) = run_job(tmp_path, words, Way("forked", "static"), nodes=1, environments={0: variables}).nodes
     read = read_attempt(str(folder), MultiErrorFileOutputReader)
     assert (first, read.uri, node.prefix) == (f"{folder}/4711/0", f"{folder}/4711/1", f"{folder}/4711/1")
+    assert [one.uri for one in find_pointers("4711", "1", environment=variables)] == [node.prefix]
     assert read.conclusion is not None
     told = read.reader.report(read.conclusion).identity.task
     assert told == "job 4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT), nodes named by FIRSTFAULT_NODE"

@@ -13,6 +13,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
+from firstfault.slurm_pointer import find_pointers
 from firstfault_torch.torchrun.rank import _build_engine
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
@@ -47,6 +48,7 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) ->
         own = dict(zip(names, map(str, (rank, rank % on_host, SIZE)), strict=True))
         if names is SLURM:
             own |= {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}
+            own |= {"XDG_STATE_HOME": str(folder / "home")}
         place = {"FIRSTFAULT_FOLDER": str(folder), "FIRSTFAULT_NODE": f"host-{rank // on_host}"}
         environment = _environment(**common, **own, **place)
         ranks.append(subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL))
@@ -88,6 +90,9 @@ def test_a_fault(fault: str, names: tuple[str, str, str], headline: str, tmp_pat
     assert verdict.ranks == (1,)
     assert verdict.headline.startswith(headline)
     assert verdict.coverage.expected == verdict.coverage.reported == SIZE
+    if names is SLURM:
+        (pointer,) = find_pointers("4711", "1", environment={"XDG_STATE_HOME": str(tmp_path / "home")})
+        assert (pointer.uri, pointer.step) == (prefix.uri, "2")
     local_ranks = {failure.place.rank: failure.place.local_rank for failure in prefix.failures()}
     assert local_ranks == {0: 0, 1: 0 if names is SLURM else 1}
 
@@ -143,7 +148,12 @@ NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
     [
         ("/a/ff", STEP, "job 2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "/a/ff/2.0"),
         ("s3://a/ff/", STEP, "job 2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "s3://a/ff/2.0"),
-        ("/a/ff/", STEP | {"FIRSTFAULT_JOB": "b"}, "job b (FIRSTFAULT_JOB), attempt 0 (SLURM_JOB_ID)", "/a/ff/b"),
+        (
+            "/a/ff/",
+            STEP | {"FIRSTFAULT_JOB": "b c"},
+            "job b-c-2.0 (FIRSTFAULT_JOB and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)",
+            "/a/ff/b-c-2.0",
+        ),
         ("s3://ff/", {"FIRSTFAULT_ATTEMPT": "3"}, "job ff (generated), attempt 3 (FIRSTFAULT_ATTEMPT)", "s3://ff"),
     ],
 )

@@ -23,19 +23,24 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.model.job import Action
-from firstfault.run_folder import begin_run
+from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder
+from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import split_name
 from firstfault_torch.agent.agent import PeerFailedError
 from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict
-from firstfault_torch.guard import await_late_calls, call_with_timeout, suppress_internal_errors
+from firstfault_torch.guard import await_late_calls, call_with_timeout, suppress_internal_errors, try_call
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
-from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, TORCHRUN_STOP_GRACE_SECONDS
+from firstfault_torch.time_limits import (
+    HANDOVER_TIMEOUT_SECONDS,
+    RUN_FOLDER_TIMEOUT_SECONDS,
+    TORCHRUN_STOP_GRACE_SECONDS,
+)
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
-from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, fallback_folder, read_options, who
+from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, read_options, root_folder, who
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
@@ -151,6 +156,9 @@ class TorchrunAgent(LocalElasticAgent):
         this = who(handler.get_run_id())
         chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
         self._mark = chosen.mark
+        # One node is enough, and the one that publishes a verdict does it again. Now, because all agents may be killed.
+        if os.environ.get("SLURM_NODEID", "0") == "0":
+            _point_to(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
         run, attempt = split_name(chosen.folder)
         told = this.told(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
@@ -210,10 +218,14 @@ class TorchrunEngine(PlainEngine):
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
         """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""
         published = PlainEngine.publish(self, verdict, **how)
+        prefix = self.identity().output_prefix
         # The folder may hang: a copy for readers goes into the temporary folder of this node.
         if not published.durable:
             leave = partial(_leave, verdict, self._on_node)
             call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node")
+            prefix = str(self._find_on_node(verdict) or prefix)
+        if verdict.conclusion is not None:  # not on nodes that adopt another node's verdict
+            _point_to(prefix, HANDOVER_TIMEOUT_SECONDS)
         return published
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
@@ -222,8 +234,18 @@ class TorchrunEngine(PlainEngine):
 
     @property
     def _on_node(self) -> Path:
+        """This attempt's path below the folder of runs among temporary files."""
         run, attempt = split_name(self.identity().output_prefix)
-        return Path(fallback_folder(), split_name(run)[1], attempt)
+        return Path(split_name(run)[1], attempt)
+
+    def _find_on_node(self, verdict: SealedVerdict) -> Path | None:
+        """Return where this verdict was left among temporary files; None: nowhere."""
+        for runs in find_fallback_folders():
+            # the bytes, because an older run may have had this name
+            found, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
+            if found == verdict.document:
+                return runs / self._on_node
+        return None
 
     def announce(self, verdict: SealedVerdict) -> None:
         """Print what failed, where, whether to run the job again, and the command that shows the rest."""
@@ -232,9 +254,10 @@ class TorchrunEngine(PlainEngine):
         shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix
-        if (self._on_node / ERROR_FILE).exists() and prefix != str(self._on_node):
+        on_node = self._find_on_node(verdict)
+        if on_node is not None and prefix != str(on_node):
             lines.append(f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)")
-            prefix = str(self._on_node)
+            prefix = str(on_node)
         if observed := choose_exit_code(verdict, self.exit_codes)[1]:
             lines.append(f"  Observed: {observed}")
         lines.append(f"  More: firstfault show {prefix}")
@@ -242,10 +265,18 @@ class TorchrunEngine(PlainEngine):
         sys.stderr.flush()
 
 
-def _leave(verdict: SealedVerdict, folder: Path) -> None:
-    """Write a verdict and the documents that it rests on."""
+def _point_to(prefix: str, seconds: float) -> None:
+    """Let a script of Slurm around this agent find the attempt."""
+    leave = partial(leave_pointer, prefix, try_call(root_folder, OSError)[0] or "")
+    # With a limit: the user's home may hang.
+    call_with_timeout(leave, seconds, "leaving a pointer for Slurm's script")
+
+
+def _leave(verdict: SealedVerdict, path: Path) -> None:
+    """Write a verdict and the documents that it rests on among this node's temporary files."""
+    folder = make_fallback_folder() / path
     # The mark makes it a run for readers; without a lock, because nothing runs there.
-    os.close(begin_run(folder.parent))
+    os.close(begin_run(folder.parent, folder.name))
     (folder / ROSTER).mkdir(parents=True, exist_ok=True)
     if verdict.bundle:
         (folder / ROSTER / bundle_name(verdict.bundle, of_nodes=True)).write_bytes(verdict.bundle)

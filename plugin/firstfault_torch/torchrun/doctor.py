@@ -25,7 +25,7 @@ from firstfault.errors import StoreError
 from firstfault.model.job import DECISIONS_VARIABLE
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
-from firstfault_start import ON
+from firstfault_start import ON, is_in_worker
 from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.node_context import WORKER_VARIABLE
 from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
@@ -78,7 +78,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _run_checks() -> Iterator[_Check]:
-    from firstfault_torch.torchrun.job import root_folder, who  # noqa: PLC0415 - loads strategies, as help must not
+    from firstfault_torch.torchrun.job import name_run, root_folder, who  # noqa: PLC0415 - loads strategies
 
     versions = {name: try_call(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
@@ -92,12 +92,13 @@ def _run_checks() -> Iterator[_Check]:
         yield _check_recorder()
     yield _check_workers()
     yield _check_storage()
+    yield _check_fallback()
     yield from _check_callbacks()
     this = who(os.environ.get("PET_RDZV_ID", ""))
     yield _FACT, "job", str(this.job) if this.job.value else f"{this.job} but torchrun's --rdzv-id"
     yield _FACT, "attempt", f"{this.number} ({this.attempt.source})"
     yield _FACT, "node", f"{this.node}; namespace: {this.namespace}"
-    run = this.job.value or "<time>-<host>-<process>"
+    run = name_run(this) or "<time>-<host>-<process>"
     yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
 
 
@@ -140,7 +141,7 @@ def _record() -> str:
 
 def _check_switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
-    if "FIRSTFAULT_RECORDING" in os.environ:
+    if is_in_worker():
         return _NO, "switch", "this process is a worker of a job under firstfault; launchers inside it are torch's own"
     if _JAX in os.environ:
         return _NO, "switch", f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded"
@@ -203,6 +204,7 @@ def _check_callbacks() -> Iterator[_Check]:
 
 
 def _check_storage() -> _Check:
+    from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
     folder, began = job.root_folder(), time.monotonic()
@@ -213,11 +215,22 @@ def _check_storage() -> _Check:
         took = time.monotonic() - began
         return _OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"
     why = f"no answer within {DOCTOR_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
-    text = f"{folder}: {why} ({name}); documents would be in {job.fallback_folder()}"
+    text = f"{folder}: {why} ({name}); documents would be in {describe_fallback_folder()}"
     return _NO if job.given_folder() else _FACT, "storage", text
 
 
+def _check_fallback() -> _Check:
+    """Look where documents go if the folder can't be written, and whether another user has taken that place."""
+    from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
+
+    return _FACT, "fallback", f"{describe_fallback_folder()}, if the folder of the documents can't be written"
+
+
 def _try_local(folder: str) -> None:
+    from firstfault.run_folder import find_foreign_folder  # noqa: PLC0415 - as above
+
+    if foreign := find_foreign_folder(Path(folder)):
+        raise OSError(f"{foreign} is a link, or belongs to another user")
     # The job makes missing folders itself; the doctor leaves none behind, so it tries the nearest one that exists.
     place = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
     with tempfile.NamedTemporaryFile(dir=place, prefix=_PROBE) as file:

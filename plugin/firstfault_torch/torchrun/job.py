@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import socket
-import tempfile
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
@@ -18,9 +17,11 @@ from typing import Any, NamedTuple
 from firstfault.decision_mode import read_decision_mode
 from firstfault.errors import UsageError
 from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
-from firstfault.run_folder import FOLDERS, begin_run
+from firstfault.run_folder import FOLDERS, MARK, began, begin_run, make_attempt, make_fallback_folder
+from firstfault.slurm_pointer import find_start
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
+from firstfault.utils.safe_paths import ForeignPathError
 from firstfault.utils.toml import parse_toml
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
@@ -157,6 +158,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 _RANDOM = re.compile(r"none|[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}|\d{36,39}")
 """torchrun's default, and the ids that launchers draw for a job on one node."""
 _LONGEST = 120
+_SLURM = "SLURM_"
 
 
 class Source(NamedTuple):
@@ -195,6 +197,10 @@ class Who(NamedTuple):
     attempt: Name = Name()
     node: Name = Name()
     namespace: Name = Name()
+    run: str = ""
+    """The name of the run's folder; empty: nothing names the job."""
+    step: str = ""
+    """Slurm's number of the step if Slurm counts the attempts; else empty."""
 
     @property
     def number(self) -> str:
@@ -226,7 +232,16 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
         value = _FOREIGN.sub("-", source.value or "_".join(values)).strip("-.")[-_LONGEST:]
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
             names.setdefault(source.of, Name(value, " and ".join(source.variables)))
-    return Who(run_id, **names)
+    found = Who(run_id, *(names.get(of, Name()) for of in ("job", "attempt", "node", "namespace")))
+    job = found.job
+    if not found.attempt.source.startswith(_SLURM):
+        return found._replace(run=job.value)
+    # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is another run, whose
+    # attempts have the same numbers.
+    start = find_start(environment)
+    run = f"{job.value}-{start.job}" if start is not None and not job.source.startswith(_SLURM) else job.value
+    step = environment.get("SLURM_STEP_ID", "")
+    return found._replace(run=run, step=step if step.isdecimal() else "")
 
 
 # --- the folder of the job's documents: the same on all nodes, of no other run, and one that can be written -----------
@@ -236,6 +251,8 @@ _NO_COMMON_NAME = (
     "set FIRSTFAULT_JOB to a new name for each run"
 )
 _ELSEWHERE = "%s %s; this node's documents are in %s. Make it writable, or set FIRSTFAULT_FOLDER to another one."
+_TIMED = re.compile(r"-\d{8}-\d{6}-.+-\d+")
+"""What `_make_new_name` adds to a name."""
 _runs = itertools.count()
 """One process may run several jobs of functions in a second."""
 
@@ -260,14 +277,19 @@ def given_folder() -> str:
 
 
 def root_folder() -> str:
-    """Return the folder below which runs lie: the user's, else one in the working folder."""
+    """Return the folder below which runs lie: the user's, else one in the working folder.
+
+    Raises:
+        OSError: there is no working folder, and no folder for temporary files.
+    """
     working, _ = try_call(Path.cwd, OSError)  # it may have been removed
-    return given_folder() or (str(working / FOLDERS[0]) if working is not None else fallback_folder())
+    return given_folder() or str(working / FOLDERS[0] if working is not None else make_fallback_folder())
 
 
-def fallback_folder() -> str:
-    """Return the folder of runs for a node that can't write the one above."""
-    return str(Path(tempfile.gettempdir()) / FOLDERS[0])
+def name_run(this: Who) -> str:
+    """Return the name of the run of an agent; empty: nothing names the job."""
+    # The steps of one job are separate runs. The first one's is named after the job alone.
+    return f"{this.run}.{this.step}" if this.run and this.step.strip("0") else this.run
 
 
 def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
@@ -284,7 +306,7 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
         name = call_with_timeout(agree, RUN_NAME_TIMEOUT_SECONDS, "agreeing on the run's name")
     # No common store: only names that are complete without the clock or a look at the folder are equal on all nodes.
     elif meet is not None:  # the variables alone may be the same on all nodes
-        name = f"{who.job.value}/{who.number}" if who.job.value and who.attempt.value else None
+        name = f"{name_run(who)}/{who.number}" if who.job.value and who.attempt.value else None
     if name is None and meet is not None and given_folder():
         logger.warning(_NO_COMMON_NAME, root)
     is_common = bool(given_folder()) and (name is not None or meet is None)
@@ -292,10 +314,10 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     if is_remote(root):
         return Chosen(join(root, name or claim()), None, is_common)
     why = ""
-    # A dict removes the second if both are the same. A folder may hang (NFS) instead of failing, so each has a limit;
-    # the thread of a hanging one stays behind.
-    for parent in dict.fromkeys((root, fallback_folder())):
-        make = partial(try_call, partial(_make_folder, parent, name or partial(_claim_name, parent, who)), OSError)
+    # The second is looked for only if the first can't be written: a node may have no folder for temporary files. A
+    # folder may hang (NFS) instead of failing, so each has a limit; the thread of a hanging one stays behind.
+    for find_parent in (lambda: root, lambda: str(make_fallback_folder())):
+        make = partial(try_call, partial(_make_folder, find_parent, who, name), OSError)
         found = call_with_timeout(make, RUN_FOLDER_TIMEOUT_SECONDS, "making the run's folder")
         made, error = found or (None, None)
         if made is not None:
@@ -308,19 +330,18 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     raise OSError(f"{root} {why}")
 
 
-def _make_folder(parent: str, name: str | Callable[[], str]) -> tuple[str, int]:
-    folder = Path(parent) / (name if isinstance(name, str) else name())
-    # Without the mark, readers and cleanups don't take the folder for a run (`run_folder.runs_in`).
-    mark = begin_run(folder.parent)
-    # It exists if `_claim_name` took the name, or if another node on a shared file system was faster.
-    folder.mkdir(exist_ok=True)
-    return str(folder), mark
+def _make_folder(find_parent: Callable[[], str], who: Who, name: str | None) -> tuple[str, int]:
+    parent = find_parent()
+    folder = Path(parent, name or _claim_name(parent, who))
+    # Without the mark, readers and cleanups don't take the folder for a run (`run_folder.runs_in`). The attempt's
+    # folder exists if `_claim_name` took the name, or if another node on a shared file system was faster.
+    return str(folder), begin_run(folder.parent, folder.name)
 
 
 def _make_new_name(who: Who) -> str:
     number = next(_runs)
     began = f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}{f'-{number}' if number else ''}"
-    return f"{who.job.value}-{began}/{who.number}" if who.job.value else f"{began}/{who.number}"
+    return f"{name_run(who)}-{began}/{who.number}" if who.run else f"{began}/{who.number}"
 
 
 def _claim_name(root: str, who: Who) -> str:
@@ -329,17 +350,31 @@ def _claim_name(root: str, who: Who) -> str:
     A storage is too slow to be asked here: a folder on this node decides, and if it may be another node's turn, the
     time of the start makes a new name.
     """
-    name = f"{who.job.value}/{who.number}"
-    if not who.job.value or (is_remote(root) and not who.attempt.value):
+    if not who.run or (is_remote(root) and not who.attempt.value):
         return _make_new_name(who)
+    run = name_run(who)
     try:
+        if is_remote(root):
+            root = str(make_fallback_folder())
+        elif who.number != "0" and not who.attempt.source.startswith(_SLURM):
+            run = _find_last_run(Path(root), run)
         # mkdir() is the test and the claim in one step: of two jobs with this name, only one makes the folder.
-        Path(fallback_folder() if is_remote(root) else root, name).mkdir(parents=True)
-    except FileExistsError:
+        make_attempt(Path(root, run), who.number)
+    except (FileExistsError, ForeignPathError):
         return _make_new_name(who)
     except OSError:  # not writable here; each node finds out when it makes its own folder
         pass
-    return name
+    return f"{run}/{who.number}"
+
+
+def _find_last_run(root: Path, name: str) -> str:
+    """Return the run of a job that was begun last: "job", or "job-<time>-<host>-<process>" if that name was taken.
+
+    A scheduler that names its jobs only by what a user wrote counts each job's attempts from 0. A later attempt belongs
+    to the job that was begun last, and not to an older one in whose folder its number is free.
+    """
+    later = (mark.parent for mark in root.glob(f"*/{MARK}") if _TIMED.fullmatch(mark.parent.name.removeprefix(name)))
+    return max((root / name, *later), key=began).name
 
 
 def _agree_on_name(store: Any, who: Who, claim: Callable[[], str]) -> str:

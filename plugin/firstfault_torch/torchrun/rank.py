@@ -6,6 +6,7 @@ in its folder. Its last words describe a killed process, until `fails` or `exits
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -14,10 +15,11 @@ from functools import cache, partial
 from firstfault.model import NodePresence, Phase, Place, Subject, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.recorder.process import start_recorder
+from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_start import OWN_RANK
+from firstfault_start import BEGAN, LOADED, OWN_RANK, WORKER_VARIABLE, mark_rank
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
@@ -37,13 +39,17 @@ _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which look
 def watch() -> None:
     """Begin to watch this process, and announce it to readers."""
     with suppress_internal_errors("preparing to record"):
-        _start_monitor()
+        if WORKER_VARIABLE in os.environ:  # not in Ray's workers
+            mark_rank(LOADED)
+        _start_monitor(time.time_ns())
 
 
 def fails(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"), ignore_worker_signals(handled_only=True):
-        monitor = _start_monitor()
+        # Nothing of torch was imported: a wrapper. The process that it has started, and that may have failed before it,
+        # began later and counts.
+        monitor = _start_monitor(BEGAN[-1] if BEGAN else time.time_ns())
         if monitor is not None and monitor.node_context is not None:
             # Only now: the program may have formed its process group with other numbers than the launcher's.
             monitor.place = _in_group(monitor.place)
@@ -63,13 +69,45 @@ def exits() -> None:
             _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
 
-def _start_monitor() -> WorkerMonitor | None:
-    """Return the monitor of this process, which then has a recorder; None: no folder is configured."""
+_suspended: dict[str, bytes] = {}
+"""The last words of this process when it was about to exec another program."""
+
+
+def leaves() -> None:
+    """Note that this process is about to become another program by exec: how that one ends can't be known.
+
+    If it is one of Python, it records itself, as a later start of this rank.
+    """
+    with suppress_internal_errors("recording an exec"):
+        monitor = current_monitor()
+        if monitor is not None and monitor.node_context is not None and monitor.node_context.files is not None:
+            words = monitor.node_context.files.last_words.folder
+            for name in (DOCUMENT, PRESENCE) if not _suspended else ():
+                with contextlib.suppress(FileNotFoundError):
+                    _suspended[name] = (words / name).read_bytes()
+            _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
+
+
+def returns() -> None:
+    """Note that exec has failed, and this process goes on."""
+    with suppress_internal_errors("going on after a failed exec"):
+        monitor = current_monitor()
+        if monitor is not None and monitor.node_context is not None and monitor.node_context.files is not None:
+            for name, data in _suspended.items():
+                monitor.node_context.files.last_words.add(name, data)
+            _suspended.clear()
+
+
+def _start_monitor(began_ns: int) -> WorkerMonitor | None:
+    """Return the monitor of this process, which then has a recorder; None: no folder is configured.
+
+    `began_ns`: of several starts of this rank, such as before and after an exec, readers judge the one that began last.
+    """
     known, engine = current_monitor(), _build_engine()
     if known is not None or engine is None:
         return known
     identity = replace(engine.identity(), engine="alone")
-    node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=time.time_ns() // 1_000_000)
+    node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=began_ns // 1_000_000)
     # Its own session: a launcher that kills the rank's process group must not kill the recorder, which still has to
     # upload.
     seconds = node_context.upload_deadline_seconds
@@ -102,10 +140,10 @@ def _start_monitor() -> WorkerMonitor | None:
 def _build_engine() -> PlainEngine | None:
     folder, this = given_folder(), who("")
     if folder:
-        job, step = this.job, os.environ.get("SLURM_STEP_ID", "")
-        if step and job.source.startswith("SLURM"):
-            job = Name(f"{job.value}.{step}", f"{job.source} and SLURM_STEP_ID")  # each srun is a separate run
-        run = join(folder, job.value)
+        job, name = this.job, this.run
+        if this.step:  # each srun is a separate run
+            job, name = Name(job.value, f"{job.source} and SLURM_STEP_ID"), f"{name}.{this.step}"
+        run = join(folder, name)
         told = this._replace(job=job).told(split_name(run)[1])
         return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
     if OWN_RANK[-1][0] == 0:
@@ -131,6 +169,8 @@ def _build_presence(phase: Phase, place: Place) -> NodePresence:
 
 
 def _join(node_context: NodeContext, place: Place) -> None:
+    if place.rank == 0:  # one rank is enough: all record in the same folder
+        leave_pointer(node_context.output_prefix, given_folder())
     path, data = as_entry(_build_presence(Phase.JOINED, replace(place, ip=look_up_address())))
     put_on_node(path, data, node_context, ANNOUNCE_TIMEOUT_SECONDS)
 

@@ -22,19 +22,22 @@ def prune(folder: Path, keep: int) -> int:
     """Remove old runs below FOLDER, by default the current one.
 
     This covers the runs of `firstfault run` and of torchrun's jobs below .firstfault, and runs directly in FOLDER, for
-    a FOLDER that FIRSTFAULT_FOLDER names. It keeps the last N of each, runs that may still be active, and runs with
-    foreign files.
+    a FOLDER that FIRSTFAULT_FOLDER names. Without FOLDER, it also covers your runs among temporary files, which are
+    there if another folder couldn't be written. It keeps the last N of each, runs that may still be active, runs with
+    foreign files, and other users' runs.
 
     \b
     Examples:
       firstfault prune
       firstfault prune --keep 5 /shared/runs
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.run_folder import PRUNED, runs_in  # noqa: PLC0415
+    from firstfault.run_folder import PRUNED, find_fallback_folders, runs_in  # noqa: PLC0415
 
     removed, freed = 0, 0
-    for name in ("", *PRUNED):
-        for run in runs_in(folder / name)[keep:]:
+    is_here, here = folder == Path(), folder.absolute()
+    fallbacks = [found for found in find_fallback_folders() if is_here or here in found.parents]
+    for parent in (folder, *(folder / name for name in PRUNED), *fallbacks):
+        for run in runs_in(parent)[keep:]:
             if why := _explain_kept_run(run):
                 fail(f"kept {run}: {why}")
                 continue
@@ -49,10 +52,15 @@ def prune(folder: Path, keep: int) -> int:
 
 def _explain_kept_run(run: Path) -> str:
     """Return why a run isn't removed; empty if it is."""
-    from firstfault.run_folder import may_go_on  # noqa: PLC0415 - as above
+    from firstfault.run_folder import is_of_another_user, may_go_on  # noqa: PLC0415 - as above
 
+    if is_of_another_user(run):
+        return "it belongs to another user"
     # FOLDER may be any folder, so only what firstfault made is ever deleted
     foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
-    return "it may still be running" if may_go_on(run) else ""
+    try:
+        return "it may still be running" if may_go_on(run) else ""
+    except OSError as error:  # its mark is a link, or can't be read
+        return f"{error.filename or run}: {error.strerror}"

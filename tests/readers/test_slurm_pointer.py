@@ -1,0 +1,94 @@
+"""Pointers from the numbers of a Slurm job to where its steps recorded."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from firstfault.slurm_pointer import find_pointers, find_start, job_key, leave_pointer
+
+BATCH = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "blue"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """The variables of a user with an empty home."""
+    return {"HOME": str(tmp_path / "home"), **BATCH}
+
+
+def uris(job: str, environment: dict[str, str], restart: str = "0", root: str = "", since: float = 0) -> list[str]:
+    """Return where a start's steps recorded."""
+    return [one.uri for one in find_pointers(job, restart, root=root, since=since, environment=environment)]
+
+
+def test_the_numbers_of_a_step() -> None:
+    """A step's start is known by job, task of an array, restart, step and cluster."""
+    step = {"SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}
+    task = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
+    assert find_start(BATCH | step | task) == ("4700_3", "1", "2", "blue")
+    assert find_start(BATCH) == ("4711", "0", "batch", "blue")
+    assert (find_start({}), job_key("../4711")) == (None, "-4711")
+
+
+def test_the_script_finds_all_steps_of_this_start(home: dict[str, str], tmp_path: Path) -> None:
+    """Whatever folder an option named, the script gets each step's, in order, of this start of this job only."""
+    steps = [("/b/ten", "10"), ("s3://b/two", "2"), (str(tmp_path / "a b"), "0")]
+    for uri, step in steps:
+        assert leave_pointer(uri, "", home | {"SLURM_STEP_ID": step})
+    assert leave_pointer("/b/again", "", home | {"SLURM_RESTART_COUNT": "1", "SLURM_STEP_ID": "0"})
+    assert leave_pointer("/b/other", "", home | {"SLURM_JOB_ID": "47110", "SLURM_STEP_ID": "0"})
+    assert uris("4711", home) == [uri for uri, _ in reversed(steps)]
+    assert uris("4711", home, "1") == ["/b/again"]
+    assert uris("471", home) == []
+
+
+def test_nodes_may_all_write_it(home: dict[str, str]) -> None:
+    """A second node with the same folder adds nothing, one with a folder of its own adds a pointer."""
+    for uri in ("/b/4711/0", "/b/4711/0", "/on/node/4711/0"):
+        assert leave_pointer(uri, "", home | {"SLURM_STEP_ID": "0"})
+    assert sorted(uris("4711", home)) == ["/b/4711/0", "/on/node/4711/0"]
+
+
+def test_another_home_in_a_container(home: dict[str, str], tmp_path: Path) -> None:
+    """The folder of the runs has the pointer, too: a container's home isn't the script's."""
+    root = str(tmp_path / "runs")
+    assert leave_pointer("/b/4711/0", root, home | {"HOME": "/proc/nowhere"})
+    assert uris("4711", home, root=root) == ["/b/4711/0"]
+
+
+def test_a_number_that_was_used_before(home: dict[str, str]) -> None:
+    """Another cluster's job, and one from before a cluster's numbers began anew, isn't taken for this one."""
+    assert leave_pointer("/b/blue", "", home)
+    nowhere = {"HOME": home["HOME"]}
+    assert uris("4711", nowhere) == ["/b/blue"]
+    assert uris("4711", home | {"SLURM_CLUSTER_NAME": "red"}) == []
+    assert uris("4711", home, since=time.time() + 86_400) == []
+    assert leave_pointer("/b/red", "", home | {"SLURM_CLUSTER_NAME": "red"})
+    assert uris("4711", nowhere) == []
+
+
+def test_old_pointers_go(home: dict[str, str], tmp_path: Path) -> None:
+    """A user's home doesn't fill up with pointers."""
+    assert leave_pointer("/b/4711/0", "", home)
+    (old,) = (tmp_path / "home").rglob("4711")
+    os.utime(old, (0, 0))
+    assert leave_pointer("/b/4712/0", "", home | {"SLURM_JOB_ID": "4712"})
+    assert (uris("4711", home), uris("4712", home)) == ([], ["/b/4712/0"])
+
+
+def test_a_planted_link_is_neither_written_nor_read(home: dict[str, str], tmp_path: Path) -> None:
+    """In a folder that others can write to, no link leads a pointer elsewhere."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    (root / ".slurm").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    without = {name: value for name, value in home.items() if name != "HOME"}
+    assert not leave_pointer("/b/4711/0", str(root), without)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (root / ".slurm").unlink()
+    assert leave_pointer("/b/4711/0", str(root), without)
+    (pointer,) = (root / ".slurm").rglob("*.json")
+    pointer.rename(tmp_path / "planted")
+    pointer.symlink_to(tmp_path / "planted")
+    assert uris("4711", without, root=str(root)) == []
