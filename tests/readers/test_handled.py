@@ -106,6 +106,13 @@ def test_a_handled_exception_that_explains_nothing(job: model.JobErrors) -> None
     assert replace(verdict, root=None) == replace(none, root=None)
 
 
+def test_a_function_that_handles_its_own_missing_file() -> None:
+    """An exception that didn't leave the function that raised it, and which has returned, leaves no step undone."""
+    cache = _handled(_ELSEWHERE, kind="FileNotFoundError", message="no cache")
+
+    assert evidence(_behind(cache, stack=IN_SLEEP)).rule == "hang"
+
+
 def test_a_fault_of_another_rank() -> None:
     """An exception that left its program is the root cause, although another rank is behind and handled one."""
     hung = stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5))

@@ -61,7 +61,8 @@ def raised_in_hang() -> model.JobErrors:
 
 def out_of_step(called: int) -> model.JobErrors:
     """Rank 3 handled an exception, and was stopped after it had called so many of six collectives."""
-    handled = model.HandledException(None, model.ExceptionInfo("ValueError", "no labels"), calls_since=1)
+    frames = (model.FrameInfo("/app/train.py", 40, "main"), model.FrameInfo("/app/train.py", 12, "step"))
+    handled = model.HandledException(None, model.ExceptionInfo("ValueError", "no labels", (), frames), calls_since=1)
     rank_3 = stopped(3, IN_COLLECTIVE, handled_exceptions=(handled,), **count(called))
     return done(*waiting(0, 1, 2), rank_3)
 

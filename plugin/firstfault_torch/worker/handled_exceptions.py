@@ -55,6 +55,7 @@ _USUAL = 50
 """An exception that was handled so often before the last collectives is part of the program's business."""
 _OWN_FOLDERS = tuple(f"{Path(file).parents[1]}{os.sep}" for file in (__file__, source_files.__file__))
 """Also of an installation in which they aren't among the packages."""
+_MAX_FILES = 4096
 _OWN_ERRORS = (AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _MAX_OBJECTS = 20_000
 _MAX_MEMBERS = 50
@@ -209,10 +210,9 @@ class HandledExceptions:
             file = entry.tb_frame.f_code.co_filename
             known = self._is_own_file.get(file)
             if known is None:
-                known = self._is_own_file[file] = not (
-                    source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS)
-                )
+                known = self._is_own(file)
             is_own, raised, entry, entries = is_own or known, entry, entry.tb_next, entries + 1
+        self._left -= entries // 8  # a deep recursion takes longer
         if not is_own or raised is None or not may_fail(error):
             return
         # what is kept refers to class and code, so their ids aren't reused
@@ -226,6 +226,14 @@ class HandledExceptions:
         # A signal's handler of the program may run here, too, and what it raises has to pass: not all exceptions.
         with contextlib.suppress(*_OWN_ERRORS):
             self._keep(place, error, (entries, offset), now)
+
+    def _is_own(self, file: str) -> bool:
+        """Whether a file is the program's own."""
+        if len(self._is_own_file) >= _MAX_FILES:  # a program that generates code has ever more of them
+            self._is_own_file.clear()
+        found = not (source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS))
+        self._is_own_file[file] = found
+        return found
 
     def _keep(self, place: tuple[int, int, int], error: BaseException, reached: tuple[int, int], now: int) -> None:
         copies = copy_exception(error)

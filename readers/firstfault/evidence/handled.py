@@ -91,14 +91,16 @@ def _choose(
 ) -> HandledException | None:
     """Return the exception after which a rank was out of step; None: there is none.
 
-    Of those that a frame handled which runs on, it is the first: what the program raises when it tries again may follow
-    from that. Of others it is the last.
+    Of those that a function handled which runs on, it is the first: what the program raises when it tries again may
+    follow from that. Of others it is the last that another function than its handler raised: a function that handles a
+    missing file of its own, and returns, leaves no step undone.
     """
     found = [item for item in _list_own_exceptions(failure) if _identify(item) not in usual]
     if out_of_step.is_behind:
         found = [item for item in found if item.calls_since is None or item.calls_since <= _MAX_CALLS_BEHIND]
     active = [item for item in found if _is_active(failure, item)]
-    return next(iter(active or found[-1:]), None)
+    left = [item for item in found if len(item.exception.frames) > 1]
+    return next(iter(active or left[-1:]), None)
 
 
 def _list_own_exceptions(failure: WorkerError) -> list[HandledException]:
