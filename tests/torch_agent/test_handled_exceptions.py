@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.nodes import Job
+from tests.torch_agent import trainings
+
 _SCENES = Path(__file__).with_name("handled_scenes.py")
 _PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 _NEWER = sorted(_PYENV.glob("versions/3.1[2-9].*/bin/python3"))[:1] if sys.version_info < (3, 12) else []
@@ -86,3 +89,16 @@ def test_nothing_of_the_program_is_kept(here: dict[str, Any], newer: dict[str, A
 def test_a_program_that_handles_too_many(newer: dict[str, Any]) -> None:
     """Above a number of exceptions Python is no longer asked for them, until the agent asks a minute later."""
     assert newer["far_too_many"] == [True, False, False, True]
+
+
+@pytest.mark.jobs
+def test_a_step_that_is_tried_again(tmp_path: Path) -> None:
+    """The verdict on a job whose rank handled its exception, and is out of step since, is that exception."""
+    config = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
+    with Job(tmp_path, trainings.tries_again, (), None, config) as job:
+        ended = job.start(1).end()
+
+    assert (ended.verdict.rule, ended.verdict.ranks) == ("out-of-step", (1,))
+    assert ended.verdict.headline.endswith("the first fault")
+    assert ended.verdict.confidence != "high"
+    assert "which its program handled and went on" in ended.verdict.why[0]
