@@ -18,6 +18,8 @@ TIMEOUT_S = 4
 """Of the collectives: a hang takes so long."""
 AGAIN = 10_000
 """Programs of seeds from here on try a step, or the training, again."""
+HANDLED = 20_000
+"""Programs of seeds from here on handle an exception and go on, so that a rank is out of step with its peers."""
 _CLOCKS = (0.0, 0.0, 0.0, 0.4, -3.0, 30.0)
 """Seconds by which a node's clock is off."""
 
@@ -44,6 +46,8 @@ class Plan:
     """(rank, decoy)."""
     clocks: tuple[float, ...]
     """Seconds by which each node's clock is ahead."""
+    once: bool = False
+    """Whether the fault doesn't come again, when the program tries again."""
 
     @property
     def what(self) -> Fault | None:
@@ -65,6 +69,33 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
+    return _plan_of_handled(seed) if seed >= HANDLED else _plan_of_failing(seed)
+
+
+def _plan_of_handled(seed: int) -> Plan:
+    """Return a program in which a rank handles an exception once, after a collective."""
+    chance = random.Random(seed)
+    raising = [name for name, what in FAULTS.items() if what.raises and what.has_code and what.in_loader and what.said]
+    return Plan(
+        seed=seed,
+        loop=sorted(shapes.HANDLED_STEPS)[seed % len(shapes.HANDLED_STEPS)],
+        wrapper=chance.choice(["plain", "finally-destroy", "logged", "exits"]),
+        communication=chance.choice(sorted(shapes.COMMUNICATIONS)),
+        place="after",
+        handler="none",
+        clean_up=chance.choice(sorted(shapes.CLEAN_UPS)),
+        fault=chance.choice(sorted(raising)),
+        guilty=(chance.randrange(WORLD),),
+        skew=(0.0,),
+        step=chance.randrange(1, STEPS - 1),
+        loaders=0,
+        decoys=tuple((chance.randrange(WORLD), "handled") for _ in range(chance.choice([0, 0, 1]))),
+        clocks=tuple(chance.choice(_CLOCKS) for _ in range(NODES)),
+        once=True,
+    )
+
+
+def _plan_of_failing(seed: int) -> Plan:
     chance = random.Random(seed)
     fault = "" if chance.random() < 0.08 else chance.choice(sorted(FAULTS))
     what = FAULTS.get(fault)
@@ -115,6 +146,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
         "TIMEOUT_S": timeout_s,
         "LOADERS": plan.loaders,
         "PLACE": plan.place,
+        "ONCE": plan.once,
     }
     what = f"{plan.fault or 'no fault'} in {plan.place} of ranks {list(plan.guilty)}"
     title = f'"""Seed {plan.seed}: {what}; {plan.loop} loop, {plan.wrapper} around it."""'
@@ -134,7 +166,7 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
         shapes.CLEAN_UPS[plan.clean_up],
         shapes.COMMUNICATIONS[plan.communication],
         shapes.TURN,
-        {**shapes.LOOPS, **shapes.TRIED_STEPS}[plan.loop],
+        {**shapes.LOOPS, **shapes.TRIED_STEPS, **shapes.HANDLED_STEPS}[plan.loop],
         {**shapes.WRAPPERS, **shapes.TRIED_TRAININGS}[plan.wrapper],
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

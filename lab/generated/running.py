@@ -125,7 +125,7 @@ def judged(plan: Plan, folder: Path, *, is_stuck: bool = False) -> Outcome:
         return Outcome("right" if plan.what is None else "wrong", said="no failure", expected=expected)
     verdict = conclusion.verdict
     result, reason = _result(plan, verdict, reader.report(conclusion).answers.code, folder)
-    if result in {"right", "partial"} and plan.what is not None and plan.what.retry is not None:
+    if result in {"right", "partial"} and plan.what is not None and plan.what.retry is not None and not plan.once:
         is_sought = conclusion.decision.retry == plan.what.retry
         result, reason = (result, reason) if is_sought else ("story", f"retry: {conclusion.decision.retry}")
     return Outcome(

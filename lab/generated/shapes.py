@@ -15,6 +15,8 @@ TRIED_STEPS = {"retried-steps": LOOPS["retried-steps"], **_SHAPES["retried-loops
 """Loops that try a step again."""
 TRIED_TRAININGS = {**{name: WRAPPERS[name] for name in ("retried", "retried-anew")}, **_SHAPES["retried-wrappers"]}
 """What tries the training again."""
+HANDLED_STEPS: dict[str, str] = _SHAPES["handled-loops"]
+"""Loops that handle a step's exception and go on, out of step with their peers."""
 COMMUNICATIONS = {
     name: text if "def prepare" in text else f"def prepare():\n    pass\n\n\n{text}"
     for name, text in _SHAPES["communications"].items()

@@ -97,6 +97,7 @@ _EVIDENCE = {
     "resources": model.Resources(memory_used_bytes=7),
     "stack_dumps": (model.StackDump(99, 3, "frames"),),
     "thread_failures": (model.ThreadFailure("loader", START_NS, model.ExceptionInfo("OSError", "disk")),),
+    "handled_exceptions": (model.HandledException(START_NS, model.ExceptionInfo("ValueError", "no labels")),),
     "collectives": (model.CollectiveProgress("default_pg", "allreduce", 41, 40),),
     "caused_by": model.CausedBy(0, "worker-0", "e1.pb"),
 }

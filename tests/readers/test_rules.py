@@ -12,9 +12,11 @@ from firstfault.strategies.rules import CONFIDENCES_ASCENDING, RULES, Rule, appl
 from firstfault.testing import make_job, make_presence
 from lab.cascades.replay import RECORDED, load
 from tests.readers.scenes import (
+    IN_COLLECTIVE,
     IN_SLEEP,
     IN_TORCHS_WAIT,
     STACK,
+    count,
     died,
     done,
     own,
@@ -25,6 +27,7 @@ from tests.readers.scenes import (
     timed_out,
     victim,
     waited,
+    waiting,
 )
 from tools.describe_fields import DOCS, with_rules
 
@@ -54,6 +57,14 @@ def raised_in_hang() -> model.JobErrors:
     dumps, sent = (model.StackDump(1, 3, IN_SLEEP),), (model.SentSignal("SIGTERM", "rank 0 failed"),)
     root = own(3, 7000, in_flight=True, sent_signals=sent, stack_dumps=dumps)
     return done(*(waited(rank) for rank in (0, 1, 2)), root)
+
+
+def out_of_step(called: int) -> model.JobErrors:
+    """Rank 3 handled an exception, and was stopped after it had called so many of six collectives."""
+    frames = (model.FrameInfo("/app/train.py", 40, "main"), model.FrameInfo("/app/train.py", 12, "step"))
+    handled = model.HandledException(None, model.ExceptionInfo("ValueError", "no labels", (), frames), calls_since=1)
+    rank_3 = stopped(3, IN_COLLECTIVE, handled_exceptions=(handled,), **count(called))
+    return done(*waiting(0, 1, 2), rank_3)
 
 
 def accused(*receipts: model.Receipt) -> model.JobErrors:
@@ -86,6 +97,7 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     ),
     "broadcast": ("clock-jump-clock+0-s3-rank0-of4", "raise-rank3-of4"),
     "raised-in-hang": (raised_in_hang(), "hang-rank3-of4"),
+    "out-of-step": (out_of_step(5), out_of_step(6)),
     "mismatch": (done(received(1), passed(0, 4), passed(2, 40), passed(3, 4)), OF_TWO),
     "hang": ("hang-rank3-of4", "deadlock-rank0-of4"),
     "no-progress": (make_job(*(gave_up_in_nccl(rank, world_size=2) for rank in (0, 1))), "deadlock-rank0-of4"),

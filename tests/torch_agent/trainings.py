@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import datetime as dt
+import logging
 import os
 import signal
 import sys
@@ -330,3 +331,32 @@ def stalling(folder: str, way: str, seconds: float = 0.0) -> None:
                 read_shard()
         _summed()
         time.sleep(0.05)
+
+
+TRIED_AGAIN_S = 3.0
+
+
+def tries_again(_: str) -> None:
+    """Rank 1 fails after a step's collective, logs its exception and calls the step again, out of step with rank 0."""
+    rank = _meet()
+    dist.barrier()
+    group = dist.new_group(timeout=dt.timedelta(seconds=TRIED_AGAIN_S))
+    has_failed = False
+
+    def step(number: int) -> None:
+        nonlocal has_failed
+        dist.all_reduce(torch.ones(1), group=group)
+        if (rank, number, has_failed) == (1, 1, False):
+            has_failed = True
+            raise ValueError("the first fault")
+
+    for number in range(3):
+        for attempt in range(3):
+            try:
+                step(number)
+                break
+            except Exception:
+                if attempt == 2:
+                    raise
+                logging.getLogger("training").exception("step %d failed, trying again", number)
+        dist.barrier(group=group)

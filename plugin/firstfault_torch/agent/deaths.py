@@ -81,6 +81,7 @@ class WorkerSnapshot:
     thread_failures: tuple[model.ThreadFailure, ...] = ()
     raised_at: model.FrameInfo | None = None
     """Where an exception was raised that was on its way out, but that Python didn't show yet; None: there was none."""
+    handled_exceptions: tuple[model.HandledException, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ def describe_exit(
         stack_dumps=(model.StackDump(death.pid, place.rank, stack),) if stack else (),
         collectives=seen.collectives,
         thread_failures=seen.thread_failures,
+        handled_exceptions=seen.handled_exceptions,
         caused_by=ended_by.caused_by if ended_by is not None else None,
         expired=expiry.deadline if expiry is not None else None,
     )

@@ -26,7 +26,7 @@ from firstfault_torch.agent.stop_processes import GracePeriod, ProcessStop, coll
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
-from firstfault_torch.node.channel import AgentChannel, from_message
+from firstfault_torch.node.channel import AgentChannel, from_message, handled_from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
 from firstfault_torch.watchdog import Timer, Watchdog
@@ -230,7 +230,11 @@ class LocalWorkers:
         rank = death.local_rank
         # Asks no worker: it reads the last answer of the round, such as the one to `_ask_before_abort`.
         answers = self._channel.get_states() if self._channel is not None else {}
-        seen = WorkerSnapshot("", *from_message(answers[rank])) if rank in answers else None
+        seen = (
+            WorkerSnapshot("", *from_message(answers[rank]), handled_from_message(answers[rank]))
+            if rank in answers
+            else None
+        )
         self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
 
     def _ask_before_abort(self, local_rank: int) -> None:

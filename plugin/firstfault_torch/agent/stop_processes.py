@@ -15,7 +15,7 @@ from firstfault.recorder.orphans import kill_orphan_processes
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import WorkerSnapshot
 from firstfault_torch.guard import suppress_internal_errors
-from firstfault_torch.node.channel import AgentChannel, from_message
+from firstfault_torch.node.channel import AgentChannel, from_message, handled_from_message
 from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node_context import NodeContext
 
@@ -44,7 +44,11 @@ def collect_snapshots(
     # file is complete once the answer has arrived.
     for rank in answers.keys() - stacks.keys():
         stacks[rank] = get_stack_tail(files.worker(node_context.round, rank).stacks, earlier_sizes[rank])
-    return {rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
+    found = {rank: answers.get(rank, {}) for rank in pids}
+    return {
+        rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answer), handled_from_message(answer))
+        for rank, answer in found.items()
+    }
 
 
 class GracePeriod:

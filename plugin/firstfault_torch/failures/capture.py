@@ -72,7 +72,7 @@ def before_exit(error: BaseException) -> BaseException:
 def bare(error: BaseException) -> ExceptionInfo:
     """Return the type of `error` and its bases, without running the user's code."""
     kind = type(error)
-    return ExceptionInfo(type=qualified_name(kind), message="", bases=_list_bases(kind))
+    return ExceptionInfo(type=qualified_name(kind), message="", bases=list_bases(kind))
 
 
 def safe_text(value: Any) -> str:
@@ -130,7 +130,7 @@ def _capture(
     found = ExceptionInfo(
         type=qualified_name(kind),
         message=safe_text(error),
-        bases=_list_bases(kind),
+        bases=list_bases(kind),
         frames=frames,
         frames_omitted=omitted,
         notes=_list_notes(error),
@@ -140,7 +140,8 @@ def _capture(
     return try_call(lambda: _with_text_frames(found))[0] or found
 
 
-def _list_bases(kind: type) -> tuple[str, ...]:
+def list_bases(kind: type) -> tuple[str, ...]:
+    """Return the qualified names of a class's bases, nearest first, without object."""
     return tuple(qualified_name(base) for base in type.__getattribute__(kind, "__mro__")[1:-1])
 
 
@@ -161,22 +162,23 @@ def _list_frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
 
 def _build_frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
     code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
-    lines = _read_lines(code.co_filename)
+    lines = read_lines(code.co_filename)
     source = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
     bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
     if not source or not with_context:
         return bare
-    full = try_call(lambda: replace(_with_context(bare, lines), marked=_find_marked_columns(entry, source)))[0]
+    full = try_call(lambda: replace(add_context(bare, lines), marked=_find_marked_columns(entry, source)))[0]
     return full or bare
 
 
-def _read_lines(file: str) -> list[str]:
+def read_lines(file: str) -> list[str]:
     """Return a file's lines; loaders are third-party code, and may give something else."""
     lines = try_call(lambda: linecache.getlines(file))[0] or []
     return lines if all(isinstance(line, str) for line in lines) else []
 
 
-def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
+def add_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
+    """Return a frame with the lines around its own."""
     first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
     if (clause := find_enclosing_handler(lines, frame.line - 1)) is not None:
         first, last = min(first, clause), frame.line + 3 * _AROUND  # these lines show what the handler does
@@ -190,8 +192,8 @@ def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
     if original is exception:
         return exception
     own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]
-    known = [(frame, _read_lines(frame.file)) for frame in own]
-    frames = tuple(_with_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines))
+    known = [(frame, read_lines(frame.file)) for frame in own]
+    frames = tuple(add_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines))
     return replace(exception, text_frames=frames)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, HandledException, ThreadFailure
 from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
@@ -226,7 +226,10 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
 
 
 def to_message(
-    collectives: Iterable[CollectiveProgress], threads: Iterable[ThreadFailure], raised_at: FrameInfo | None = None
+    collectives: Iterable[CollectiveProgress],
+    threads: Iterable[ThreadFailure],
+    raised_at: FrameInfo | None = None,
+    handled: Iterable[HandledException] = (),
 ) -> dict[str, Any]:
     """Return a worker's state as JSON data."""
     return {
@@ -245,7 +248,43 @@ def to_message(
             )
             for item in threads
         ],
+        "handled": [
+            (item.timestamp_ns, item.times, item.calls_since, _exception_to_message(item.exception)) for item in handled
+        ],
     }
+
+
+def _exception_to_message(exception: ExceptionInfo) -> dict[str, Any]:
+    # with the first one: it handled the exception
+    frames = (*exception.frames[:1], *exception.frames[1:][-_MAX_FRAMES:])
+    return {
+        "type": exception.type,
+        "message": exception.message[:_MAX_TEXT],
+        "bases": exception.bases,
+        "frames": [(frame.file, frame.line, frame.function, frame.code) for frame in frames],
+        "frames_omitted": exception.frames_omitted + len(exception.frames) - len(frames),
+        "causes": [_exception_to_message(cause) for cause in exception.causes],
+        "relation": exception.relation,
+    }
+
+
+def _exception_from_message(message: Mapping[str, Any]) -> ExceptionInfo:
+    return ExceptionInfo(
+        **{
+            **message,
+            "bases": tuple(message["bases"]),
+            "frames": tuple(FrameInfo(*frame) for frame in message["frames"]),
+            "causes": tuple(map(_exception_from_message, message["causes"])),
+        }
+    )
+
+
+def handled_from_message(message: Mapping[str, Any]) -> tuple[HandledException, ...]:
+    """Return the handled exceptions that `to_message` wrote; empty where the worker didn't answer."""
+    return tuple(
+        HandledException(when, _exception_from_message(exception), times, since)
+        for when, times, since, exception in message.get("handled") or ()
+    )
 
 
 def from_message(

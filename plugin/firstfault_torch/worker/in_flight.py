@@ -95,7 +95,7 @@ class InFlight:
         One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
         """
         # A forked child has a copy of this object, and the same thread id: its exceptions aren't this worker's.
-        if threading.get_ident() != self._main or os.getpid() != self._owner or not _may_fail(error):
+        if threading.get_ident() != self._main or os.getpid() != self._owner or not may_fail(error):
             return
         if self._asked and not self.began_before_asked(error):
             return
@@ -121,7 +121,7 @@ class InFlight:
         try:
             if left is not None and (entry := BaseException.__getattribute__(left, "__traceback__")) is not None:
                 self.unwinding = Unwinding(entry.tb_frame, entry.tb_lasti, _raised_at(entry.tb_frame, entry))
-            elif error is not None and _may_fail(error):
+            elif error is not None and may_fail(error):
                 self._note(error)
             else:
                 self.unwinding = find_unwinding(self._main)
@@ -221,7 +221,7 @@ def _call_hook(*args: Any, **kwargs: Any) -> Any:
     return __firstfault_destroy__(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - see watch_process_groups
 
 
-def _may_fail(error: BaseException) -> bool:
+def may_fail(error: BaseException) -> bool:
     """Whether an exception is a failure if it leaves the task function; an iterator's end or a clean exit is none."""
     if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
         return False

@@ -87,6 +87,13 @@ def collective_progress(seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SEC
 
     A dump may block while a CUDA call is stuck, so it is read in another thread, for at most `seconds`.
     """
+    return collective_state(seconds)[0]
+
+
+def collective_state(
+    seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
+) -> tuple[tuple[CollectiveProgress, ...], tuple[int, ...]]:
+    """Return what `collective_progress` does, and when the recorded collectives were called, nanoseconds."""
     recorders = flight_recorders()
     # The thread stays behind if the dump blocks. It touches nothing but its own list.
     read = partial(_read_traces, recorders)
@@ -96,7 +103,12 @@ def collective_progress(seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SEC
             what = f"the flight recorder of {name}"
             warn_once(what, "documents will lack collectives, so a hang may stay unexplained")
     found = parse_flight_recorder(traces or [])
-    return tuple(item if len(item.members) <= _MAX_MEMBERS else replace(item, members=()) for item in found)
+    calls: list[int] = []
+    with suppress_internal_errors("reading when collectives were called"):
+        entries = (entry for trace in traces or () for entry in trace.get("entries") or ())
+        calls = [int(entry["time_created_ns"]) for entry in entries if "time_created_ns" in entry]
+    progress = tuple(item if len(item.members) <= _MAX_MEMBERS else replace(item, members=()) for item in found)
+    return progress, tuple(calls)
 
 
 def gpu_uuid() -> str:

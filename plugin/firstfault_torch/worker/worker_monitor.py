@@ -15,14 +15,25 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from firstfault.exceptions.first_cause import find_own_frames, join_frames
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.model import ExceptionInfo, Place, Receipt, Resources, Subject, SystemState, WorkerError, Writer
+from firstfault.model import (
+    CollectiveProgress,
+    ExceptionInfo,
+    HandledException,
+    Place,
+    Receipt,
+    Resources,
+    Subject,
+    SystemState,
+    WorkerError,
+    Writer,
+)
 from firstfault.model.failure import CTRL_C
 from firstfault.recorder.folder import Recorder
 from firstfault_torch import time_limits, watchdog
@@ -40,7 +51,14 @@ from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
 from firstfault_torch.places import get_worker_place, is_in_foreground
 from firstfault_torch.worker import process_state
-from firstfault_torch.worker.in_flight import InFlight, get_moment, is_clean_exit, watch_process_groups
+from firstfault_torch.worker.handled_exceptions import HandledExceptions
+from firstfault_torch.worker.in_flight import (
+    InFlight,
+    get_moment,
+    handled_exception,
+    is_clean_exit,
+    watch_process_groups,
+)
 from firstfault_torch.worker.pulse import pulse, snapshot
 
 T = TypeVar("T")
@@ -150,6 +168,7 @@ class WorkerMonitor:
         self.others_continue = False
         """Whether the remaining ranks continue without this one when its exception leaves the task function."""
         self.in_flight = InFlight(partial(self._write, in_flight=True), self._withdraw)
+        self._handled = HandledExceptions()
 
     def open(self, *, is_program: bool = False) -> None:
         """Begin to watch; without a recording nothing is watched."""
@@ -163,6 +182,8 @@ class WorkerMonitor:
         process_state.hold_files_back()
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(process_state.watch_threads())
+        self._handled.watch()
+        self._undo.append(self._handled.close)
         self._undo.append(watchdog.release_all)
         if node is None or self._files is None:
             return
@@ -241,6 +262,7 @@ class WorkerMonitor:
         if self._files is not None:
             with suppress_internal_errors("keeping the files of stacks open"):
                 restore_stacks(self._files)
+        self._handled.refill()
         if question != STATE:
             return pulse() if question == PULSE else snapshot()
         # Before anything that takes time: the main thread may end with an exception at any moment from here on.
@@ -255,7 +277,9 @@ class WorkerMonitor:
                 call()
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
-        answer = to_message(process_state.collective_progress(), process_state.thread_failures(), raised_at)
+        progress, calls = process_state.collective_state()
+        handled = self._list_handled(handled_exception(threading.main_thread().ident or 0), calls)
+        answer = to_message(progress, process_state.thread_failures(), raised_at, handled)
         # Before the answer is sent: the signal may follow it immediately.
         self._answered.set()
         return answer
@@ -265,8 +289,26 @@ class WorkerMonitor:
         if self.node_context is None:
             return ""
         context, place = self.node_context, self.place
-        _, receipt = describe_and_record(error, context, place, self._engine, in_flight=in_flight, held=held)
+        _, receipt = describe_and_record(
+            error,
+            context,
+            place,
+            self._engine,
+            in_flight=in_flight,
+            held=held,
+            list_handled=partial(self._list_handled, error),
+        )
         return receipt.name
+
+    def _list_handled(self, current: BaseException | None, calls: Sequence[int]) -> tuple[HandledException, ...]:
+        """Return the exceptions that the program handled; `calls` are the times of the recorded collectives."""
+
+        def count_since(when_ns: int) -> int | None:
+            return sum(called > when_ns for called in calls) if calls else None
+
+        with suppress_internal_errors("listing handled exceptions"):
+            return self._handled.list(current, count_since)
+        return ()
 
     def _withdraw(self, name: str) -> None:
         if self.node_context is None:
@@ -288,12 +330,14 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     *,
     in_flight: bool = False,
     held: bool = False,
+    list_handled: Callable[[Sequence[int]], tuple[HandledException, ...]] = lambda _: (),
 ) -> tuple[bytes, Receipt]:
     """Write a document about `error`, and torch's error.json; return the document and its receipt.
 
     Bounded by the upload deadline. Half of it may go into reading the exception: its ``__str__`` is the user's code
     and may block. An exception that is `in_flight` hasn't left the task function yet; torch's error.json is left
-    alone. A document that is `held` stays on the node; the agent uploads it if the node fails.
+    alone. A document that is `held` stays on the node; the agent uploads it if the node fails. `list_handled` returns
+    the exceptions that the program handled before, given the times of this process's collectives.
     """
     began = time.monotonic_ns()
     process_state.release_files()
@@ -311,13 +355,16 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     if system != SystemState() and node_context.files is not None:
         ask = partial(Recorder(node_context.files).resources, time_limits.CONTAINER_MEMORY_TIMEOUT_SECONDS)
         resources = _asked(ask, resources, "the container's memory")
+    no_state: tuple[tuple[CollectiveProgress, ...], tuple[int, ...]] = ((), ())
+    progress, calls = _asked(process_state.collective_state, no_state, "the collectives")
     failure = replace(
         _describe(source, exception, place, engine),
         timestamp_ns=wall_ns,
         monotonic_ns=monotonic_ns,
         in_flight=in_flight,
-        collectives=_asked(process_state.collective_progress, (), "the collectives"),
+        collectives=progress,
         thread_failures=process_state.thread_failures(),
+        handled_exceptions=list_handled(calls),
         resources=resources,
         system=system,
     )

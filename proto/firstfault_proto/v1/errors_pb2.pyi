@@ -49,7 +49,7 @@ class WorkerErrorDocument(_message.Message):
     def __init__(self, error: _Optional[_Union[_errors_pb2.ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
-    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by", "expired", "system")
+    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by", "expired", "system", "handled_exceptions")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class WorkerFailure(_message.Message):
     CAUSED_BY_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    HANDLED_EXCEPTIONS_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     writer: Writer
     subject: Subject
@@ -105,7 +106,8 @@ class WorkerFailure(_message.Message):
     caused_by: CausedBy
     expired: ExpiredDeadline
     system: SystemState
-    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ..., expired: _Optional[_Union[ExpiredDeadline, _Mapping]] = ..., system: _Optional[_Union[SystemState, _Mapping]] = ...) -> None: ...
+    handled_exceptions: _containers.RepeatedCompositeFieldContainer[HandledException]
+    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ..., expired: _Optional[_Union[ExpiredDeadline, _Mapping]] = ..., system: _Optional[_Union[SystemState, _Mapping]] = ..., handled_exceptions: _Optional[_Iterable[_Union[HandledException, _Mapping]]] = ...) -> None: ...
 
 class SystemState(_message.Message):
     __slots__ = ("file_systems", "limits", "open_files")
@@ -262,6 +264,18 @@ class ThreadFailure(_message.Message):
     wall_time_ns: int
     exception: ExceptionRecord
     def __init__(self, thread: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ...) -> None: ...
+
+class HandledException(_message.Message):
+    __slots__ = ("wall_time_ns", "exception", "times", "calls_since")
+    WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    CALLS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    wall_time_ns: int
+    exception: ExceptionRecord
+    times: int
+    calls_since: int
+    def __init__(self, wall_time_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., times: _Optional[int] = ..., calls_since: _Optional[int] = ...) -> None: ...
 
 class CollectiveProgress(_message.Message):
     __slots__ = ("group", "last_operation", "enqueued", "completed", "last", "members")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from firstfault.evidence.classification import (
     BARRIER_REPORT,
@@ -109,6 +109,48 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     # each culprit is the straggler of a different group, so several can be the root cause together
     are_shared = late if is_one_fault else {}
     return [replace(item, is_shared=item.rank in are_shared, is_sure=not missing) for item in found]
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfStep:
+    """Ranks that didn't do what their peers did."""
+
+    ranks: dict[int, str]
+    """With the reason of each."""
+    has_majority: bool = True
+    """Whether the others agree: else each of these ranks may be in step."""
+    is_behind: bool = False
+    """Whether they are known by their last collectives only: what they called before was the same."""
+
+
+def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
+    """Yield ranks out of step, by the strongest evidence first."""
+    alive = _sort_failures(diagnosis)
+    recorded, printed = group_progress(alive)
+    known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in sorted({*recorded, *printed})}
+    apart = _find_diverged(recorded, printed)
+    late, _ = find_ranks_behind(known, apart, find_message_peers(alive))
+    waiting = {item.rank: item.why for item in find_stragglers(diagnosis) if item.rank is not None}
+    split = {
+        rank: f"the ranks of group {group} called different collectives"
+        for group in sorted(apart)
+        if not apart[group]
+        for rank in known[group]
+    }
+    uneven = {
+        rank: f"the ranks of group {group} called different numbers of collectives"
+        for group, members in known.items()
+        if len({progress.enqueued for progress in members.values()}) > 1
+        for rank in members
+    }
+    found = (
+        OutOfStep(dict(_flatten_diverged(apart))),
+        OutOfStep(late, is_behind=True),
+        OutOfStep(split, has_majority=False),
+        OutOfStep(waiting, is_behind=True),
+        OutOfStep(uneven, has_majority=False, is_behind=True),
+    )
+    return (item for item in found if item.ranks)
 
 
 def _list_ranks_without_dump(alive: Sequence[WorkerError]) -> set[int]:

@@ -61,6 +61,15 @@ def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     return None if first_chain is None or _is_from_collective(first_chain.exception) else first_chain.exception
 
 
+def find_printed_tries(text: str) -> list[ExceptionInfo]:
+    """Return all exceptions that a process printed, in their order."""
+    if TRACEBACK_TITLE not in text:
+        return []
+    lines, spans = _find_chains(text[-STDERR_CHARS_READ:])
+    chains = (parse_chain(lines, *span) for span in spans)
+    return [chain.exception for chain in chains if chain is not None]
+
+
 def _find_first_of_printed_tries(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
     """Return the first try's exception, if the last printed exceptions are all tries of the function that raised."""
     raising = raised.frames[-1] if raised.frames and not raised.causes else None

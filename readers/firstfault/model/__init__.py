@@ -23,6 +23,7 @@ from firstfault.model.failure import (
     StackDump as StackDump,
     Subject as Subject,
     SystemState as SystemState,
+    HandledException as HandledException,
     ThreadFailure as ThreadFailure,
     WorkerError as WorkerError,
     Writer as Writer,

@@ -189,6 +189,20 @@ class ThreadFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class HandledException:
+    """An exception that the program handled: it may have left its rank out of step with its peers."""
+
+    timestamp_ns: int | None
+    """Nanoseconds since the Unix epoch, of the last time; None: unknown."""
+    exception: ExceptionInfo
+    """Its frames begin with the one that handled it."""
+    times: int = 1
+    """How often the process handled it, as far as known."""
+    calls_since: int | None = None
+    """Collectives that the process has called since the last time; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One entry of torch's flight recorder: a collective, a send or a receive."""
 
@@ -378,6 +392,8 @@ class WorkerError:
     stack_dumps: tuple[StackDump, ...] = ()
     """Stacks of this process and of further processes on its node."""
     thread_failures: tuple[ThreadFailure, ...] = ()
+    handled_exceptions: tuple[HandledException, ...] = ()
+    """The last ones, the last one last."""
     collectives: tuple[CollectiveProgress, ...] = ()
     """One for each process group."""
     caused_by: CausedBy | None = None

@@ -346,6 +346,7 @@ _FILLED = (
     "timestamp_ns",
     "stack_dumps",
     "thread_failures",
+    "handled_exceptions",
     "collectives",
     "caused_by",
     "expired",

@@ -39,6 +39,7 @@ from firstfault.evidence.diagnosis import (
     find_unreported_nodes,
 )
 from firstfault.evidence.faults import came_after_long_wait, find_faults
+from firstfault.evidence.handled import find_handled_fault
 from firstfault.evidence.hangs import (
     find_early_returns,
     find_mismatched_wait,
@@ -49,19 +50,19 @@ from firstfault.evidence.hangs import (
     find_unfinished_collective,
 )
 from firstfault.evidence.positions import describe_positions
-from firstfault.model import DocumentsNeeded, JobErrors, RestartKind, Scope, Suspect, Verdict, Writer
-from firstfault.strategies.fault_verdict import build_fault_verdict
-from firstfault.strategies.headlines import MAX_HEADLINE_CHARS
+from firstfault.model import DocumentsNeeded, JobErrors, Reason, RestartKind, Scope, Suspect, Verdict, Writer
+from firstfault.strategies.fault_verdict import build_fault_verdict, build_root_verdict
+from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, name_process
 from firstfault.strategies.inferred_verdict import (
     build_candidate_verdict,
     build_candidates_verdict,
     build_elimination_verdict,
     build_raised_in_hang_verdict,
 )
-from firstfault.strategies.reasons import MAX_SUSPECTS, get_time_sort_key, to_suspects
+from firstfault.strategies.reasons import MAX_SUSPECTS, get_failures, get_time_sort_key, to_suspects
 from firstfault.strategies.running import needs_documents, takes_diagnosis
 from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
-from firstfault.utils.text import duration, one_line
+from firstfault.utils.text import counted, duration, one_line
 
 CONFIDENCES_ASCENDING = ("low", "medium", "high")
 _MAX_RANKS_READ_PER_REASON = 16
@@ -213,6 +214,23 @@ def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
     return build_raised_in_hang_verdict(diagnosis, next(filter(None, candidates), []))
 
 
+def _judge_out_of_step(diagnosis: Diagnosis) -> Verdict | None:
+    # Rank 2 handled its exception and called the step again, while its peers called the next collective.
+    found = find_handled_fault(diagnosis)
+    if found is None:
+        return None
+    job, root = diagnosis.job, found.judged.failure
+    failures = tuple(root if failure is found.original else failure for failure in job.failures)
+    why = [
+        Reason(f"{name_process(root)} {found.judged.why}, which its program handled and went on", (root,)),
+        Reason(f"it was out of step with its peers: {found.out_of_step}", (root,)),
+    ]
+    if diagnosis.waits:
+        why.append(Reason(f"{counted(len(diagnosis.waits), 'rank')} timed out waiting", get_failures(diagnosis.waits)))
+    confidence = "medium" if found.is_sure else "low"
+    return build_root_verdict(replace(job, failures=failures), found.judged, why, confidence)
+
+
 def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:
     # The roster shows that a rank failed, but the rank's document wasn't uploaded, or is gone. If another rank exited
     # without a reason, that exit may be the root cause as well.
@@ -299,6 +317,7 @@ RULES = (
     Rule("spread-error", _blame(find_spread_errors), "medium"),
     Rule("broadcast", _blame(find_broadcast_cause), "medium"),
     Rule("raised-in-hang", _judge_raised_in_hang, "medium"),
+    Rule("out-of-step", _judge_out_of_step, "medium"),
     Rule("mismatch", _blame(find_size_mismatch), "medium"),
     Rule("hang", _blame(find_stragglers), "medium"),
     Rule("no-progress", _blame(find_unfinished_collective), "low"),

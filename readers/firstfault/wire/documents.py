@@ -25,6 +25,7 @@ EXPENDABLE_PARTS = (
     "exception.members",
     "exception.notes",
     "thread_failures",
+    "handled_exceptions",
     "stack_dumps",
     "exception.causes",
     "exception.bases",

@@ -45,6 +45,7 @@ MAX_CONTEXT_LINES = 20
 MAX_EXCEPTION_DEPTH = 6
 """Nesting of exceptions. Protobuf rejects more than 100 nested messages, and each level can double a report's time."""
 MAX_THREADS = 10
+MAX_HANDLED = 8
 MAX_EXCEPTIONS_READ = 2000
 """Exceptions, with causes and members, of the document's own exception, and of all its threads."""
 MAX_FRAMES_READ = 1000
@@ -299,12 +300,35 @@ def _thread_failures_from_pb(threads: Sequence[Any]) -> tuple[model.ThreadFailur
     return tuple(read_items)
 
 
+HANDLED_EXCEPTION = FieldTable(
+    model.HandledException,
+    (
+        Field("timestamp_ns", TIME, "wall_time_ns"),
+        Field("times", LONG),
+        Field("calls_since", codecs.OPTIONAL_LONG),
+    ),
+)
+"""Without the exception."""
+
+
+def _handled_to_pb(handled: Sequence[model.HandledException]) -> list[dict[str, Any]]:
+    some = handled[-MAX_HANDLED:]
+    return [HANDLED_EXCEPTION.write(item, exception=_exception_to_pb(item.exception)) for item in some]
+
+
+def _handled_from_pb(handled: Sequence[Any]) -> tuple[model.HandledException, ...]:
+    reader = _ExceptionReader()
+    last = handled[-MAX_HANDLED:]
+    return tuple(HANDLED_EXCEPTION.read(item, exception=reader.read(item.exception)) for item in last)
+
+
 EXCEPTION = ValueCodec(
     lambda value: value and _exception_to_pb(value),
     lambda record: _ExceptionReader().read(record),
     is_optional=True,
     is_redacted=True,
 )
+HANDLED_EXCEPTIONS = ValueCodec(_handled_to_pb, _handled_from_pb, is_redacted=True, max_size=MAX_HANDLED)
 THREAD_FAILURES = ValueCodec(_thread_failures_to_pb, _thread_failures_from_pb, is_redacted=True, max_size=MAX_THREADS)
 
 
@@ -348,6 +372,7 @@ FAILURE = FieldTable(
         Field("stack_dumps", DUMPS),
         Field("log_tail", codecs.text_tail(MAX_LOG_TAIL_CHARACTERS)),
         Field("thread_failures", THREAD_FAILURES),
+        Field("handled_exceptions", HANDLED_EXCEPTIONS),
         Field("collectives", codecs.list_codec(codecs.required_part(PROGRESS), MAX_NAMES, is_interned=True)),
         Field("resources", codecs.optional_part(RESOURCES, empty=Resources())),
         Field("system", codecs.optional_part(SYSTEM, empty=SystemState())),

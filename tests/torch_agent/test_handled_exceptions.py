@@ -1,0 +1,104 @@
+"""What a worker knows of exceptions that its program handled, on this and on newer versions of Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nodes import Job
+from tests.torch_agent import trainings
+
+_SCENES = Path(__file__).with_name("handled_scenes.py")
+_PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+_NEWER = sorted(_PYENV.glob("versions/3.1[2-9].*/bin/python3"))[:1] if sys.version_info < (3, 12) else []
+_TELLS_ALL = pytest.mark.skipif(sys.version_info < (3, 12) and not _NEWER, reason="Python 3.12 isn't installed")
+
+
+def _run(python: str) -> dict[str, Any]:
+    packages = os.pathsep.join(folder for folder in sys.path if folder.endswith(("plugin", "readers", "proto")))
+    environment = {**os.environ, "PYTHONPATH": packages}
+    command = [python, str(_SCENES)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, Any]:
+    """Run the scenes on this version of Python."""
+    return _run(sys.executable)
+
+
+@pytest.fixture(scope="module")
+def newer() -> dict[str, Any]:
+    """Run the scenes on a version of Python that tells of all handled exceptions."""
+    return _run(str(_NEWER[0]) if _NEWER else sys.executable)
+
+
+def _failed(number: int, function: str) -> list[Any]:
+    return [["ValueError", f"batch {number} has no labels", [function, "step"], 1]]
+
+
+def test_an_exception_whose_traceback_was_formatted(here: dict[str, Any]) -> None:
+    """Every version of Python knows a handled exception that was logged with its traceback."""
+    assert here["logged"] == _failed(2, "logged")
+
+
+def test_an_exception_that_the_program_keeps(here: dict[str, Any]) -> None:
+    """Every version of Python knows a handled exception that a running function still refers to."""
+    assert here["kept"] == _failed(3, "kept")
+
+
+@_TELLS_ALL
+def test_an_exception_that_was_dropped(newer: dict[str, Any]) -> None:
+    """From Python 3.12 on, a handled exception that left no trace is known; other tools may have all ids."""
+    assert newer["dropped"] == _failed(1, "dropped")
+    assert newer["taken"] == _failed(2, "logged")
+
+
+@_TELLS_ALL
+def test_the_same_exception_counts_once(here: dict[str, Any], newer: dict[str, Any]) -> None:
+    """An exception that passed a clean-up was handled once; one that is raised again wasn't handled."""
+    assert here["cleaned_up"] == newer["cleaned_up"] == _failed(4, "cleaned_up")
+    assert here["raised_again"] == newer["raised_again"] == []
+
+
+@_TELLS_ALL
+def test_the_usual_business_of_a_program(here: dict[str, Any], newer: dict[str, Any]) -> None:
+    """An exception that is handled all the time isn't listed, nor one of another thread, or of a forked process."""
+    for found in (here, newer):
+        assert found["business"] == [1, 0]
+        assert (found["of_a_thread"], found["forked"]) == ([], 0)
+
+
+@_TELLS_ALL
+def test_nothing_of_the_program_is_kept(here: dict[str, Any], newer: dict[str, Any]) -> None:
+    """A handled exception's objects are freed as before, its own ``__str__`` isn't called, and hooks are taken back."""
+    for found in (here, newer):
+        assert found["lets_go"] == ["out of memory", 0, True]
+        assert found["undone"] is True
+
+
+@_TELLS_ALL
+def test_a_program_that_handles_too_many(newer: dict[str, Any]) -> None:
+    """Above a number of exceptions Python is no longer asked for them, until the agent asks a minute later."""
+    assert newer["far_too_many"] == [True, False, False, True]
+
+
+@pytest.mark.jobs
+def test_a_step_that_is_tried_again(tmp_path: Path) -> None:
+    """The verdict on a job whose rank handled its exception, and is out of step since, is that exception."""
+    config = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
+    with Job(tmp_path, trainings.tries_again, (), None, config) as job:
+        ended = job.start(1).end()
+
+    assert (ended.verdict.rule, ended.verdict.ranks) == ("out-of-step", (1,))
+    assert ended.verdict.headline.endswith("the first fault")
+    assert ended.verdict.confidence != "high"
+    assert "which its program handled and went on" in ended.verdict.why[0]
