@@ -174,6 +174,20 @@ def test_workers_whose_deadlines_expire_together(
     assert _exit_codes(processes) == [-signal.SIGKILL, -signal.SIGKILL]
 
 
+def test_a_deadline_of_a_worker_that_is_gone(prefix: Prefix) -> None:
+    """A process that has the number of a worker after it gets no signal."""
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    # the shell ends, so its child isn't this process's
+    shell = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True)
+    pid = int(shell.stdout)
+    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=[SimpleNamespace(pid=pid, exitcode=None)]))
+    local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
+    os.kill(pid, 0)
+    assert workers._is_running(pid)
+    assert not local.expired
+    os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("function", ["__del__", "__next__"])
 def test_a_worker_in_a_finaliser(
     function: str, start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch

@@ -271,7 +271,7 @@ class LocalWorkers:
     def _expire(self, timers: dict[int, Timer]) -> None:
         """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines."""
         ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
-        asked = {ranks[pid]: pid for pid in timers}
+        asked = {ranks[pid]: pid for pid in timers if self._is_own(ranks[pid])}
         observations: dict[int, WorkerSnapshot] = {}
         with suppress_internal_errors("asking workers for their state at a deadline"):
             # Without the lock: it takes up to 0.6 s, and a failure that is found now must stop the workers at once.
