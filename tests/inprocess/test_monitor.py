@@ -77,7 +77,10 @@ from firstfault_torch.inprocess.wrap import CallWrapper
 
 call = CallWrapper(inprocess.InProcessRestart())
 monitor = call._monitor.pid
-os.kill(monitor, signal.SIGKILL)
+with open(f"/proc/{monitor}/task/{monitor}/children") as children:
+    standby = [int(pid) for pid in children.read().split()]
+for pid in (*standby, monitor):
+    os.kill(pid, signal.SIGKILL)
 os.waitid(os.P_PID, monitor, os.WEXITED)  # this is the first process of its namespace, and has adopted it
 with open("/proc/sys/kernel/ns_last_pid", "w") as last:
     last.write(str(monitor - 1))
@@ -86,6 +89,13 @@ assert other.pid == monitor, (other.pid, monitor)
 call._monitor.close()
 time.sleep(0.2)
 assert other.poll() is None, "the end of a call has killed another process"
+if standby:
+    from firstfault_torch.inprocess.detached import reap_adopted_helpers
+
+    os.waitid(os.P_PID, standby[0], os.WEXITED | os.WNOWAIT)
+    reap_adopted_helpers()
+    assert not os.path.exists(f"/proc/{standby[0]}"), "a zombie stays"
+    assert other.poll() is None
 os._exit(7)
 """
 _NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]

@@ -171,7 +171,10 @@ class NodeFolder:
         Raises:
             OSError: the file could not be written.
         """
-        (self.path / SESSIONS).write_text(json.dumps(sorted(sessions)), encoding="ascii")
+        # Written whole or not at all: a full disk must not cost the list of before.
+        part = self.path / f"{SESSIONS}.part"
+        part.write_text(json.dumps(sorted(sessions)), encoding="ascii")
+        part.replace(self.path / SESSIONS)
 
     @property
     def sessions(self) -> frozenset[int]:
