@@ -232,9 +232,9 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
         value = _FOREIGN.sub("-", source.value or "_".join(values)).strip("-.")[-_LONGEST:]
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
             names.setdefault(source.of, Name(value, " and ".join(source.variables)))
-    found = Who(run_id, *(names.get(of, Name()) for of in ("job", "attempt", "node", "namespace")))
-    job = found.job
-    if not found.attempt.source.startswith(_SLURM):
+    job, attempt, node, namespace = (names.get(of, Name()) for of in ("job", "attempt", "node", "namespace"))
+    found = Who(run_id, job, attempt, node, namespace)
+    if not attempt.source.startswith(_SLURM):
         return found._replace(run=job.value)
     # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is another run, whose
     # attempts have the same numbers.
