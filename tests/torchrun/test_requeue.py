@@ -21,8 +21,9 @@ CLOCK_TICK_S = 1
 """Credentials of Slurm are dated in whole seconds."""
 LONGEST_S = 90
 TORCHRUN = (
-    "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --local-addr 127.0.0.1 --rdzv-endpoint 127.0.0.1:{port}"
-    " --rdzv-conf is_host=$((SLURM_NODEID == 0)) --rdzv-id $SLURM_JOB_ID {program} {fault}"
+    "torchrun --nnodes $SLURM_NNODES --nproc-per-node 1 --rdzv-backend c10d --local-addr 127.0.0.1"
+    " --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=$((SLURM_NODEID == 0)) --rdzv-id $SLURM_JOB_ID"
+    " {program} {fault}"
 )
 SCRIPT = """#!/bin/bash
 export FIRSTFAULT_FOLDER={folder}/ff MARKS={folder} OMP_NUM_THREADS=1 FIRSTFAULT_EXIT_CODES=default
@@ -114,12 +115,12 @@ def test_a_recoverable_exception_is_requeued_once(submit: Callable[..., Job], tm
     assert (lines[0], lines[-3]) == ("srun returned 75", "srun returned 93")
     assert "is requeued: RecoverableError was raised as recoverable" in lines[1]
     assert "stops: the previous attempt failed with the same fault, and this one made no progress" in lines[-2]
-    assert json.loads((tmp_path / "ff" / job.id / "requeues.json").read_text()) == {"count": 1}
+    assert json.loads((tmp_path / "ff" / job.id / f"requeues-{job.id}.json").read_text()) == {"starts": [0]}
 
 
 def test_a_faulty_machine_is_excluded(submit: Callable[..., Job]) -> None:
-    """A machine with a proven fault of its GPU is in the list of nodes that the job must not use."""
-    job = submit("ecc", "--exclude-bad-node", "--comment=mine")
+    """A machine with a proven fault of its GPU is excluded from the job's next start, if another one is left."""
+    job = submit("ecc", "--exclude-bad-node", "-N1", "--comment=mine")
     assert "Comment=mine" in job.wait("ExcNodeList=gpu-", job.fields)
     job.wait("Restarts=1", job.fields)
 
@@ -135,7 +136,7 @@ def test_one_task_of_an_array(submit: Callable[..., Job]) -> None:
 def test_observed(submit: Callable[..., Job]) -> None:
     """In the mode "observe" nothing is requeued."""
     lines = submit("recoverable", "--decisions observe").wait("requeue returned").splitlines()
-    assert lines[1].startswith("firstfault: would have done this: job ")
+    assert lines[1].startswith("firstfault: observed: would have requeued job ")
     assert lines[2:] == ["requeue returned 1"]
 
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.errors import ObjectNotFoundError
-from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE, Action
-from firstfault.run_folder import FOLDERS
-from firstfault.slurm.job import SlurmJob, find_job_id
-from firstfault.store import join, open_store
-from firstfault.utils.run_sync import run_sync
+from firstfault.decision_mode import ACT, OFF, read_decision_mode
+from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
+from firstfault.slurm.job import JobInfo, SlurmJob, find_job_id, read_job
+from firstfault.slurm.starts import count_requeues, find_attempts, is_visible, record_requeue
+from firstfault.slurm_pointer import find_start
 
-_COUNT_FILE = "requeues.json"
-"""In the run's folder. SLURM_RESTART_COUNT also counts preemptions and what an administrator did."""
-_CANCELED = {"CANCELLED", "COMPLETING"}
-"""States of a job that somebody canceled; inside of it, Slurm shows the second one."""
+if TYPE_CHECKING:
+    from firstfault.conclude import Outcome
 
 
 @click.command()
 @click.argument("uri", required=False, default="")
-@click.option("--job", "job_id", default=find_job_id, metavar="ID", help="Id of the job. Default: the one around.")
+@click.option("--job", "job_id", default="", metavar="ID", help="Id of the job. Default: the one around.")
 @click.option(
     "--max", "max_requeues", type=click.IntRange(min=0), default=3, show_default=True, help="Requeues that count."
 )
@@ -31,18 +29,18 @@ _CANCELED = {"CANCELLED", "COMPLETING"}
 @click.option(
     "--decisions",
     type=click.Choice(DECISION_MODES),
-    envvar=DECISIONS_VARIABLE,
-    default="act",
-    show_default=True,
-    help="observe: only print what would be done. off: do nothing.",
+    help="observe: only print what would be done. off: do nothing. Default: act, or the variable "
+    f"{DECISIONS_VARIABLE}.",
 )
 @debug_option
-def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, decisions: str) -> int:
+def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, decisions: str | None) -> int:
     """Run a failed job of Slurm again, unless its failure would only repeat.
 
-    URI is the folder of the run; by default it's FIRSTFAULT_JOB or the job's id, below FIRSTFAULT_FOLDER or
-    .firstfault/torchrun. A failure of unknown cause counts as one that may be temporary; the same fault twice without
-    progress ends the requeues, and requeues after failures of the platform don't count.
+    The verdict is that of the job's last start, wherever its steps recorded. If several steps failed, any of them can
+    stop the job. A failure of unknown cause counts as one that may be temporary; the same fault twice without progress
+    ends the requeues. Requeues after proven hardware faults, or after a preemption by Slurm, don't count.
+
+    URI is the run's folder, for jobs whose steps left no pointers to it.
 
     \b
     Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 no verdict on this start of the job.
@@ -52,56 +50,55 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
       srun firstfault torchrun ... train.py || { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
-    from firstfault.retry import RetryContext, host_evidence  # noqa: PLC0415 - as above
-    from firstfault.wire.json_schemas import from_json  # noqa: PLC0415 - as above
+    from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - `--help` needs none of it
 
-    if not job_id:
+    mode = decisions or read_decision_mode()
+    if mode == OFF:
+        return EXIT.TOOL_FAILED
+    own_id = find_job_id()
+    if not (job_id or own_id):
         raise click.UsageError("this isn't a job of Slurm; name one with --job")
-    job = SlurmJob(job_id)
-    fields = job.read_fields()
-    start, state = fields.get("Restarts", "0"), fields.get("JobState", "")
-    root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or FOLDERS[0]
-    run = uri or join(root, os.environ.get("FIRSTFAULT_JOB") or job_id)
-    read = read_attempt(join(run, start), MultiErrorFileOutputReader)
-    if read.conclusion is None:
-        click.echo(f"firstfault: job {job_id} isn't requeued: no verdict on its start {start} in {run}", err=True)
+    job = read_job(job_id or own_id, is_own=not job_id)
+    if job.number == own_id and _is_requeued_already(job):
+        click.echo(f"firstfault: Slurm has already requeued job {job.id}", err=True)
+        return EXIT.OK
+    attempts = find_attempts(job, job.restarts, uri, job.start_time)
+    # Nodes without a common folder each have all documents.
+    attempts = [attempt for attempt in attempts if is_visible(attempt)] or attempts
+    outcomes = _read_outcomes(attempts)
+    if not outcomes:
+        where = f" in {', '.join(attempts)}" if attempts else ""
+        click.echo(f"firstfault: job {job.id} isn't requeued: no verdict on its start {job.restarts}{where}", err=True)
         return EXIT.NOTHING_FOUND
-    verdict, decision = read.conclusion.verdict, read.conclusion.decision
-    # the nodes decided with what only they knew, such as the previous verdict
-    if read.job.seals and (sealed := from_json(min(read.job.seals, key=lambda seal: seal.order).json)):
-        decision = sealed[1]
-    count, is_counted = run_sync(_read_count(run)), decision.action is not Action.SYSTEM
-    stop_reason = decision.reason if decision.action is Action.STOP else ""
-    if state in _CANCELED:
-        stop_reason = f"Slurm shows it as {state}"  # to its agents, a user's scancel looks like a preemption
-    elif not stop_reason and is_counted and count >= max_requeues:
-        stop_reason = f"all {max_requeues} requeues are used up"
-    exclude = verdict.node or "" if exclude_bad_node and host_evidence()(verdict, RetryContext()) else ""
-    plan = f"is requeued{f', without {exclude}' if exclude else ''}: {decision.reason}"
-    plan = f"stops: {stop_reason}" if stop_reason else plan
-    if decisions == "off":
+    plan = make_plan(job, outcomes, count_requeues(job, attempts, uri), max_requeues)
+    slurm_job = SlurmJob(job.id)
+    exclude, problem = "", ""
+    if exclude_bad_node and plan.bad_node and not plan.stop_reason:
+        problem = slurm_job.find_exclusion_problem(job, plan.bad_node)
+        exclude = "" if problem else plan.bad_node
+    click.echo(f"firstfault: {plan.describe(job.id, exclude, is_observed=mode != ACT)}", err=True)
+    if problem:
+        click.echo(f"firstfault: {plan.bad_node} is faulty, but can't be excluded: {problem}", err=True)
+    if plan.stop_reason or mode != ACT:
         return EXIT.TOOL_FAILED
-    before = "" if decisions == "act" else "would have done this: "
-    click.echo(f"firstfault: {before}job {job_id} {plan}", err=True)
-    if stop_reason or before:
-        return EXIT.TOOL_FAILED
-    run_sync(_write_count(run, count + is_counted))
-    refused = job.requeue(exclude=exclude, headline=verdict.headline)
-    for line in refused:
+    if plan.is_counted:
+        record_requeue(job, attempts)
+    for line in slurm_job.requeue(job, exclude=exclude, headline=plan.outcome.verdict.headline):
         click.echo(f"firstfault: Slurm didn't do this: {line}", err=True)
-    return EXIT.TOOL_FAILED if refused else EXIT.OK
+    return EXIT.OK
 
 
-async def _read_count(run: str) -> int:
-    async with open_store(run) as store:
-        try:
-            return int(json.loads(await store.get(_COUNT_FILE))["count"])
-        except (ObjectNotFoundError, ValueError, KeyError, TypeError):
-            return 0
+def _is_requeued_already(job: JobInfo) -> bool:
+    """Whether Slurm ends this process because it has requeued the job around it."""
+    start = find_start(os.environ)
+    return start is not None and int(start.restart) < job.restarts
 
 
-async def _write_count(run: str, count: int) -> None:
-    async with open_store(run) as store:
-        await store.put(_COUNT_FILE, json.dumps({"count": count}).encode())
+def _read_outcomes(attempts: Sequence[str]) -> list[Outcome]:
+    """Return the outcomes of the attempts that failed."""
+    from firstfault.conclude import find_outcome  # noqa: PLC0415 - as above
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
+
+    # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or of logs.
+    conclusions = [MultiErrorFileOutputReader(attempt).conclude() for attempt in attempts]
+    return [find_outcome(conclusion) for conclusion in conclusions if conclusion is not None]

@@ -1,35 +1,91 @@
-"""A job of Slurm, as ``scontrol`` shows and changes it."""
+"""A job of Slurm: what Slurm knows of it, and how it's requeued."""
 
 from __future__ import annotations
 
+import datetime as dt
 import os
-import re
 import signal
-import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from firstfault.errors import FirstFaultError
+from firstfault.slurm.client import SEPARATOR, SlurmError, expand_nodes, run_slurm
+from firstfault.slurm.placement import Constraints, find_exclusion_problem
+from firstfault.slurm_pointer import job_key
 
-_TIMEOUT_SECONDS = 30.0
-"""For one command: a busy controller answers late."""
-_REQUEUE_TIMEOUT_SECONDS = 10.0
+_CHECK_TIMEOUT_SECONDS = 10.0
 _POLL_SECONDS = 0.5
-_FIELD = re.compile(r"(?:^|\s)(\w+)=(.*?)(?=\s+\w+(?::\w+)?=|$)")
 _OUR_COMMENT = "firstfault: "
-_WAITING = {"PENDING", "REQUEUED", "COMPLETING", "CONFIGURING", "RUNNING"}
+_WAITING_STATES = {"PENDING", "REQUEUED", "COMPLETING", "CONFIGURING", "RUNNING"}
 
-
-class SlurmError(FirstFaultError):
-    """Slurm refused a command."""
+# Job names, comments and commands are whatever the user likes, also "JobInfo=FAILED Restarts=7" after a line break.
+# `scontrol show job` prints them between its own fields, `squeue --json` all jobs of the cluster, and `scontrol --json`
+# came with Slurm 23.02. These columns have no free text.
+_WIDTH = 40
+_COLUMNS = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "State",
+    "RestartCnt",
+    "StartTime",
+    "Contiguous",
+    "ReqSwitch",
+    "Reason",
+)
+_LONG_COLUMNS = ("%N", "%n", "%x", "%P", "%v", "%f")
+"""Nodes of the job, required and excluded ones, partition, reservation, features: lists that may be long."""
+_COMMENT = "%k"
+_OTHER_CONSTRAINTS = {
+    "HetJobID": "several components",
+    "Contiguous": "the option --contiguous",
+    "ReqSwitch": "the option --switches",
+}
+_ROW_END = "\x1e"
+"""A comment may have several lines."""
+_NONE = {"", "(null)", "N/A", "n/a", "0", "no"}
+_NO_TASK = "N/A"
 
 
 def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the id of the job around this process, of one task in an array; empty: there is none."""
-    # SLURM_JOB_ID of an array's last task is the id of the whole array
-    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
+    """Return Slurm's number of the job around this process; empty: there is none.
+
+    A task of an array has a number of its own. The variables of the array may be those of another job: sbatch passes on
+    the environment that it was called in, and overrides only those that the new job has.
+    """
+    return environment.get("SLURM_JOB_ID", "")
+
+
+class JobInfo(NamedTuple):
+    """What Slurm knows of a job."""
+
+    id: str
+    """As scontrol takes it: "42", "42_7"."""
+    number: str
+    """Slurm's number; each task of an array has one."""
+    state: str
+    reason: str
+    """Slurm's word on why the job is in this state, such as TimeLimit."""
+    restarts: int
+    start_time: float
+    """Of the last start, in seconds since the Unix epoch; 0: unknown."""
+    other_constraint: str
+    """A constraint on where the job runs that isn't a list; empty: none."""
+
+
+def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
+    """Return what Slurm knows of a job.
+
+    Args:
+        job_id: "42", or "42_7" for a task of an array.
+        is_own: whether it's the number of the job around this process. The last task of an array has the array's.
+
+    Raises:
+        SlurmError: Slurm doesn't know the job, or doesn't answer.
+    """
+    columns = ",".join(f"{name}:{_WIDTH}" for name in _COLUMNS)
+    return parse_job(_query(job_id, "-O", columns), job_id, is_own=is_own)
 
 
 class SlurmJob(NamedTuple):
@@ -37,85 +93,145 @@ class SlurmJob(NamedTuple):
 
     id: str
 
-    def read_fields(self) -> dict[str, str]:
-        """Return what ``scontrol show job`` prints.
+    def find_exclusion_problem(self, info: JobInfo, node: str) -> str:
+        """Return why the job must not exclude a node from its next start; empty: it can."""
+        try:
+            columns = self._read_columns(*_LONG_COLUMNS)
+            nodes, required, excluded = (frozenset(expand_nodes(names)) for names in columns[:3])
+        except SlurmError as error:
+            return str(error)
+        partition, reservation, features = columns[3:]
+        constraints = Constraints(nodes, required, excluded, partition, reservation, features, info.other_constraint)
+        return find_exclusion_problem(constraints, node)
 
-        Raises:
-            SlurmError: it doesn't know the job, or doesn't answer.
-        """
-        return dict(_FIELD.findall(_scontrol("show", "job", "--oneliner", self.id).strip()))
+    def requeue(self, before: JobInfo, *, exclude: str, headline: str) -> list[str]:
+        """Run the job again; return what Slurm refused besides.
 
-    def requeue(self, *, exclude: str, headline: str) -> list[str]:
-        """Run the job again; return what Slurm refused.
-
-        It can run inside the job that it requeues. Slurm refuses to change the nodes of a running job, so to exclude
-        one the job is held before it is changed, and released afterwards.
+        It can run inside the job that it requeues. The job is never held: if Slurm kills this process half-way, the job
+        starts without the change. A requeued job waits two minutes (`cred_expire`), long enough to change it.
 
         Args:
+            before: what Slurm knew of the job when the requeue was decided.
             exclude: a node that the job must not use again; empty: none.
             headline: for the job's comment, unless the comment is another program's: it may be a setting.
 
         Raises:
             SlurmError: Slurm doesn't requeue it.
         """
-        before = self.read_fields()
         # Slurm ends the processes of a job that it requeues. Ignored signals, unlike handled ones, are also ignored by
         # the children: scontrol itself would get the signal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        refused, comment = [], before.get("Comment", "").replace("(null)", "")
-        if not comment or comment.startswith(_OUR_COMMENT):
-            refused += self._update("Comment", f"{_OUR_COMMENT}{headline.replace('=', ':')}")
-        if not exclude:
-            _scontrol("requeue", self.id)
-            return [*refused, *self._find_missing(before, exclude)]
-        known = before.get("ExcNodeList", "").replace("(null)", "")
-        _scontrol("requeuehold", self.id)
         try:
-            refused += self._update("ExcNodeList", f"{known},{exclude}" if known else exclude)
-        finally:
-            _scontrol("release", self.id)
-        return [*refused, *self._find_missing(before, exclude)]
+            run_slurm("scontrol", "requeue", self.id)
+        except SlurmError:
+            # Slurm itself, or this command on another node of the job, may have been faster.
+            if read_job(self.id).restarts <= before.restarts:
+                raise
+        # Only now: Slurm changes neither the nodes of a running job nor anything of one that has ended.
+        refused = self._exclude(exclude) if exclude else []
+        self._comment(headline)
+        return [*refused, *self._find_missing(before)]
 
-    def _update(self, name: str, value: str) -> list[str]:
-        try:
-            _scontrol("update", f"JobId={self.id}", f"{name}={value}")
-        except SlurmError as error:
-            return [f"{name}: {error}"]
-        return []
-
-    def _find_missing(self, before: Mapping[str, str], exclude: str) -> list[str]:
-        """Check that Slurm did what it was asked to do; a site's plugin may have changed it."""
-        restarts, deadline = int(before.get("Restarts", "0")), time.monotonic() + _REQUEUE_TIMEOUT_SECONDS
+    def _exclude(self, node: str) -> list[str]:
+        """Exclude a node from the requeued job; return what is wrong with the result."""
+        deadline = time.monotonic() + _CHECK_TIMEOUT_SECONDS
         while True:
-            now = self.read_fields()
-            is_requeued = int(now.get("Restarts", "0")) > restarts and now.get("JobState", "") in _WAITING
-            if is_requeued or time.monotonic() > deadline:
-                break
+            try:
+                excluded = self._add_to_excluded(node)
+            except SlurmError as error:
+                if time.monotonic() > deadline:
+                    return [f"{node} is not excluded: {error}"]
+                time.sleep(_POLL_SECONDS)  # the controller may not have ended the last start yet
+            else:
+                return [] if node in excluded else [f"{node} is not excluded; the job's list is {','.join(excluded)}"]
+
+    def _add_to_excluded(self, node: str) -> list[str]:
+        """Return the excluded nodes afterwards: a site's plugin may change the list again."""
+        (known,) = self._read_columns("%x")
+        if node not in expand_nodes(known):
+            names = node if known in _NONE else f"{known},{node}"
+            run_slurm("scontrol", "update", f"JobId={self.id}", f"ExcNodeList={names}")
+            (known,) = self._read_columns("%x")
+        return expand_nodes(known)
+
+    def _comment(self, headline: str) -> None:
+        """Give the job a comment, unless it has one. People may read it; nothing depends on it."""
+        try:
+            (comment,) = self._read_columns(_COMMENT)
+            if comment in _NONE or comment.startswith(_OUR_COMMENT):
+                # Other programs parse what scontrol prints.
+                text = f"{_OUR_COMMENT}{headline.replace('=', ':')}"
+                run_slurm("scontrol", "update", f"JobId={self.id}", f"Comment={text}")
+        except SlurmError:
+            pass
+
+    def _find_missing(self, before: JobInfo) -> list[str]:
+        """Check that the job waits for its next start."""
+        deadline = time.monotonic() + _CHECK_TIMEOUT_SECONDS
+        while True:
+            now = read_job(self.id)
+            if now.restarts > before.restarts and now.state in _WAITING_STATES:
+                return []
+            if time.monotonic() > deadline:
+                return [f"the job is {now.state}, not waiting to start again"]
             time.sleep(_POLL_SECONDS)
-        missing = [] if is_requeued else [f"the job is {now.get('JobState', 'unknown')}, not waiting to start again"]
-        if exclude and exclude not in _list_nodes(now.get("ExcNodeList", "")):
-            missing.append(f"{exclude} is not excluded; the job's list is {now.get('ExcNodeList', '')}")
-        return missing
+
+    def _read_columns(self, *columns: str) -> list[str]:
+        """Return columns of squeue that may be of any length; only the last one may have free text."""
+        printed = _query(self.id, "-o", SEPARATOR.join(("%A", "%F", "%K", *columns)) + _ROW_END)
+        rows = [row.split(SEPARATOR, len(columns) + 2) for row in printed.split(f"{_ROW_END}\n")]
+        return _find_row(rows, self.id)[3:]
 
 
-def _list_nodes(names: str) -> list[str]:
-    """Return the nodes of a list such as ``gpu-[1-3],login``."""
-    return _scontrol("show", "hostnames", names).split() if names.replace("(null)", "") else []
+def _query(job_id: str, *columns: str) -> str:
+    return run_slurm("squeue", "--all", "-h", "-t", "all", "-j", job_id, *columns)
 
 
-def _scontrol(*arguments: str) -> str:
+def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
+    """Return what squeue's rows say about a job; see `read_job`.
+
+    Raises:
+        SlurmError: there is no such row, or several.
+    """
+    starts = range(0, len(_COLUMNS) * _WIDTH, _WIDTH)
+    rows = [[line[start : start + _WIDTH].strip() for start in starts] for line in printed.splitlines()]
+    row = dict(zip(_COLUMNS, _find_row(rows, job_id, is_own=is_own), strict=True))
+    task = row["ArrayTaskID"]
+    return JobInfo(
+        id=job_key(row["JobID"], row["ArrayJobID"], "" if task == _NO_TASK else task),
+        number=row["JobID"],
+        state=row["State"],
+        reason=row["Reason"],
+        restarts=int(row["RestartCnt"]) if row["RestartCnt"].isdecimal() else 0,
+        start_time=_parse_time(row["StartTime"]),
+        other_constraint=next((text for name, text in _OTHER_CONSTRAINTS.items() if row[name] not in _NONE), ""),
+    )
+
+
+def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = False) -> list[str]:
+    """Return the row of a job; the first three columns are the numbers of the job, its array and its task."""
+    found = []
+    for first, *others in rows:
+        number = first.rpartition("\n")[2]  # squeue may print the name of the cluster before the first row
+        if len(others) < len(("array", "task")):
+            continue
+        array, task = others[:2]
+        names = {number} if is_own else {number, array, f"{array}_{task}"}
+        if job_id in names and (task.isdecimal() or task == _NO_TASK or not is_own):
+            found.append([number, *others])
+    if not found:
+        raise SlurmError(f"Slurm doesn't know job {job_id}; it forgets jobs some minutes after their end")
+    if len(found) > 1 or not (found[0][2].isdecimal() or found[0][2] == _NO_TASK):
+        raise SlurmError(f"{job_id} is an array of jobs; name one of its tasks, such as {job_id}_{_find_task(found)}")
+    return found[0]
+
+
+def _find_task(rows: Sequence[Sequence[str]]) -> str:
+    return next((row[2] for row in rows if row[2].isdecimal()), "1")
+
+
+def _parse_time(text: str) -> float:
     try:
-        done = subprocess.run(  # noqa: S603 - no shell
-            ["scontrol", *arguments],  # noqa: S607 - wherever the site has it
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT_SECONDS,
-        )
-    except FileNotFoundError as error:
-        raise SlurmError("scontrol isn't installed here; run this in a job of Slurm or on a login node") from error
-    except subprocess.TimeoutExpired as error:
-        raise SlurmError(f"scontrol {arguments[0]} didn't answer within {_TIMEOUT_SECONDS:g} s") from error
-    if done.returncode:
-        raise SlurmError(f"scontrol {arguments[0]}: {' '.join((done.stderr or done.stdout).split())}")
-    return done.stdout
+        return dt.datetime.fromisoformat(text).timestamp()  # both are in this process's time zone
+    except ValueError:
+        return 0.0

@@ -1,0 +1,64 @@
+"""What to do with a failed job of Slurm. Pure: no Slurm, no storage, no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from firstfault.conclude import Outcome
+from firstfault.model.job import Action
+from firstfault.retry import RetryContext, host_evidence
+from firstfault.slurm.job import JobInfo
+
+_PREEMPTED = "PREEMPTED"
+_NOT_FAILED_STATES = {"CANCELLED", "COMPLETED"}
+_COMPLETING, _FAILED_REASONS = "COMPLETING", {"TimeLimit", "NonZeroExitCode"}
+"""A job that ends, whatever the reason: if it was canceled, Slurm gives none."""
+
+
+class RequeuePlan(NamedTuple):
+    """What to do with a failed job."""
+
+    outcome: Outcome
+    """Of the step that decides."""
+    stop_reason: str
+    """Empty: the job is requeued."""
+    is_counted: bool
+    bad_node: str
+    """A node of the job that is proven faulty; empty: none."""
+
+    def describe(self, job_id: str, exclude: str, *, is_observed: bool) -> str:
+        """Return one line about the plan."""
+        without = f", without {exclude}" if exclude else ""
+        reason = self.stop_reason or self.outcome.decision.reason
+        if is_observed:
+            negation = "not " if self.stop_reason else ""
+            return f"observed: would {negation}have requeued job {job_id}{without}: {reason}"
+        return f"job {job_id} {'stops' if self.stop_reason else f'is requeued{without}'}: {reason}"
+
+
+def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeues: int) -> RequeuePlan:
+    """Return what to do with a job.
+
+    Args:
+        job: what Slurm knows of it.
+        outcomes: of the steps that failed in its last start, at least one.
+        count: how many requeues have counted so far.
+        max_requeues: how many may count.
+    """
+    # A requeue runs all steps again, so a step that would only fail again stops the job. Else the last one ended it.
+    outcome = next((one for one in outcomes if one.decision.action is Action.STOP), outcomes[-1])
+    proven = [one for one in outcomes if host_evidence()(one.verdict, RetryContext())]
+    # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time limit: only Slurm's word
+    # shows that it was a preemption. A node may be lost again and again.
+    is_free = job.state == _PREEMPTED or (outcome in proven and outcome.decision.action is Action.SYSTEM)
+    is_canceled = job.state == _COMPLETING and job.reason not in _FAILED_REASONS
+    stop_reason = ""
+    if is_canceled or job.state in _NOT_FAILED_STATES:
+        stop_reason = f"Slurm shows it as {job.state}"  # to its agents, a user's scancel looks like a preemption
+    elif outcome.decision.action is Action.STOP:
+        stop_reason = outcome.decision.reason
+    elif not is_free and count >= max_requeues:
+        stop_reason = f"all {max_requeues} requeues are used up"
+    bad_node = next((one.verdict.node or "" for one in reversed(proven)), "")
+    return RequeuePlan(outcome, stop_reason, not is_free, bad_node)
