@@ -19,7 +19,7 @@ FAULTY = ROOT / "tests" / "torchrun" / "faulty.py"
 CONFIGURATION = Path(os.environ.get("SLURM_CONF") or ROOT / "build" / "slurm" / "slurm.conf")
 CLOCK_TICK_S = 1
 """Credentials of Slurm are dated in whole seconds."""
-LONGEST_S = 90
+LONGEST_S = 180
 TORCHRUN = (
     "torchrun --nnodes $SLURM_NNODES --nproc-per-node 1 --rdzv-backend c10d --local-addr 127.0.0.1"
     " --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=$((SLURM_NODEID == 0)) --rdzv-id $SLURM_JOB_ID"
@@ -98,18 +98,16 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 def test_a_bug_stops(submit: Callable[..., Job]) -> None:
     """All nodes leave with the code of the decision, and the job isn't requeued."""
-    job = submit("raise")
-    assert job.wait("requeue returned").splitlines() == [
-        "srun returned 93",
-        f"firstfault: job {job.id} stops: the same code would probably fail again",
-        "requeue returned 1",
-    ]
+    job = submit("bug")
+    first, second, last = job.wait("requeue returned").splitlines()
+    assert second.startswith(f"firstfault: job {job.id} stops: ")
+    assert (first, last) == ("srun returned 93", "requeue returned 1")
 
 
 def test_a_recoverable_exception_is_requeued_once(submit: Callable[..., Job], tmp_path: Path) -> None:
     """The second start fails with the same fault and without progress, so the job stops."""
     job = submit("recoverable", "--max 3")
-    assert "Comment=firstfault: RecoverableError, rank 1 on " in job.wait("Restarts=1", job.fields)
+    assert "Restarts=1" in job.wait("Comment=firstfault: RecoverableError, rank 1 on ", job.fields)
     job.start_now()
     lines = job.wait("requeue returned 1").splitlines()
     assert (lines[0], lines[-3]) == ("srun returned 75", "srun returned 93")
