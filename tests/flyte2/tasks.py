@@ -1,5 +1,6 @@
 """Tasks of Flyte 2 whose input names a fault of their last rank."""
 
+import asyncio
 import os
 import signal
 import time
@@ -36,6 +37,12 @@ def fail(fault: str) -> int:
     if dist.get_rank() == dist.get_world_size() - 1:
         if fault == "bug":
             raise KeyError("learning_rate")
+        if fault == "cancelled":
+            raise asyncio.CancelledError("the evaluation was cancelled")
+        if fault == "interrupted":
+            raise KeyboardInterrupt("the evaluation was interrupted")
+        if fault == "unclear":
+            raise ConnectionError("the data server closed the connection")
         if fault == "recoverable":
             raise RecoverableError("the queue is full")
         if fault == "handled":

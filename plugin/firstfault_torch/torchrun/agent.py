@@ -213,7 +213,7 @@ class TorchrunEngine(PlainEngine):
     """`PlainEngine` for a job of programs: a few lines at the end of the output describe what failed."""
 
     exit_codes: ClassVar[Mapping[Action, int]] = {}
-    """By action, for users who set none."""
+    """The engine's own codes by action; they come before the user's."""
 
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
         """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""
@@ -229,8 +229,12 @@ class TorchrunEngine(PlainEngine):
         return published
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
-        """Return the code that the user's settings give to the decision."""
+        """Return the code of the decision: the engine's, else the user's, else torchrun's."""
         return choose_exit_code(verdict, self.exit_codes)[0]
+
+    def describe_observed(self, verdict: SealedVerdict) -> str:
+        """Return what the mode "act" would have done otherwise; empty: nothing, or the mode isn't "observe"."""
+        return choose_exit_code(verdict, self.exit_codes)[1]
 
     @property
     def _on_node(self) -> Path:
@@ -258,7 +262,7 @@ class TorchrunEngine(PlainEngine):
         if on_node is not None and prefix != str(on_node):
             lines.append(f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)")
             prefix = str(on_node)
-        if observed := choose_exit_code(verdict, self.exit_codes)[1]:
+        if observed := self.describe_observed(verdict):
             lines.append(f"  Observed: {observed}")
         lines.append(f"  More: firstfault show {prefix}")
         sys.stderr.write("\n".join([*lines, ""]))

@@ -11,7 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from firstfault.decision_mode import OBSERVE, OFF, read_decision_mode
+from firstfault.decision_mode import ACT, OBSERVE, OFF, read_decision_mode
 from firstfault.model.job import Action
 
 if TYPE_CHECKING:
@@ -44,17 +44,21 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     return codes
 
 
-def choose_exit_code(verdict: SealedVerdict | None, default: Mapping[Action, int]) -> tuple[int, str]:
+def choose_exit_code(verdict: SealedVerdict | None, protocol: Mapping[Action, int]) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done.
 
-    `default`: the engine's codes, for a user who sets none.
+    `protocol`: the engine's codes. Its scheduler acts on no others, so they come before the user's, who may have set
+    these for all jobs of an image.
     """
     listed, mode = os.environ.get(CODES_VARIABLE, ""), read_decision_mode()
-    codes = parse_exit_codes(listed) if listed else default
-    if verdict is None or not codes or mode == OFF:
+    codes = {**(parse_exit_codes(listed) if listed else {}), **protocol}
+    if not codes or mode == OFF:
         return FAILED, ""
+    if verdict is None:  # firstfault itself has failed, and so knows nothing
+        return (codes.get(Action.UNKNOWN, FAILED) if mode == ACT else FAILED), ""
     decision = verdict.decision
     code = codes.get(decision.action, FAILED)
     attempt = verdict.node_context.identity.attempt
     sentence = f"would have exited with {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
-    return (FAILED, sentence) if mode == OBSERVE else (code, "")
+    # A line about a decision that changes nothing would only be noise.
+    return (FAILED, sentence if code != FAILED else "") if mode == OBSERVE else (code, "")

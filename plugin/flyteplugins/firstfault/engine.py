@@ -18,11 +18,12 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from firstfault.decision_mode import ACT, read_decision_mode
+from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.layout import ERROR_FILE, VERDICT
-from firstfault.model import JobErrors
+from firstfault.model import JobErrors, Kind, Origin
 from firstfault.model.job import Action, pods_live
 from firstfault.store import join
+from firstfault.wire.documents import encode_seal
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
@@ -42,6 +43,8 @@ _REPORT = "report.html"
 _TAB = "firstfault"
 _MARK = "<!-- firstfault: why this attempt failed -->"
 """Distinguishes the report of an earlier restart from one that the task has published."""
+_KINDS = {Action.STOP: "NonRecoverableError", Action.SYSTEM: "RuntimeSystemError"}
+"""Exceptions of `flyte.errors` that change what Flyte would do by itself: run the task again, on its retries."""
 _STOP = 0
 """The exit code after which Flyte reads error.pb, and JobSet restarts no pod."""
 
@@ -81,7 +84,7 @@ class Flyte2Engine(TorchrunEngine):
             return published
         # Before any pod exits with 0. If the verdict is durable, the pod that concluded has written the error.
         if self.is_clustered and not verdict.durable:
-            put = partial(_put, self.outputs, ERROR_FILE, verdict.document)
+            put = partial(_put, self.outputs, ERROR_FILE, _encode_error(verdict))
             seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS if leaving_now else time_limits.PUBLISH_TIMEOUT_SECONDS
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
             # A failed upload makes the verdict not durable: then this pod exits with 1, and JobSet restarts all.
@@ -93,8 +96,23 @@ class Flyte2Engine(TorchrunEngine):
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why; else the code that the user chose, or 1."""
+        if not self.is_clustered:
+            # It leaves without an exception only if its main thread doesn't answer a signal, so a0 writes no error:
+            # after 0, Flyte would look for the task's outputs.
+            return FAILED
         code = super().choose_exit_code(verdict)
         return code if code != _STOP or (verdict is not None and verdict.durable) else FAILED
+
+    def describe_observed(self, verdict: SealedVerdict) -> str:
+        """Return as `TorchrunEngine` does; for a pod that raises exceptions, if Flyte's own error would be another."""
+        if self.is_clustered:
+            return super().describe_observed(verdict)
+        decision = verdict.decision
+        if read_decision_mode() != OBSERVE or decision.action not in _KINDS:
+            return ""
+        attempt = verdict.node_context.identity.attempt
+        what = f"{_KINDS[decision.action]} ({decision.action.value}) after attempt {attempt}"
+        return f"would have raised {what}: {decision.reason}"
 
     def to_exception(self, verdict: SealedVerdict) -> Exception | None:
         """Return the exception by which ``a0`` reports the verdict, recoverable or not as decided."""
@@ -102,9 +120,11 @@ class Flyte2Engine(TorchrunEngine):
 
         if self.is_clustered or not _acts():
             return None
-        kinds = {Action.STOP: errors.NonRecoverableError, Action.SYSTEM: errors.RuntimeSystemError}
-        kind = kinds.get(verdict.decision.action, errors.RuntimeUserError)
-        error: Exception = kind(code=verdict.verdict.code, message=verdict.seal.message)
+        action = verdict.decision.action
+        kind = getattr(errors, _KINDS.get(action, "RuntimeUserError"))
+        # Flyte chooses the exception in the parent task by this code. Without proof it is the one of Elastic's own.
+        code = "RuntimeError" if action is Action.UNKNOWN else verdict.verdict.code
+        error: Exception = kind(code=code, message=verdict.seal.message)
         return error
 
     def enforces(self, job: JobErrors) -> bool:
@@ -168,6 +188,16 @@ def _is_last_restart() -> bool:
 def _find_handover(checkpoint: str) -> str:
     """Return the folder of the verdict next to a checkpoint: the checkpoint itself is one object."""
     return f"{checkpoint.rstrip('/')}.firstfault" if checkpoint else ""
+
+
+def _encode_error(verdict: SealedVerdict) -> bytes:
+    """Return the error that Flyte reads: as a0's own it is recoverable, and the user's, unless proven otherwise.
+
+    The sealed decision has the kind for Flyte 1, which retries no error whose cause isn't known.
+    """
+    if verdict.decision.action in _KINDS:
+        return verdict.document
+    return encode_seal(replace(verdict.seal, kind=Kind.RECOVERABLE, origin=Origin.USER))
 
 
 def _put(folder: str, name: str, document: bytes) -> bool:

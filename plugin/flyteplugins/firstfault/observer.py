@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import firstfault_start
+from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 
 _PROGRAM = "a0"
 _SCRIPT_TASK = "python_script.execute_script"
@@ -30,12 +31,26 @@ class FailureObserver:
         if info.name == _SCRIPT_TASK:
             # the script is this worker's program, and records its own exception first
             os.environ[firstfault_start.WORKER_VARIABLE] = str(os.getpid())
+        handled = sys.exc_info()[1]
         yield
-        _record(None if is_inner else recorder.error)
+        if not is_inner:
+            _record(recorder.error or _find_in_flight(handled))
 
     def step_span(self, _info: Any, _recorder: Any) -> AbstractContextManager[None]:
         """Do nothing: a step's exception leaves the task function, or the task handles it."""
         return nullcontext()
+
+
+def _find_in_flight(handled: BaseException | None) -> BaseException | None:
+    """Return the exception that is leaving the task although Flyte doesn't report it, such as CancelledError.
+
+    Flyte reports subclasses of Exception alone. For KeyboardInterrupt this is the last place to see it: a0's command
+    line turns it into an exit. A SystemExit is recorded where the program calls it.
+
+    `handled`: the one that was handled around the task before it began.
+    """
+    error = sys.exc_info()[1]
+    return None if error is handled or isinstance(error, SystemExit) else error
 
 
 def _record(error: BaseException | None) -> None:
@@ -57,7 +72,19 @@ def register() -> None:
         # Outside of the task function, such as for outputs of a wrong type, a0 uploads the error and exits with 0, and
         # only on rank 0. Flyte looks the function up when it handles the exception.
         async def record_and_upload(*arguments: Any, **options: Any) -> str:
-            _record(sys.exc_info()[1])
+            if (error := sys.exc_info()[1]) is not None:
+                _handle_outside_of_task(error)
             return str(await upload(*arguments, **options))
 
         io.upload_error = record_and_upload
+
+
+def _handle_outside_of_task(error: BaseException) -> None:
+    """Record an error after which a0 exits with 0; the agent then fails the attempt, unlike Flyte."""
+    mode = read_decision_mode()
+    if mode == ACT:
+        _record(error)
+    elif mode == OBSERVE:
+        from firstfault_torch.guard import logger  # noqa: PLC0415 - only a failure needs it
+
+        logger.warning("observed: would have failed the attempt, whose pods exit with 0: %s", error)
