@@ -25,8 +25,10 @@ KINDS = ("job", "jobset", "pytorchjob", "trainjob")
 MAX_RULES = 20
 CEL = celpy.Environment()
 """The language of rules in CustomResourceDefinitions."""
-OF_CODE = "Container train for pod jobs/train-0 failed with exit code {} matching FailJob rule at index 0"
-PREEMPTED = "Pod jobs/train-0 has condition DisruptionTarget matching FailJob rule at index 1"
+BY_CODE = "Container train for pod jobs/train-0 failed with exit code {} matching FailJob rule at index {}"
+BY_CONDITION = "Pod jobs/train-0 has condition {} matching FailJob rule at index {}"
+LIMIT_REACHED = "Job has reached the specified backoff limit"
+RETRY, SYSTEM, STOP = parse_exit_codes("default").values()
 
 
 def _strict(schema: Any) -> Any:
@@ -123,25 +125,51 @@ def test_rules_of_the_api_server(kind: str) -> None:
         assert set(_found(objects, "restartPolicy")) == {"Never"}
         assert len(policy["rules"]) <= MAX_RULES
         assert {rule["action"] for rule in policy["rules"]} == {"FailJob"}
-        assert set(_found(policy, "values")[0]) == set(parse_exit_codes("default").values())
+        assert set(_found(policy, "values")[0]) == {RETRY, SYSTEM, STOP}
         assert _found(policy, "containerName") == [_found(objects, "containers")[0][0]["name"]]
     [preset] = {item["value"] for item in _found(objects, "env")[0] if item["name"] == "FIRSTFAULT_EXIT_CODES"}
     assert preset in PRESETS
     assert (preset == "pytorchjob") is (kind == "pytorchjob")
-    assert [code >= 128 for code in parse_exit_codes("pytorchjob").values()] == [True, True, False]
+    codes = {action.value: code >= 128 for action, code in parse_exit_codes("pytorchjob").items()}
+    assert codes == {"retry": True, "system": True, "stop": False, "unknown": True}
+
+
+def _end_job(kind: str, code: int, *conditions: str) -> tuple[str, str]:
+    """Return reason and message of a Job after a pod has ended, as Kubernetes's controller of Jobs writes them."""
+    [policy] = _found(documents(kind), "podFailurePolicy")
+    for index, rule in enumerate(policy["rules"]):
+        if code in rule.get("onExitCodes", {}).get("values", ()):
+            return "PodFailurePolicy", BY_CODE.format(code, index)
+        found = [item["type"] for item in rule.get("onPodConditions", ()) if item["type"] in conditions]
+        if found:
+            return "PodFailurePolicy", BY_CONDITION.format(found[0], index)
+    return "BackoffLimitExceeded", LIMIT_REACHED
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_rules_of_jobset(kind: str) -> None:
-    """JobSet takes the first rule with a pattern that the message of a Job contains."""
+def test_restarts_without_proof_are_counted(kind: str) -> None:
+    """Only a disruption that the cluster announces, and a proven fault of the platform, leave maxRestarts as it is."""
     [policy] = _found(documents(kind), "failurePolicy")
 
-    def action(message: str) -> str:
-        rules = (rule for rule in policy["rules"] if re.search("|".join(rule["onJobFailureMessagePatterns"]), message))
-        return next((str(rule["action"]) for rule in rules), "RestartJobSet")
+    def choose(code: int, *conditions: str) -> str:
+        reason, message = _end_job(kind, code, *conditions)
+        rules = (rule for rule in policy["rules"] if reason in rule["onJobFailureReasons"])
+        found = (rule for rule in rules if re.search("|".join(rule["onJobFailureMessagePatterns"]), message))
+        return next((str(rule["action"]) for rule in found), "RestartJobSet")
 
-    told = {code: action(OF_CODE.format(code)) for code in (75, 79, 93, 9, 193)}
-    assert told[93] == "FailJobSet"
-    assert told[79] == action(PREEMPTED) == "RestartJobSetAndIgnoreMaxRestarts"
-    assert {told[code] for code in (75, 9, 193)} == {"RestartJobSet"}
+    assert choose(STOP) == "FailJobSet"
+    # a pod that Kubernetes or Kueue preempts handles SIGTERM, and leaves with a code, too
+    conditions = ("DisruptionTarget", "TerminationTarget")
+    free = {choose(SYSTEM), *(choose(code, condition) for condition in conditions for code in (RETRY, 137, 143))}
+    assert free == {"RestartJobSetAndIgnoreMaxRestarts"}
+    # a liveness probe, or `kubectl delete pod`: SIGTERM without a condition; RETRY: the peers of a lost machine, too
+    assert {choose(code) for code in (RETRY, 1, 137, 143)} == {"RestartJobSet"}
+    # JobSet finds no code in another one
+    assert {choose(code) for code in (7, 9, 179, 193)} == {"RestartJobSet"}
     assert not _found(policy, "ttlSecondsAfterFinished")
+
+
+def test_a_preempted_pod_ends_its_job() -> None:
+    """A Job's message names the preemption, whatever code the pod left with."""
+    assert _end_job("job", RETRY, "TerminationTarget")[1] == BY_CONDITION.format("TerminationTarget", 0)
+    assert _end_job("job", STOP)[1] == BY_CODE.format(STOP, 1)
