@@ -13,7 +13,10 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserException
 
 from firstfault.layout import is_stock_error_file
+from firstfault.model import DocumentRef, Kind, Origin, Seal
+from firstfault.retry import Vote
 from firstfault.testing import make_error
+from firstfault.wire.documents import decode
 from firstfault_torch import time_limits
 from firstfault_torch.engine import ErrorName
 from firstfault_torch.failures.capture import capture
@@ -231,6 +234,33 @@ def test_an_account_that_may_not_look(
     monkeypatch.setattr(time_limits, "UNREADABLE_OUTPUTS_TIMEOUT_SECONDS", 0.5)
     assert flyte_engine.await_outputs(s3.uri(), threading.Event(), 1800) is False
     assert "rank 0's pod has written no outputs within 0.5 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "vote"),
+    [
+        (Kind.NON_RECOVERABLE, Vote(retry=True, reason="broken", origin=Origin.SYSTEM)),
+        (Kind.RECOVERABLE, Vote(retry=False, reason="again")),
+        (Kind.RECOVERABLE, Vote(retry=True, reason="asked")),
+        (Kind.NON_RECOVERABLE, Vote(retry=False, reason="a bug")),
+    ],
+)
+def test_other_modes_leave_the_decision_to_flytekit(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Kind, vote: Vote
+) -> None:
+    """Flyte reads the kind of error that flytekit writes; "observe" logs a line about a decision that differs."""
+    recording, engine = prefix.node_context(), flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
+    verdict = sealed(concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording)
+    written = {}
+    for mode in ("act", "observe", "off"):
+        monkeypatch.setenv("FIRSTFAULT_DECISIONS", mode)
+        seal = decode(engine.publish(verdict, leaving_now=True).document, DocumentRef("error.pb"))
+        assert isinstance(seal, Seal)
+        written[mode] = (seal.kind, seal.origin)
+    acting = (Kind.RECOVERABLE if vote else Kind.NON_RECOVERABLE, vote.origin or Origin.USER)
+    assert written == {"act": acting, "observe": (kind, Origin.USER), "off": (kind, Origin.USER)}
+    line = f"firstfault: observed: would have told Flyte {verdict.decision.action.value}: {verdict.decision.reason}"
+    assert [text for text in caplog.messages if "observed" in text] == [line] * (written["act"] != written["off"])
 
 
 def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:

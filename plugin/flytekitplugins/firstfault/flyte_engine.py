@@ -13,13 +13,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, StoreError
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
-from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Seal
+from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
 from firstfault.model.job import pods_live
 from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
-from firstfault.wire.documents import decode
+from firstfault.wire.documents import decode, encode_seal
 from firstfault_torch import time_limits
 from firstfault_torch.engine import ErrorName, SealedVerdict
 from firstfault_torch.guard import call_with_timeout, logger, try_call
@@ -93,6 +94,8 @@ class FlyteEngine:
         """Upload the verdict, and leave it to the stock entrypoint if that fails; write the deck."""
         if not self.in_pod:
             return verdict
+        if verdict.conclusion is not None and (mode := read_decision_mode()) != ACT:  # peers take over the document
+            verdict = _decide_as_flytekit(verdict, is_told=mode == OBSERVE)
         # A thread exits the process while the main thread is inside C++. Between SIGTERM and the pod's SIGKILL there is
         # no time for other pods' verdicts or for a deck: upload, and leave `writes_deck` unset.
         if leaving_now:
@@ -133,8 +136,20 @@ class FlyteEngine:
         return 0
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether Flyte reads the error files: it doesn't after a whole pod died."""
-        return pods_live(job)
+        """Whether Flyte carries out the decision: it reads no error files after a whole pod died."""
+        return read_decision_mode() == ACT and pods_live(job)
+
+
+def _decide_as_flytekit(verdict: SealedVerdict, *, is_told: bool) -> SealedVerdict:
+    """Return the verdict as an error of the kind that flytekit itself writes; `is_told`: log what that changes."""
+    root = verdict.verdict.root
+    is_recoverable = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    kind = Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE
+    if is_told and (verdict.seal.kind is not kind or (is_recoverable and verdict.seal.origin is not Origin.USER)):
+        decision = verdict.decision
+        logger.warning("observed: would have told Flyte %s: %s", decision.action.value, decision.reason)
+    seal = replace(verdict.seal, kind=kind, origin=Origin.USER)
+    return replace(verdict, seal=seal, document=encode_seal(seal))
 
 
 # --- what the backend set ---------------------------------------------------------------------------------------------
