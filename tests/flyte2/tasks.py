@@ -16,7 +16,7 @@ from flyteplugins.pytorch.task import Elastic
 from firstfault_torch.engine import RecoverableError
 
 clustered = ClusteredTaskEnvironment(name="clustered", replicas=2, nproc_per_node=1)
-elastic = flyte.TaskEnvironment(name="elastic", plugin_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=2))
+elastic = flyte.TaskEnvironment(name="elastic", plugin_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=1))
 inner = flyte.TaskEnvironment(name="inner")
 script = ClusteredTaskEnvironment(name="python_script", replicas=2, nproc_per_node=1)
 execute_script = _build_task(script, str(Path(__file__).with_name("script.py")), 3600, "script")
@@ -27,6 +27,19 @@ def refuse(reason: str) -> int:
     raise ValueError(reason)
 
 
+def _raise(fault: str) -> None:
+    if fault == "bug":
+        raise TypeError("learning_rate is None")
+    if fault == "cancelled":
+        raise asyncio.CancelledError("the evaluation was cancelled")
+    if fault == "interrupted":
+        raise KeyboardInterrupt("the evaluation was interrupted")
+    if fault == "unclear" or (fault == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"):
+        raise ConnectionError("the data server closed the connection")
+    if fault == "recoverable":
+        raise RecoverableError("the queue is full")
+
+
 def fail(fault: str) -> int:
     """Train a step, and fail before it at the last rank."""
     dist.init_process_group("gloo")
@@ -35,16 +48,7 @@ def fail(fault: str) -> int:
         dist.barrier()
         time.sleep(1)
     if dist.get_rank() == dist.get_world_size() - 1:
-        if fault == "bug":
-            raise KeyError("learning_rate")
-        if fault == "cancelled":
-            raise asyncio.CancelledError("the evaluation was cancelled")
-        if fault == "interrupted":
-            raise KeyboardInterrupt("the evaluation was interrupted")
-        if fault == "unclear":
-            raise ConnectionError("the data server closed the connection")
-        if fault == "recoverable":
-            raise RecoverableError("the queue is full")
+        _raise(fault)
         if fault == "handled":
             flyte.init()
             runner = flyte.with_runcontext(mode="local", raw_data_path=os.environ["MARKS"])

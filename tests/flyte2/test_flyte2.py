@@ -5,19 +5,25 @@ import os
 import subprocess
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("flyte", reason="needs Flyte 2")
 
-from flyte._internal.runtime.convert import convert_from_native_to_inputs
+from flyte._internal.runtime.convert import convert_from_native_to_error, convert_from_native_to_inputs
 from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument, ExecutionError
 
+from firstfault.model import Action
+from firstfault_torch.torchrun.job import who
+from flyteplugins.firstfault.engine import Flyte2Engine, find_clustered
 from lab.cascades.cases import Way
 from tests.flyte2 import tasks
 from tests.s3_server import S3
+from tests.seals import DECISION, VERDICT
 from tests.torchrun.nodes import Job, run_job
 from tests.torchrun.test_decisions import LONG_S, LONG_STEPS
 
@@ -65,23 +71,25 @@ def _run(
     task: str = "train",
     restart: int = 0,
     limit: int = 2,
+    pods: int = 2,
     outputs: str = "",
     options: Sequence[str] = (),
     **variables: str,
 ) -> Job:
-    """Run a restart of a JobSet of two pods with a rank each."""
+    """Run a restart of a JobSet, whose pods have a rank each."""
     names = {
         "JOBSET_NAME": "job",
         "JOBSET_RESTART_ATTEMPT": str(restart),
         "JOBSET_MAX_RESTARTS": str(limit),
         "FLYTE_CLUSTERED_WORKER": "1",
     }
-    environments = dict.fromkeys((0, 1), ENVIRONMENT | names | variables)
+    environments = dict.fromkeys(range(pods), ENVIRONMENT | names | variables)
     of_torchrun = ("--nproc-per-node=1", "--no-python", "--")
     return run_job(
         folder,
         _a0(folder, task, fault, *options, outputs=outputs),
         Way("variable", "static", ""),
+        nodes=pods,
         options=of_torchrun,
         environments=environments,
         longest_s=LONG_S,
@@ -97,13 +105,16 @@ def _codes(job: Job) -> list[int]:
 
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
-    """All pods exit with 0, after which JobSet restarts none and Flyte reads the error, which isn't recoverable."""
-    job = _run(tmp_path, "bug")
+    """All pods exit with 0, after which JobSet restarts none and Flyte reads the error, which isn't recoverable.
+
+    Also if the image sets exit codes for other schedulers.
+    """
+    job = _run(tmp_path, "bug", FIRSTFAULT_EXIT_CODES="default")
     assert _codes(job) == [0, 0]
-    assert job.nodes[0].headline == "KeyError, rank 1 on host-1: 'learning_rate'"
+    assert job.nodes[0].headline == "TypeError, rank 1 on host-1: learning_rate is None"
     error = _read_error(tmp_path)
-    assert (error.code, error.kind, error.origin) == ("USER:KeyError", ContainerError.NON_RECOVERABLE, USER)
-    assert error.message.startswith("KeyError rank 1 host-1 no retry: 'learning_rate'\n")
+    assert (error.code, error.kind, error.origin) == ("USER:TypeError", ContainerError.NON_RECOVERABLE, USER)
+    assert error.message.startswith("TypeError rank 1 host-1 no retry: learning_rate is None\n")
     page = (tmp_path / "outputs" / "report.html").read_text()
     assert "learning_rate" in page
 
@@ -121,7 +132,7 @@ def test_on_s3(tmp_path: Path, s3: S3) -> None:
     assert _codes(job) == [0, 0]
     assert job.nodes[0].prefix.startswith(f"{outputs}/firstfault-runs/job")
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
-    assert (error.code, error.kind) == ("USER:KeyError", ContainerError.NON_RECOVERABLE)
+    assert (error.code, error.kind) == ("USER:TypeError", ContainerError.NON_RECOVERABLE)
     assert _get(s3, outputs, "report.html")["ContentType"] == "text/html"
 
 
@@ -141,6 +152,17 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
 
 
+def test_a_name_for_all_jobs_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each JobSet has documents of its own, so that none takes another one's verdict for its previous one."""
+    monkeypatch.setattr("flyteplugins.firstfault.engine._USERS_JOB", "team")
+    monkeypatch.setenv("FIRSTFAULT_FOLDER", "s3://bucket/all")
+    monkeypatch.setenv("FIRSTFAULT_JOB", "team")
+    for name in ("run-a0", "run-a1"):
+        monkeypatch.setenv("JOBSET_NAME", name)
+        find_clustered(SimpleNamespace(args=("--outputs-path", "s3://bucket/outputs")))
+        assert who("").job.value == f"team-{name}"
+
+
 @pytest.mark.skipif(not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`")
 @pytest.mark.timeout(LONG_S * 2)
 def test_with_progress_it_continues(tmp_path: Path) -> None:
@@ -150,9 +172,28 @@ def test_with_progress_it_continues(tmp_path: Path) -> None:
 
 
 def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:
-    """Flyte's parent action reads it, although the JobSet has failed."""
-    assert _codes(_run(tmp_path, "recoverable", limit=0)) == [1, 1]
-    assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
+    """Flyte's parent action reads it, although the JobSet has failed; Flyte retries it unless a repeat is proven."""
+    assert _codes(_run(tmp_path, "unclear", limit=0)) == [1, 1]
+    assert (_read_error(tmp_path).kind, _read_error(tmp_path).origin) == (ContainerError.RECOVERABLE, USER)
+
+
+@pytest.mark.parametrize(
+    ("fault", "task", "headline"),
+    [
+        ("cancelled", "train", "CancelledError, rank 0 on host-0: the evaluation was cancelled"),
+        (
+            "interrupted",
+            "train_in_thread",
+            "interrupted (KeyboardInterrupt), rank 0 on host-0: the evaluation was interrupted",
+        ),
+    ],
+)
+def test_an_interruption_is_no_bug(tmp_path: Path, fault: str, task: str, headline: str) -> None:
+    """An exception that Flyte doesn't report is recorded as what it is, and JobSet decides as without firstfault."""
+    job = _run(tmp_path, fault, task=task, pods=1)
+    assert _codes(job) == [1]
+    assert job.nodes[0].headline == headline
+    assert not (tmp_path / "outputs" / "error.pb").exists()
 
 
 def test_observed(tmp_path: Path) -> None:
@@ -192,11 +233,19 @@ def test_outputs_of_a_wrong_type(tmp_path: Path) -> None:
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
 
 
+def test_outputs_of_a_wrong_type_are_only_observed(tmp_path: Path) -> None:
+    """In the mode "observe" such a pod exits with 0 and without an error, as without firstfault, but with a line."""
+    job = _run(tmp_path, "none", task="train_to_text", pods=1, FIRSTFAULT_DECISIONS="observe")
+    assert _codes(job) == [0]
+    assert "observed: would have failed the attempt, whose pods exit with 0: " in job.nodes[0].err
+    assert not (tmp_path / "outputs" / "error.pb").exists()
+
+
 def test_a_script(tmp_path: Path) -> None:
     """``flyte run python-script --clustered``: the exception is the script's own, with its line."""
     job = _run(tmp_path, "bug", task="execute_script")
     assert _codes(job) == [0, 0]
-    assert job.nodes[0].headline == "KeyError, rank 1 on host-1: 'learning_rate'"
+    assert job.nodes[0].headline == "TypeError, rank 1 on host-1: learning_rate is None"
 
 
 def _run_elastic(folder: Path, fault: str, *options: str, outputs: str = "", **variables: str) -> str:
@@ -207,6 +256,11 @@ def _run_elastic(folder: Path, fault: str, *options: str, outputs: str = "", **v
     command = _a0(folder, "train_elastic", fault, *options, outputs=outputs)
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return ended.stderr
+
+
+def _count_marks(folder: Path) -> int:
+    """Return how many workers were started."""
+    return len(list((folder / "marks").iterdir()))
 
 
 @pytest.mark.s3
@@ -220,9 +274,9 @@ def test_elastic(tmp_path: Path, s3: S3) -> None:
     assert "job continues without it" not in printed
     assert "learning_rate" in _get(s3, outputs, "report.html")["Body"].read().decode()
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
-    assert (error.code, error.kind, error.origin) == ("USER:KeyError", ContainerError.NON_RECOVERABLE, USER)
+    assert (error.code, error.kind, error.origin) == ("USER:TypeError", ContainerError.NON_RECOVERABLE, USER)
     assert "rank 1" in error.message.splitlines()[0]
-    assert len(list((tmp_path / "marks").iterdir())) == len(["rank 0", "rank 1"])
+    assert _count_marks(tmp_path) == len(["rank 0", "rank 1"])
 
 
 def test_elastic_again(tmp_path: Path) -> None:
@@ -239,8 +293,34 @@ def test_elastic_again(tmp_path: Path) -> None:
 
 
 def test_elastic_observed(tmp_path: Path) -> None:
-    """In the mode "observe" the error is torch's, and recoverable."""
+    """In the mode "observe" torch restarts the workers, and the error is torch's, and recoverable."""
     printed = _run_elastic(tmp_path, "bug", FIRSTFAULT_DECISIONS="observe")
-    assert "Observed: would have exited with 0 (stop)" in printed
+    assert "Observed: would have raised NonRecoverableError (stop) after attempt 0: " in printed
     assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
     assert _read_error(tmp_path).message.startswith("PyTorch worker(s) failed:")
+    assert _count_marks(tmp_path) == 2 * len(["rank 0", "rank 1"])
+
+
+def test_elastic_restarts_after_an_unclear_failure(tmp_path: Path) -> None:
+    """Without proof of a repeat torch's restarts are used, and the task succeeds."""
+    _run_elastic(tmp_path, "once")
+    assert (tmp_path / "outputs" / "outputs.pb").exists()
+    assert not (tmp_path / "outputs" / "error.pb").exists()
+    assert _count_marks(tmp_path) == 2 * len(["rank 0", "rank 1"])
+
+
+@pytest.mark.parametrize(
+    ("action", "recoverable", "code", "kind"),
+    [
+        (Action.UNKNOWN, True, "RuntimeError", USER),
+        (Action.RETRY, True, "USER", USER),
+        (Action.SYSTEM, True, "USER", SYSTEM),
+        (Action.STOP, False, "USER", USER),
+    ],
+)
+def test_elastic_errors(action: Action, recoverable: bool, code: str, kind: int) -> None:
+    """An unknown cause is to Flyte what Elastic's own error is; only a stop isn't recoverable."""
+    seal = SimpleNamespace(message="what failed")
+    sealed: Any = SimpleNamespace(decision=replace(DECISION, action=action), verdict=VERDICT, seal=seal)
+    error = convert_from_native_to_error(Flyte2Engine(outputs="outputs").to_exception(sealed))
+    assert (error.recoverable, error.err.code, error.err.kind) == (recoverable, code, kind)

@@ -13,7 +13,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 RANKS = 2
-RETRIES = {"bug": 1, "recoverable": 2, "killed": 2, "observed": 0, "none": 0}
+RETRIES = {"bug": 1, "recoverable": 2, "killed": 1, "once": 1, "observed": 1, "none": 0}
 """`max_failures` for each fault."""
 if os.environ.get("FIRSTFAULT_LONG"):
     RETRIES = {"trained": 1}
@@ -40,7 +40,9 @@ def train(config: dict[str, Any]) -> None:
     Path(config["folder"], f"began-{time.time_ns()}-{rank}").touch()
     if rank == RANKS - 1:
         if config["fault"] in {"bug", "observed"}:
-            raise KeyError("learning_rate")
+            raise TypeError("learning_rate is None")
+        if config["fault"] == "once" and os.environ["FIRSTFAULT_ATTEMPT"] == "0":
+            raise ConnectionError("the data server closed the connection")
         if config["fault"] in {"recoverable", "trained"}:
             raise RecoverableError("the queue is full")
         if config["fault"] == "killed":

@@ -12,6 +12,15 @@ import pytest
 
 pytest.importorskip("ray.train.v2", reason="needs Ray Train: `make ray`")
 
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
+from ray.train.v2.api.preemption import PreemptionInfo
+
+from firstfault.attempt_data import read_attempt
+from firstfault.conclude import find_outcome
+from firstfault.model import Action
+from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault_torch.ray_train import StopRepeatedFaults, TrainingStoppedError
 from tests.ray_train.driver import RETRIES
 
@@ -41,36 +50,57 @@ def test_a_bug_runs_once(ended: dict[str, Any]) -> None:
     """The training's error has the report, and Ray uses none of its retries."""
     found = ended["bug"]
     assert (found["attempts"], found["error"]) == (1, "ControllerError")
-    assert "KeyError rank 1 " in found["text"]
-    assert "raise KeyError" in found["text"]
+    assert "TypeError rank 1 " in found["text"]
+    assert "raise TypeError" in found["text"]
 
 
 @ONLY_SHORT
-@pytest.mark.parametrize(("fault", "headline"), [("recoverable", "recoverable rank 1 "), ("killed", "SIGKILL rank 1 ")])
-def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any], fault: str, headline: str) -> None:
-    found = ended[fault]
+def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any]) -> None:
+    """A fault at the same place again ends the retries, and readers find this decision, too."""
+    found = ended["recoverable"]
     assert (found["attempts"], found["error"]) == (2, "ControllerError")
-    assert headline in found["text"]
+    assert "recoverable rank 1 " in found["text"]
     assert "the previous attempt failed with the same fault" in found["text"]
+    [prefix] = ended["folder"].glob("recoverable/run/firstfault-runs/*/1")
+    conclusion = read_attempt(str(prefix), MultiErrorFileOutputReader).conclusion
+    assert conclusion is not None
+    assert find_outcome(conclusion).decision.action is Action.STOP
 
 
 @ONLY_SHORT
-def test_an_attempt_is_judged_once(ended: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray polls again and again after a preemption, for which it has a budget of its own."""
+@pytest.mark.parametrize(("fault", "error"), [("killed", "WorkerGroupError"), ("once", "")])
+def test_without_proof_ray_decides(ended: dict[str, Any], fault: str, error: str) -> None:
+    """After a failure that may be temporary, Ray uses its retries, and a lasting one ends with Ray's own error."""
+    found = ended[fault]
+    assert (found["attempts"], found["error"]) == (2, error)
+
+
+def _build_status(**flags: Any) -> WorkerGroupPollStatus:
+    """Return what Ray's controller polls after a worker has failed; with one that was preempted, if told so."""
+    death: Exception = TypeError()
+    if flags.get("died_with_node"):
+        death = WorkerHealthCheckFailedError("", failure=RayActorError(preempted=True))
+    info = PreemptionInfo(None, {"node": [1]}) if flags.get("is_announced") else None
+    return WorkerGroupPollStatus({1: WorkerStatus(running=False, error=death, preemption_info=info)})
+
+
+@ONLY_SHORT
+@pytest.mark.parametrize(("flags", "stops"), [({}, 1), ({"is_announced": True}, 0), ({"died_with_node": True}, 0)])
+def test_preemptions_are_not_judged(
+    ended: dict[str, Any], monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], stops: int
+) -> None:
+    """Ray has a budget of its own for preemptions, which it shows in two ways; other failures are judged once."""
     monkeypatch.setattr("firstfault_torch.ray_train.RAY_SETTLE_SECONDS", 0.0)
     [run] = ended["folder"].glob("bug/run/firstfault-runs/*")
-    raised = []
-    for preemption in (None, "a node is reclaimed"):
-        callback = StopRepeatedFaults()
-        callback._run = str(run)
-        callback.before_worker_group_start(SimpleNamespace(num_workers=2))
-        for _ in range(3):
-            status = SimpleNamespace(errors={1: KeyError()}, get_preemption_info=lambda found=preemption: found)
-            try:
-                callback.after_worker_group_poll_status(status)
-            except TrainingStoppedError:
-                raised.append(preemption)
-    assert raised == [None]
+    callback, raised = StopRepeatedFaults(), 0
+    callback._run = str(run)
+    callback.before_worker_group_start(SimpleNamespace(num_workers=2))
+    for _ in range(3):
+        try:
+            callback.after_worker_group_poll_status(_build_status(**flags))
+        except TrainingStoppedError:
+            raised += 1
+    assert raised == stops
 
 
 @pytest.mark.skipif("trained" not in RETRIES, reason="trains for 10 minutes: `make progress`")
@@ -82,9 +112,9 @@ def test_with_progress_it_continues(ended: dict[str, Any]) -> None:
 
 @ONLY_SHORT
 def test_observed(ended: dict[str, Any]) -> None:
-    """In the mode "observe" the error is Ray's, and its log has what would have happened."""
+    """In the mode "observe" retries and error are Ray's, and its log has what would have happened."""
     found = ended["observed"]
-    assert (found["attempts"], found["error"]) == (1, "WorkerGroupError")
+    assert (found["attempts"], found["error"]) == (2, "WorkerGroupError")
     assert "firstfault: observed: would have stopped after attempt 0: " in ended["printed"]
 
 

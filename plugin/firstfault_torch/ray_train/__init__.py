@@ -22,15 +22,19 @@ from typing import Any, NamedTuple
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
 
+from firstfault.conclude import find_outcome
 from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
+from firstfault.layout import VERDICT_JSON
 from firstfault.model.job import Action
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.render.flyte_message import flyte_message
-from firstfault.retry import RetryContext
+from firstfault.retry import RetryContext, find_machine
 from firstfault.store import join, split_name
+from firstfault.wire.json_schemas import to_json
 from firstfault_start import OWN_RANK
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
-from firstfault_torch.time_limits import RAY_CONCLUDE_TIMEOUT_SECONDS, RAY_SETTLE_SECONDS
+from firstfault_torch.node.document_writer import put_file
+from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, RAY_CONCLUDE_TIMEOUT_SECONDS, RAY_SETTLE_SECONDS
 from firstfault_torch.torchrun import rank
 from firstfault_torch.torchrun.job import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE, given_folder, who
 
@@ -39,6 +43,7 @@ class _Previous(NamedTuple):
     """How the attempt before failed; empty: it was preempted, or left no document."""
 
     fingerprint: str = ""
+    machine: str = ""
     failed_starts: int = 0
 
 
@@ -100,7 +105,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
             if self._run and worker_group_status.errors and not self._is_judged:
                 self._is_judged = True
                 previous, self._previous = self._previous, _Previous()
-                if worker_group_status.get_preemption_info() is None:
+                if not _is_preempted(worker_group_status):
                     # It returns its results: after the timeout its thread stays behind, while the next attempt begins.
                     conclude, doing = partial(self._conclude, previous), "concluding on a failed attempt"
                     found = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
@@ -115,6 +120,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         context = RetryContext(
             attempt=self._attempt,
             previous_fingerprint=previous.fingerprint,
+            previous_machine=previous.machine,
             lifetime_seconds=(time.monotonic_ns() - self._began_ns) / 1e9,
             failed_starts=previous.failed_starts,
             stops_repeats=True,
@@ -123,14 +129,27 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         if conclusion is None:
             logger.warning("a worker failed, but left no document in %s; Ray decides on a retry", prefix)
             return "", _Previous()
-        decision, acts = conclusion.decision, self._mode == ACT
-        conclusion = replace(conclusion, decision=replace(decision, enforced=acts))
-        text = flyte_message(reader.report(conclusion))
+        outcome, acts = find_outcome(conclusion), self._mode == ACT
+        verdict, decision = outcome.verdict, replace(outcome.decision, enforced=acts)
+        report = reader.report(replace(conclusion, verdict=verdict, decision=decision))
+        text = flyte_message(report)
         logger.error("%s", text)
+        # Readers don't know the attempt before, and would decide otherwise.
+        leave = partial(put_file, prefix, VERDICT_JSON, to_json(report.verdict, report.decision).encode())
+        call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict for readers")
         stops = decision.action is Action.STOP
         if stops and self._mode == OBSERVE:
             logger.warning("observed: would have stopped after attempt %d: %s", self._attempt, decision.reason)
-        return text if stops and acts else "", _Previous(conclusion.verdict.fingerprint, decision.failed_starts)
+        before = _Previous(verdict.fingerprint, find_machine(verdict), decision.failed_starts)
+        return text if stops and acts else "", before
+
+
+def _is_preempted(worker_group_status: Any) -> bool:
+    """Whether Ray charges this failure to its budget for preemptions, by either of its two signs.
+
+    A watcher announces the drain of a node; else only the errors of the workers that died with the node show it.
+    """
+    return worker_group_status.get_preemption_info() is not None or worker_group_status.has_preempted_worker()
 
 
 class _Errors(queue.SimpleQueue[BaseException | None]):

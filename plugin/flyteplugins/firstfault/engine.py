@@ -137,6 +137,8 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
     values = dict(pairwise(spec.args))
     options = {"outputs": "outputs-path", "checkpoint": "checkpoint-path", "previous_checkpoint": "prev-checkpoint"}
     found = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
+    if _USERS_JOB:
+        _name_job(os.environ.get("JOBSET_NAME", ""))
     # "{{": a placeholder that Flyte has not filled
     return _configure(is_clustered=True, **{name: "" if "{{" in path else path for name, path in found.items()})
 
@@ -148,10 +150,22 @@ def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
     del spec
     context: Any = flyte.ctx()
     # torch's run id is that of the run, which may have several such actions
-    _set_default(JOB_VARIABLE, f"{context.action.run_name}-{context.action.name}")
+    _name_job(f"{context.action.run_name}-{context.action.name}")
     paths = context.checkpoint_paths
     checkpoint, previous = (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
     return _configure(outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or "")
+
+
+_USERS_JOB = os.environ.get(JOB_VARIABLE, "")
+"""The name that the user has set."""
+
+
+def _name_job(unique: str) -> None:
+    """Give this action's documents a name of their own, after the user's if there is one.
+
+    A name that an image sets is that of all its actions, and each would take another one's verdict for its own last.
+    """
+    os.environ[JOB_VARIABLE] = "-".join(filter(None, (_USERS_JOB, unique)))
 
 
 _defaults: dict[str, str] = {}
