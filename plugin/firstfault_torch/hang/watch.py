@@ -231,7 +231,10 @@ class StallWatch:
         # The nodes' times of the last progress differ, by up to minutes if their last collectives did. So each would
         # look at moments of its own, find no peer, and report that none responds. All nodes look at the same moments
         # instead: when the first of them does.
-        if warns or is_end_due or (seconds >= nearest and self._is_compared_by_peers()):
+        # A node that may end the attempt in a moment joins then: the peers wait for it, and compare once.
+        is_end_near = end_at is not None and end_at - 2 * self._every_s <= steady_seconds < end_at
+        may_join = seconds >= nearest and not is_end_near
+        if warns or is_end_due or (may_join and self._is_compared_by_peers()):
             if end_at is not None and ends_attempt:
                 # A busy straggler is spared only until `busy_seconds`, so look again by then at the latest.
                 again = _get_next_limit(end_at, steady_seconds)
