@@ -1,6 +1,7 @@
 """What proves at its first occurrence that a retry would fail again, and what doesn't."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def test_what_may_be_temporary_is_left_to_the_scheduler(name: str, message: str)
     assert _decide(_raised(name, message)).action is Action.UNKNOWN
 
 
-_BUGS = parse_toml((certain_bugs.Path(certain_bugs.__file__).with_suffix(".toml")).read_text("utf-8"))
+_BUGS = parse_toml((Path(certain_bugs.__file__).with_suffix(".toml")).read_text("utf-8"))
 _EXAMPLES = [(row["types"][0], text) for row in _BUGS["bug"] for text in row["examples"]]
 
 
