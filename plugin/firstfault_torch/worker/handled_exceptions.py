@@ -44,8 +44,9 @@ _MAX_PLACES = 8
 """Exceptions are told apart by where they were raised; of each the last one is kept."""
 _MAX_LISTED = 4
 _BUDGET = 10_000
-"""Units a minute. An event costs one, less than 1 us; a copied exception `_COPY_COST`."""
-_COPY_COST = 20
+"""Units a minute, of about 0.3 us: one for an event of a library, `_OWN_COST` more for one of the program, and
+`_COPY_COST` for one that is copied."""
+_OWN_COST, _COPY_COST = 5, 20
 _STARTUP_BUDGET = 100_000
 """Before the first minute is over: the imports of torch and its DistributedDataParallel handle 40,000."""
 _MIN_COPIES, _MIN_COPY_NS = 8, 100_000_000
@@ -215,6 +216,7 @@ class HandledExceptions:
         self._left -= entries // 8  # a deep recursion takes longer
         if not is_own or raised is None or not may_fail(error):
             return
+        self._left -= _OWN_COST
         # what is kept refers to class and code, so their ids aren't reused
         place, now = (id(type(error)), id(raised.tb_frame.f_code), raised.tb_lasti), time.time_ns()
         before = self._by_place.get(place)
