@@ -164,12 +164,17 @@ class HandledExceptions:
         self._tool = None
 
     def list(
-        self, current: BaseException | None = None, count_since: Callable[[int], int | None] = lambda _: None
+        self,
+        current: BaseException | None = None,
+        count_since: Callable[[int], int | None] = lambda _: None,
+        *,
+        is_ending: bool = True,
     ) -> tuple[HandledException, ...]:
         """Return the last handled exceptions, the last one last, without `current` and those in its chain.
 
         `current`: the exception that is being recorded, or handled; one that was kept and raised again later isn't
-        handled. `count_since`: how many collectives the process has called since a time.
+        handled. `count_since`: how many collectives the process has called since a time. `is_ending`: the program won't
+        go on, so its frames' variables may be read, which keeps them alive before Python 3.13.
         """
         chain = {id(link): type(link) for link in iter_chain(current)}
         noted = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
@@ -183,7 +188,7 @@ class HandledExceptions:
                 continue
             since = count_since(item.last_ns)
             found.append(HandledException(item.last_ns, build_exception(item.copies), item.times, since))
-        if self._tool is None:
+        if self._tool is None and is_ending:
             found += self._list_held(current, {item.identity: item.copies[0].kind for item in noted})
         return tuple(found[-_MAX_LISTED:])
 
