@@ -41,6 +41,8 @@ FLIGHT_RECORDER_TIMEOUT_SECONDS = 0.25
 """A worker, for torch's flight recorders. Then its document has no collectives."""
 GPU_UUID_TIMEOUT_SECONDS = 0.5
 """A failing worker, for its GPU's UUID. Then its document has none."""
+HANDLED_EXCEPTIONS_TIMEOUT_SECONDS = 0.15
+"""A worker, for the exceptions that its program handled. Then its document or its answer has none."""
 FILE_SYSTEMS_TIMEOUT_SECONDS = 0.25
 """A failing worker, for the space of file systems. Then those that did answer count."""
 CONTAINER_MEMORY_TIMEOUT_SECONDS = 0.25

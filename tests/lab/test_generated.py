@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lab.generated.faults import FAULTS
-from lab.generated.program import AGAIN, plan_of, source_of
+from lab.generated.program import AGAIN, HANDLED, plan_of, source_of
+from lab.generated.shapes import HANDLED_STEPS
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ _SEEDS = {
 None hangs, so that a long timeout can outlast a busy machine.
 """
 _TIMEOUT_S = 60
-_MANY = 400
+_MANY, _FEW = 400, 40
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +52,21 @@ def test_a_training(seed: int, campaign: Path) -> None:
 
 def test_every_seed_is_a_program() -> None:
     """Each seed composes one program, so a failing one can be run again; it compiles, with its fault in it."""
-    for seed in (*range(_MANY), *range(AGAIN, AGAIN + _MANY)):
+    for seed in (*range(_MANY), *range(AGAIN, AGAIN + _MANY), *range(HANDLED, HANDLED + _FEW)):
         plan = plan_of(seed)
         source = source_of(plan)
 
         assert source == source_of(plan_of(seed))
         compile(source, str(seed), "exec")
         assert plan.what is None or plan.what.body.splitlines()[0] in source
+
+
+def test_every_loop_that_handles_is_drawn() -> None:
+    """The seeds of programs that handle an exception meet every loop, and the fault comes once, on one rank."""
+    plans = [plan_of(HANDLED + number) for number in range(_FEW)]
+
+    assert {plan.loop for plan in plans} == set(HANDLED_STEPS)
+    assert all(plan.once and len(plan.guilty) == 1 for plan in plans)
 
 
 def test_every_fault_is_drawn() -> None:

@@ -127,9 +127,10 @@ def far_too_many(handled: HandledExceptions) -> Any:
         return None
 
     def is_on() -> bool:
-        return sys.monitoring.get_events(handled._tool) != 0  # type: ignore[attr-defined]
+        monitoring: Any = vars(sys)["monitoring"]
+        return bool(monitoring.get_events(handled._tool))
 
-    found = {}
+    found: dict[str, int] = {}
     states = [is_on()]
     for _ in range(handled_exceptions._STARTUP_BUDGET + 10):
         with contextlib.suppress(KeyError):

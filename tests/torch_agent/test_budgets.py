@@ -59,12 +59,16 @@ def test_a_limit_has_its_text() -> None:
             time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS,
         ),
         # a worker answers its agent before that gives up on it
-        ((time_limits.LAST_DECKS_TIMEOUT_SECONDS,), time_limits.WORKER_QUERY_TIMEOUT_SECONDS),
+        (
+            (time_limits.LAST_DECKS_TIMEOUT_SECONDS, time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS),
+            time_limits.WORKER_QUERY_TIMEOUT_SECONDS,
+        ),
         # reading an exception and its surroundings leaves time for the upload
         (
             (
                 time_limits.UPLOAD_DEADLINE_SECONDS / 2,
                 time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
+                time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS,
                 time_limits.FILE_SYSTEMS_TIMEOUT_SECONDS,
                 time_limits.GPU_UUID_TIMEOUT_SECONDS,
                 time_limits.MIN_SPOOL_TIMEOUT_SECONDS,

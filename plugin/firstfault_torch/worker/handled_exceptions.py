@@ -44,8 +44,9 @@ _MAX_PLACES = 8
 """Exceptions are told apart by where they were raised; of each the last one is kept."""
 _MAX_LISTED = 4
 _BUDGET = 10_000
-"""Units a minute. An event costs one, less than 1 us; a copied exception `_COPY_COST`."""
-_COPY_COST = 20
+"""Units a minute, of about 0.3 us: one for an event of a library, `_OWN_COST` more for one of the program, and
+`_COPY_COST` for one that is copied."""
+_OWN_COST, _COPY_COST = 5, 20
 _STARTUP_BUDGET = 100_000
 """Before the first minute is over: the imports of torch and its DistributedDataParallel handle 40,000."""
 _MIN_COPIES, _MIN_COPY_NS = 8, 100_000_000
@@ -163,12 +164,17 @@ class HandledExceptions:
         self._tool = None
 
     def list(
-        self, current: BaseException | None = None, count_since: Callable[[int], int | None] = lambda _: None
+        self,
+        current: BaseException | None = None,
+        count_since: Callable[[int], int | None] = lambda _: None,
+        *,
+        is_ending: bool = True,
     ) -> tuple[HandledException, ...]:
         """Return the last handled exceptions, the last one last, without `current` and those in its chain.
 
         `current`: the exception that is being recorded, or handled; one that was kept and raised again later isn't
-        handled. `count_since`: how many collectives the process has called since a time.
+        handled. `count_since`: how many collectives the process has called since a time. `is_ending`: the program won't
+        go on, so its frames' variables may be read, which keeps them alive before Python 3.13.
         """
         chain = {id(link): type(link) for link in iter_chain(current)}
         noted = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
@@ -182,7 +188,7 @@ class HandledExceptions:
                 continue
             since = count_since(item.last_ns)
             found.append(HandledException(item.last_ns, build_exception(item.copies), item.times, since))
-        if self._tool is None:
+        if self._tool is None and is_ending:
             found += self._list_held(current, {item.identity: item.copies[0].kind for item in noted})
         return tuple(found[-_MAX_LISTED:])
 
@@ -215,6 +221,7 @@ class HandledExceptions:
         self._left -= entries // 8  # a deep recursion takes longer
         if not is_own or raised is None or not may_fail(error):
             return
+        self._left -= _OWN_COST
         # what is kept refers to class and code, so their ids aren't reused
         place, now = (id(type(error)), id(raised.tb_frame.f_code), raised.tb_lasti), time.time_ns()
         before = self._by_place.get(place)

@@ -296,19 +296,22 @@ class WorkerMonitor:
             self._engine,
             in_flight=in_flight,
             held=held,
-            list_handled=partial(self._list_handled, error),
+            list_handled=partial(self._list_handled, error, is_ending=not in_flight),
         )
         return receipt.name
 
-    def _list_handled(self, current: BaseException | None, calls: Sequence[int]) -> tuple[HandledException, ...]:
+    def _list_handled(
+        self, current: BaseException | None, calls: Sequence[int], *, is_ending: bool = True
+    ) -> tuple[HandledException, ...]:
         """Return the exceptions that the program handled; `calls` are the times of the recorded collectives."""
 
         def count_since(when_ns: int) -> int | None:
             return sum(called > when_ns for called in calls) if calls else None
 
-        with suppress_internal_errors("listing handled exceptions"):
-            return self._handled.list(current, count_since)
-        return ()
+        # reads source files, on a file system that may not answer
+        read = partial(self._handled.list, current, count_since, is_ending=is_ending)
+        limit = time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS
+        return call_with_timeout(read, limit, "listing handled exceptions", local=True) or ()
 
     def _withdraw(self, name: str) -> None:
         if self.node_context is None:
