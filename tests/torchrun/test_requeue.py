@@ -27,6 +27,7 @@ TORCHRUN = (
 )
 SCRIPT = """#!/bin/bash
 export FIRSTFAULT_FOLDER={folder}/ff MARKS={folder} OMP_NUM_THREADS=1 FIRSTFAULT_EXIT_CODES=default
+export XDG_STATE_HOME={folder}/state
 srun --kill-on-bad-exit=1 bash -c {train}
 code=$?
 echo "srun returned $code" >>{folder}/log
