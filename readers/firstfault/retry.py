@@ -489,7 +489,9 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
         return "a person interrupted it"
     if repeat := _find_repeat(verdict, context):
         return repeat
-    is_certain = verdict.confidence != "low" and not verdict.suspects
+    # the program handled the exception of a rank out of step; what it would do next time isn't proven
+    is_inferred = verdict.rule == "out-of-step"
+    is_certain = verdict.confidence != "low" and not verdict.suspects and not is_inferred
     is_of_program = ABOUT_CATEGORIES.get(verdict.category, {}).get("owner") == "code"
     if verdict.root is None or not is_certain or not is_of_program or _explain_replaced_request(verdict.root):
         return ""

@@ -47,7 +47,7 @@ class SlurmStart(NamedTuple):
     """One start of a step of a job."""
 
     job: str
-    """As `job_key` returns it."""
+    """Slurm's number; each task of an array has one."""
     restart: str = "0"
     step: str = _BATCH
     cluster: str = "cluster"
@@ -68,21 +68,17 @@ class Pointer(NamedTuple):
     """When it was written first, in seconds since the Unix epoch."""
 
 
-def job_key(job_id: str, array_job_id: str = "", array_task_id: str = "") -> str:
-    """Return the name of a job for pointers: "4711", or "4711_3" for one task of an array."""
-    # SLURM_JOB_ID of an array's last task is the id of the whole array.
-    return _FOREIGN.sub("-", f"{array_job_id}_{array_task_id}" if array_job_id and array_task_id else job_id)
-
-
 def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None:
     """Return the start of a job's step that this process belongs to; None: it belongs to no job of Slurm."""
     get = environment.get
-    key = job_key(get("SLURM_JOB_ID", ""), get("SLURM_ARRAY_JOB_ID", ""), get("SLURM_ARRAY_TASK_ID", ""))
-    if not key:
+    # A job that is submitted from inside of another one inherits the outer job's variables. sbatch replaces
+    # SLURM_JOB_ID, but keeps those of an array. Each task of an array has a number of its own, so that one suffices.
+    job = _FOREIGN.sub("-", get("SLURM_JOB_ID", ""))
+    if not job:
         return None
     restart, step = get("SLURM_RESTART_COUNT", ""), get("SLURM_STEP_ID", "")
     return SlurmStart(
-        key,
+        job,
         restart if restart.isdecimal() else "0",
         step if step.isdecimal() else _BATCH,
         _FOREIGN.sub("-", get("SLURM_CLUSTER_NAME", "")) or "cluster",
@@ -142,7 +138,7 @@ def find_pointers(
     Several nodes without a common folder leave several pointers of one step.
 
     Args:
-        job: "4711", or "4711_3" for one task of an array (`job_key`).
+        job: Slurm's number, also of one task of an array: "4711".
         restart: how often Slurm had restarted the job before this start.
         root: the folder of runs as this process knows it; empty or remote: none.
         since: start of the job, in seconds since the epoch. Pointers from before it are of an older job with this id.
@@ -153,7 +149,7 @@ def find_pointers(
     found: dict[str, dict[str, Pointer]] = {}
     for base, names, _ in _places(root, environment):
         place = base.joinpath(*names)
-        for file in place.glob(f"*/{job_key(job)}/{_FOREIGN.sub('-', restart)}.*.json"):
+        for file in place.glob(f"*/{_FOREIGN.sub('-', job)}/{_FOREIGN.sub('-', restart)}.*.json"):
             pointer = _read(file)
             if pointer is not None and pointer.time >= since - _CLOCK_TOLERANCE_SECONDS:
                 found.setdefault(file.parent.parent.name, {}).setdefault(pointer.uri, pointer)

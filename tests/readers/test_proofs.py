@@ -147,3 +147,4 @@ def test_an_uncertain_root_cause_proves_nothing() -> None:
     assert decide(verdict).action is Action.STOP
     assert decide(replace(verdict, confidence="low")).action is Action.UNKNOWN
     assert decide(replace(verdict, suspects=(model.Suspect("it was near", rank=4),))).action is Action.UNKNOWN
+    assert decide(replace(verdict, rule="out-of-step")).action is Action.UNKNOWN

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.slurm_pointer import find_pointers, find_start, job_key, leave_pointer
+from firstfault.slurm_pointer import find_pointers, find_start, leave_pointer
 
 BATCH = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "blue"}
 
@@ -23,12 +23,13 @@ def uris(job: str, environment: dict[str, str], restart: str = "0", root: str = 
 
 
 def test_the_numbers_of_a_step() -> None:
-    """A step's start is known by job, task of an array, restart, step and cluster."""
+    """A step's start is known by job, restart, step and cluster; a job submitted from an array isn't a task of it."""
     step = {"SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}
     task = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
-    assert find_start(BATCH | step | task) == ("4700_3", "1", "2", "blue")
+    assert find_start(BATCH | step | task) == ("4711", "1", "2", "blue")
     assert find_start(BATCH) == ("4711", "0", "batch", "blue")
-    assert (find_start({}), job_key("../4711")) == (None, "-4711")
+    assert find_start({}) is None
+    assert find_start({"SLURM_JOB_ID": "../4711"}) == ("-4711", "0", "batch", "cluster")
 
 
 def test_the_script_finds_all_steps_of_this_start(home: dict[str, str], tmp_path: Path) -> None:

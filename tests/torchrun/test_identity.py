@@ -107,7 +107,7 @@ def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.M
     assert (run("1"), run("2")) == ("team-llama-7b-1/0", "team-llama-7b-2/0")
     assert run("2", SLURM_RESTART_COUNT="1") == "team-llama-7b-2/1"
     task = {"SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "7"}
-    assert run("4", **task, SLURM_RESTART_COUNT="1") == "team-llama-7b-3_7/1"
+    assert run("4", **task, SLURM_RESTART_COUNT="1") == "team-llama-7b-4/1"
     assert run("5", FIRSTFAULT_ATTEMPT="1") == "team-llama-7b/1"
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from firstfault.slurm.client import SEPARATOR, SlurmError, expand_nodes, run_slurm
 from firstfault.slurm.placement import Constraints, find_exclusion_problem
-from firstfault.slurm_pointer import job_key
 
 _CHECK_TIMEOUT_SECONDS = 10.0
 _POLL_SECONDS = 0.5
@@ -198,7 +197,7 @@ def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
     row = dict(zip(_COLUMNS, _find_row(rows, job_id, is_own=is_own), strict=True))
     task = row["ArrayTaskID"]
     return JobInfo(
-        id=job_key(row["JobID"], row["ArrayJobID"], "" if task == _NO_TASK else task),
+        id=row["JobID"] if task in {"", _NO_TASK} else f"{row['ArrayJobID']}_{task}",
         number=row["JobID"],
         state=row["State"],
         reason=row["Reason"],

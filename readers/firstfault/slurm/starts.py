@@ -33,11 +33,7 @@ def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -
     if run:
         return [join(run, str(start))]
     root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or FOLDERS[0]
-    # The number comes first: unlike the variables with the ids of an array, it's never another job's.
-    for key in dict.fromkeys((job.number, job.id)):
-        if pointers := find_pointers(key, str(start), root=root, since=since):
-            return [pointer.uri for pointer in pointers]
-    return []
+    return [pointer.uri for pointer in find_pointers(job.number, str(start), root=root, since=since)]
 
 
 def is_visible(attempt: str) -> bool:
