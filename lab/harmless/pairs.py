@@ -114,7 +114,8 @@ class _Side:
             "--monitor-interval=0.1",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{self.port}",
-            f"--rdzv-conf=is_host={int(node == 0)}",
+            # a job that more nodes may join waits for them, by default for 30 s
+            f"--rdzv-conf=is_host={int(node == 0)},last_call_timeout=1",
             "--rdzv-id=harmless",
             "--local-addr=127.0.0.1",
             str(PROGRAM),
