@@ -214,7 +214,7 @@ def began(run: Path) -> float:
         return 0.0
 
 
-def is_of_another_user(run: Path) -> bool:
+def belongs_to_another_user(run: Path) -> bool:
     """Whether a run in a folder of several users isn't this user's."""
     # A file system that shows one owner for everything shows it for the folder above, too.
     return run.lstat().st_uid not in {os.geteuid(), run.parent.stat().st_uid}

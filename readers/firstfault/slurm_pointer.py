@@ -53,7 +53,7 @@ class SlurmStart(NamedTuple):
     cluster: str = "cluster"
 
 
-class Pointer(NamedTuple):
+class SlurmPointer(NamedTuple):
     """Where a step recorded."""
 
     uri: str
@@ -132,7 +132,7 @@ def find_pointers(
     root: str = "",
     since: float = 0.0,
     environment: Mapping[str, str] = os.environ,
-) -> list[Pointer]:
+) -> list[SlurmPointer]:
     """Return where the steps of one start of a job recorded, in the order of the steps.
 
     Several nodes without a common folder leave several pointers of one step.
@@ -146,7 +146,7 @@ def find_pointers(
             with this job; if several have it, nothing is returned.
     """
     cluster = _FOREIGN.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
-    found: dict[str, dict[str, Pointer]] = {}
+    found: dict[str, dict[str, SlurmPointer]] = {}
     for base, names, _ in _places(root, environment):
         place = base.joinpath(*names)
         for file in place.glob(f"*/{_FOREIGN.sub('-', job)}/{_FOREIGN.sub('-', restart)}.*.json"):
@@ -170,7 +170,7 @@ def _places(root: str, environment: Mapping[str, str]) -> Iterator[tuple[Path, t
         yield Path(root.removeprefix("file://")), (POINTER_FOLDER,), 0o777
 
 
-def _read(file: Path) -> Pointer | None:
+def _read(file: Path) -> SlurmPointer | None:
     """Return a pointer that this user wrote; None if it isn't one."""
     try:
         folder = os.open(file.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -182,7 +182,7 @@ def _read(file: Path) -> Pointer | None:
         with os.fdopen(descriptor, "rb") as opened:
             check_owner(descriptor, owners, file.name)  # another user must not choose which verdict counts
             fields = json.loads(opened.read(_MAX_BYTES))
-        return Pointer(
+        return SlurmPointer(
             uri=str(fields["uri"]),
             step=str(fields["step"]),
             node=str(fields["node"]),

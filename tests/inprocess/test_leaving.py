@@ -15,8 +15,9 @@ from firstfault_torch.inprocess import wrap as call_module
 from firstfault_torch.inprocess.detached import DetachedProcess
 from firstfault_torch.inprocess.exception import RankLost
 from firstfault_torch.inprocess.job import find_root_fault
-from firstfault_torch.inprocess.monitor import RankPhase, SharedProgress, Watcher, find_position
-from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
+from firstfault_torch.inprocess.monitor import Watcher
+from firstfault_torch.inprocess.progress import RankPhase, SharedProgress, find_position
+from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, IterationEnd
 from firstfault_torch.inprocess.wrap import CallWrapper
 
 OPTIONS = inprocess.InProcessRestart(last_call_wait=0.01)
@@ -97,9 +98,9 @@ def test_the_last_rank_dies_before_it_wakes_its_peers() -> None:
     store = dist.HashStore()
     watcher = _watcher(_Failing(store, 0), soft=50.0, hard=100.0)
     iteration = Iteration(store, "p/0", 0, 2)
-    store.set("p/0/0/outcome", Outcome.COMPLETED.value)  # as if it died between the two keys
+    store.set("p/0/0/outcome", IterationEnd.COMPLETED.value)  # as if it died between the two keys
     watcher._report_death()
-    assert iteration.await_outcome(dt.timedelta(seconds=1)) is Outcome.COMPLETED
+    assert iteration.await_outcome(dt.timedelta(seconds=1)) is IterationEnd.COMPLETED
 
 
 def test_a_report_that_failed_is_sent_again() -> None:
@@ -110,7 +111,7 @@ def test_a_report_that_failed_is_sent_again() -> None:
     watcher._look()
     assert iteration.outcome() is None
     watcher._look()
-    assert iteration.outcome() is Outcome.INTERRUPTED
+    assert iteration.outcome() is IterationEnd.INTERRUPTED
     watcher._look()
     assert len(iteration.faults()) == 1
 
@@ -124,7 +125,7 @@ def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     iteration = Iteration(store, "p/0", 0, 2)
     assert iteration.outcome() is None
     watcher._with_store(watcher._report_death, patient=True)
-    assert iteration.outcome() is Outcome.INTERRUPTED
+    assert iteration.outcome() is IterationEnd.INTERRUPTED
     assert [str(fault) for fault in iteration.faults()] == ["rank 0: terminated, its process ended"]
 
 

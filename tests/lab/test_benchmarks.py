@@ -19,7 +19,7 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
     assert len(rows) == 7 * len(reading.DELAYS_MS)
     of_140 = {row.way: row.requests for row in rows}
     assert of_140["floor"] == 2
-    assert of_140["earliest"] == 3
+    assert of_140["earliest"] == 4
     assert of_140["evidence, copies beside"] < 6 < of_140["evidence"]
     assert of_140["everything, obstore"] == 141
     assert of_140["everything, s3fs"] == 281, "s3fs asks HEAD before each GET"

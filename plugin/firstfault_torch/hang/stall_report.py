@@ -109,9 +109,8 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     """
     failures, facts = from_files(files)
     # The last rank that made progress counts: in another group, the ranks of a node may have gone on for a while.
-    seconds = min(
-        (each.stalled_seconds for each in facts.values() if each.stalled_seconds is not None), default=seconds
-    )
+    stalled = (each.stalled_seconds for each in facts.values() if each.stalled_seconds is not None)
+    seconds = min(stalled, default=seconds)
     ends_attempt = ends_attempt and all(each.ends_attempt for each in facts.values())
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)

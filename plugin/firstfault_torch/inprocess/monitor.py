@@ -13,24 +13,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime as dt
-import enum
-import mmap
 import os
 import queue
 import signal
-import sys
-import sysconfig
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.distributed as dist
-from typing_extensions import Self
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import logger, start_daemon, start_in_thread, suppress_internal_errors, try_call
@@ -44,118 +37,20 @@ from firstfault_torch.inprocess.detached import (
 )
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome, Position
+from firstfault_torch.inprocess.progress import RankPhase, SharedProgress, find_position
+from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, IterationEnd
 
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""
-_COLLECTIVES = "torch.distributed"
-_INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")
-_LENGTH = 200
 _INSTRUCTIONS = 1000
 _STAYS = (
     "in-process restart: this rank is still at %s, after %s; "
     "if it has not left the function within %g s (hard_timeout), its monitor process ends it"
 )
-_kept: list[object] = []
-"""Memory into which a call that Python hasn't made yet may still write; a few dozen bytes each."""
-_SEMAPHORE_SIZE = 64
-"""Bytes, at least those of a ``sem_t``: 32 on 64-bit Linux."""
 
-_libc = ctypes.CDLL(None)
-_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
-_add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-_add_pending_call.restype = ctypes.c_int
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _set_exception.restype = ctypes.c_int
-
-
-# --- where a worker is ------------------------------------------------------------------------------------------------
-
-
-class RankPhase(enum.IntEnum):
-    """Where a worker is within a call of the wrapped function."""
-
-    IDLE = 0
-    RUNNING = 1
-    """In the wrapped function, or in a hook before it."""
-    ENDING = 2
-    """The iteration was interrupted, and the worker hasn't arrived at the barrier."""
-    ARRIVED = 3
-    COMPLETED = 4
-    """The function has returned, and the worker waits for the remaining ranks."""
-    LEFT = 5
-    """It takes part in no further iteration."""
-    CLOSED = 6
-    """The call is over."""
-
-
-class SharedProgress(ctypes.Structure):
-    """What a worker writes and its monitor process reads, without a system call.
-
-    Times are seconds of the monotonic clock; 0: none.
-    """
-
-    _fields_: ClassVar = [
-        *((name, ctypes.c_double) for name in ("automatic", "manual", "interrupted")),
-        *((name, ctypes.c_int64) for name in ("phase", "iteration", "rank", "world_size", "unguarded")),
-        *((name, ctypes.c_int64) for name in ("monitor", "monitor_started")),
-    ]
-    automatic: float
-    """When the main thread last executed Python code."""
-    manual: float
-    """When the program last called `ping` in this iteration."""
-    interrupted: float
-    """When this worker learned that the iteration was interrupted."""
-    phase: int
-    """A `RankPhase`."""
-    iteration: int
-    rank: int
-    """In this iteration."""
-    world_size: int
-    """Of this iteration."""
-    unguarded: int
-    """Blocks, one in another, in which no time counts."""
-    monitor: int
-    """The process id of the monitor process; 0 while there is none."""
-    monitor_started: int
-    """Its start time, as `detached.read_start_time` returns it."""
-
-    def __new__(cls) -> Self:
-        """Return a progress in memory that this process shares with those that it forks."""
-        return cls.from_buffer(mmap.mmap(-1, ctypes.sizeof(cls)))
-
-    def begin(self, iteration: int, rank: int, world_size: int) -> None:
-        """Begin an iteration."""
-        self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
-        self.iteration, self.rank, self.world_size, self.unguarded = iteration, rank, world_size, 0
-        # Last: the monitor process reads without a lock. RUNNING with the times of the iteration before would look
-        # like a stall.
-        self.phase = RankPhase.RUNNING
-
-    def guard_again(self) -> None:
-        """Leave a block in which no time counts: after the outermost all times begin anew."""
-        now = time.monotonic()
-        # The times move before the counter drops: in the reverse order the monitor process might see the block's length
-        # as a stall and kill this process.
-        if self.unguarded == 1:
-            self.automatic, self.manual, self.interrupted = now, self.manual and now, self.interrupted and now
-        self.unguarded = max(self.unguarded - 1, 0)
-
-    @property
-    def stalled_seconds(self) -> float:
-        """How long the worker has made no progress, by the clock that is further behind; 0 outside of the function."""
-        if self.phase != RankPhase.RUNNING or self.unguarded:
-            return 0.0
-        times = [stamp for stamp in (self.automatic, self.manual) if stamp]
-        return time.monotonic() - min(times) if times else 0.0
-
-    @property
-    def ending_seconds(self) -> float:
-        """How long this worker has been on its way from an interrupted function to the barrier."""
-        if self.phase not in {RankPhase.RUNNING, RankPhase.ENDING} or not self.interrupted or self.unguarded:
-            return 0.0
-        return time.monotonic() - self.interrupted
 
 
 # --- the monitor process ----------------------------------------------------------------------------------------------
@@ -367,7 +262,7 @@ class Watcher:
             # heartbeats.
             following.interrupt(fault)
             return
-        if iteration.outcome() is Outcome.COMPLETED:
+        if iteration.outcome() is IterationEnd.COMPLETED:
             # If the dead rank was the last to complete, it may not have come as far as waking its peers.
             iteration.wake_peers()
             return
@@ -404,7 +299,7 @@ class Watcher:
         for step in range(1, world):
             other = (rank + step) % world
             # After COMPLETED monitor processes end one by one, and silence is normal.
-            if not self._is_silent(iteration, other, now) or iteration.outcome() is Outcome.COMPLETED:
+            if not self._is_silent(iteration, other, now) or iteration.outcome() is IterationEnd.COMPLETED:
                 return
             # Another monitor process may have reported the rank: arriving twice would open the barrier too early.
             if other in iteration.gone():
@@ -491,7 +386,7 @@ class MonitorThread:
         self._may_raise = False
         self._has_raised = False
         self._left = threading.Event()
-        self.outcome: Outcome | None = None
+        self.outcome: IterationEnd | None = None
         """How the iteration ended; None while it hasn't."""
         self.known = threading.Event()
         """Set when the outcome is known."""
@@ -507,12 +402,12 @@ class MonitorThread:
             # Without the store this rank can't learn who continues: the main thread raises RestartAbort.
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
                 logger.warning("lost the store of the in-process restart: %s", str(error).partition("\n")[0])
-                self.outcome = Outcome.LOST
+                self.outcome = IterationEnd.LOST
             # Before `known`: the main thread reads the time as soon as `known` wakes it.
-            if self.outcome is not Outcome.COMPLETED:
+            if self.outcome is not IterationEnd.COMPLETED:
                 self._progress.interrupted = time.monotonic()
             self.known.set()
-            if self.outcome is not Outcome.COMPLETED:
+            if self.outcome is not IterationEnd.COMPLETED:
                 self._interrupt()
         # Also after an internal error above: the main thread waits for both events.
         self.known.set()
@@ -600,62 +495,3 @@ def _take_back() -> None:
         _set_exception(threading.get_ident(), RankShouldRestart)
         for _ in range(_INSTRUCTIONS):  # Python raises it at one of the next jumps
             pass
-
-
-class ProgressStamper:
-    """A thread that finds out, now and then, whether the main thread executes Python code.
-
-    It asks Python to make a call of C in the main thread, between two instructions of the program: ``sem_post``, which
-    returns 0 as Python wants it. A main thread that is inside one call of C, such as a collective or a sleep, makes
-    none.
-    """
-
-    def __init__(self, progress: SharedProgress, interval: float) -> None:
-        self._progress = progress
-        self._interval = interval
-        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_SIZE)
-        _kept.append(self._semaphore)
-        _libc.sem_init(self._semaphore, 0, 0)
-        self._ended = threading.Event()
-        patience = time_limits.RESOURCE_SHORTAGE_TIMEOUT_SECONDS
-        self._thread = start_daemon(self._run, "firstfault-progress", patience)
-
-    def _run(self) -> None:
-        is_asked = False
-        while not self._ended.wait(self._interval):
-            # The main thread has run bytecode since the request. The stamp is up to one interval late, so a stall is
-            # measured as that much shorter.
-            if is_asked and _libc.sem_trywait(self._semaphore) == 0:
-                self._progress.automatic = time.monotonic()
-                is_asked = False
-            # At most one open request: CPython's queue of pending calls is short. Not 0: the queue is full, so try
-            # again after the interval.
-            if not is_asked:
-                is_asked = _add_pending_call(_libc.sem_post, self._semaphore) == 0
-
-    def end(self) -> None:
-        """End the thread."""
-        self._ended.set()
-        self._thread.join()
-
-
-def find_position(thread: int, begun: int | None = None) -> Position | None:
-    """Return a thread's position, with the number of collectives that it has begun; None if the thread has ended."""
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
-    if frame is None:
-        return None
-    waits, called, innermost = False, "", frame
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        waits = waits or module == _COLLECTIVES or module.startswith(_COLLECTIVES + ".")
-        if not any(part in frame.f_code.co_filename for part in _INSTALLED):
-            return Position(_line(frame, called), waits, begun)
-        called = f"{module}.{frame.f_code.co_name}"
-        frame = frame.f_back
-    return Position(_line(innermost, ""), waits, begun)
-
-
-def _line(frame: Any, called: str) -> str:
-    code = frame.f_code
-    text = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-    return (f"{text}, which calls {called}" if called else text)[:_LENGTH]

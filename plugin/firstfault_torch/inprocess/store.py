@@ -77,7 +77,7 @@ class TCPStore(dist.TCPStore):  # type: ignore[name-defined]
         )
 
 
-class Outcome(enum.Enum):
+class IterationEnd(enum.Enum):
     """How an iteration ended; the first one that is set counts."""
 
     COMPLETED = "completed"
@@ -181,21 +181,21 @@ class Iteration:
         # The server appends: two ranks that fail at the same time both stay on record, in the order of arrival.
         self._store.append(_FAULTS, json.dumps({**asdict(fault), "kind": fault.kind.value}) + "\n")
 
-    def interrupt(self, fault: Fault) -> Outcome:
+    def interrupt(self, fault: Fault) -> IterationEnd:
         """Record a fault and end the iteration; return how it has ended."""
         self.report(fault)
-        return self._end(Outcome.INTERRUPTED)
+        return self._end(IterationEnd.INTERRUPTED)
 
     def complete(self) -> None:
         """Count this rank as completed; the last one completes the iteration."""
         # If the last rank dies after add(), its monitor process interrupts the iteration instead.
         if self._store.add(_COMPLETED, 1) >= self.world_size:
-            self._end(Outcome.COMPLETED)
+            self._end(IterationEnd.COMPLETED)
 
-    def _end(self, outcome: Outcome) -> Outcome:
+    def _end(self, outcome: IterationEnd) -> IterationEnd:
         # The last rank may complete while a monitor process reports a fault: the first outcome stays, and compare_set
         # returns it to both. torch sets a missing key if the expected value is empty.
-        ended = Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
+        ended = IterationEnd(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
         # Every caller wakes them: if the first one died before this line, the next report does.
         self.wake_peers()
         return ended
@@ -205,18 +205,18 @@ class Iteration:
         # They wait for another key: without libuv, torch's store doesn't wake them after a compare-and-set.
         self._store.set(_ENDED, "1")
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> IterationEnd | None:
         """Return how the iteration has ended; None while it hasn't."""
-        return Outcome(self._store.get(_OUTCOME).decode()) if self._store.check([_OUTCOME]) else None
+        return IterationEnd(self._store.get(_OUTCOME).decode()) if self._store.check([_OUTCOME]) else None
 
-    def await_outcome(self, timeout: dt.timedelta) -> Outcome:
+    def await_outcome(self, timeout: dt.timedelta) -> IterationEnd:
         """Wait in C++ until the iteration has ended.
 
         Raises:
             torch.distributed.DistStoreError: after `timeout`.
         """
         self._store.wait([_ENDED], timeout)
-        return Outcome(self._store.get(_OUTCOME).decode())
+        return IterationEnd(self._store.get(_OUTCOME).decode())
 
     def faults(self) -> list[Fault]:
         """Return the faults so far, in the order in which they were reported."""

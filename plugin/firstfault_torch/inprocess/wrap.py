@@ -37,17 +37,19 @@ from firstfault_torch.inprocess.exception import (
     one_line,
 )
 from firstfault_torch.inprocess.hooks import Compose, destroy_process_groups
-from firstfault_torch.inprocess.monitor import (
-    MonitorThread,
-    ProgressStamper,
-    RankPhase,
-    SharedProgress,
-    Watcher,
-    find_position,
-)
+from firstfault_torch.inprocess.monitor import MonitorThread, Watcher
 from firstfault_torch.inprocess.options import InProcessOptions
+from firstfault_torch.inprocess.progress import ProgressStamper, RankPhase, SharedProgress, find_position
 from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
-from firstfault_torch.inprocess.store import GONE, Fault, FaultKind, Iteration, Outcome, recovered_key, round_prefix
+from firstfault_torch.inprocess.store import (
+    GONE,
+    Fault,
+    FaultKind,
+    Iteration,
+    IterationEnd,
+    recovered_key,
+    round_prefix,
+)
 from firstfault_torch.inprocess.store_host import Connections, StoreHost
 from firstfault_torch.time_limits import SIGNAL_HANDLER_INTERVAL_SECONDS, THREAD_JOIN_TIMEOUT_SECONDS
 
@@ -266,7 +268,7 @@ class CallWrapper:
                     iteration.complete()
                 error = self._await_completion(monitor, iteration)
                 # A peer may have failed while this rank waited: `value` is then dropped, and this rank restarts, too.
-                if error is None and monitor.outcome is Outcome.COMPLETED:
+                if error is None and monitor.outcome is IterationEnd.COMPLETED:
                     return value, None
             watchdog.release_since(deadlines)  # the next iteration begins its own
             return None, self._recover(monitor, iteration, error)
@@ -341,7 +343,7 @@ class CallWrapper:
             if time.monotonic() > deadline:
                 late = RestartError(f"not all ranks completed within {limit:g} s (completion_timeout)")
                 # The last rank may complete at the same moment: the store keeps the outcome that was set first.
-                if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
+                if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is IterationEnd.INTERRUPTED:
                     return late
                 deadline = float("inf")  # they have, just now
         return None
@@ -380,7 +382,7 @@ class CallWrapper:
                     self._observer.raised(own)
         # The monitor thread may still be aborting the process groups that are destroyed below.
         monitor.aborted.wait(options.seconds("hard_timeout"))
-        if monitor.outcome is Outcome.LOST:
+        if monitor.outcome is IterationEnd.LOST:
             raise RestartAbort(f"{_LOST}: the process that hosted it is gone") from own
         if own is not None and leaves:
             raise own

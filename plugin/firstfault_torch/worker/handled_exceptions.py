@@ -52,7 +52,7 @@ _STARTUP_BUDGET = 100_000
 _MIN_COPIES, _MIN_COPY_NS = 8, 100_000_000
 """After so many exceptions of one place, one is copied in such a time; the rest are counted."""
 _REFILL_NS = 60_000_000_000
-_USUAL = 50
+MAX_REPEATED_HANDLINGS = 50
 """An exception that was handled so often before the last collectives is part of the program's business."""
 _OWN_FOLDERS = tuple(f"{Path(file).parents[1]}{os.sep}" for file in (__file__, source_files.__file__))
 """Also of an installation in which they aren't among the packages."""
@@ -184,7 +184,7 @@ class HandledExceptions:
         for item in noted:
             if chain.get(item.identity) is item.copies[0].kind:
                 continue
-            if item.times > _USUAL and count_since(item.first_ns) != count_since(item.last_ns):
+            if item.times > MAX_REPEATED_HANDLINGS and count_since(item.first_ns) != count_since(item.last_ns):
                 continue
             since = count_since(item.last_ns)
             found.append(HandledException(item.last_ns, build_exception(item.copies), item.times, since))

@@ -52,9 +52,9 @@ def prune(folder: Path, keep: int) -> int:
 
 def _explain_kept_run(run: Path) -> str:
     """Return why a run isn't removed; empty if it is."""
-    from firstfault.run_folder import is_of_another_user, may_go_on  # noqa: PLC0415 - as above
+    from firstfault.run_folder import belongs_to_another_user, may_go_on  # noqa: PLC0415 - as above
 
-    if is_of_another_user(run):
+    if belongs_to_another_user(run):
         return "it belongs to another user"
     # FOLDER may be any folder, so only what firstfault made is ever deleted
     foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())

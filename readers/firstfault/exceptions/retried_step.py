@@ -39,7 +39,7 @@ def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     if failure.subject is Subject.AGENT or TRACEBACK_TITLE not in failure.printed:
         return None
     raised, text = failure.exception, failure.printed[-STDERR_CHARS_READ:]
-    if raised is not None and (first_try := _find_first_of_printed_tries(raised, text)) is not None:
+    if raised is not None and (first_try := _find_first_printed_try(raised, text)) is not None:
         return first_try
     is_exit = raised is not None and get_short_name(find_causes(raised).first) == "SystemExit"
     last_try = None if is_exit else raised
@@ -70,7 +70,7 @@ def find_printed_tries(text: str) -> list[ExceptionInfo]:
     return [chain.exception for chain in chains if chain is not None]
 
 
-def _find_first_of_printed_tries(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
+def _find_first_printed_try(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
     """Return the first try's exception, if the last printed exceptions are all tries of the function that raised."""
     raising = raised.frames[-1] if raised.frames and not raised.causes else None
     if raising is None or not raising.code.startswith("raise") or TRACEBACK_TITLE not in text:

@@ -65,14 +65,14 @@ def enter(name: str, folder: int, *, mode: int = 0o777) -> int:
         # The owner of the trusted folder is passed on: below it, each folder's owner was allowed by the one above.
         owners = {os.geteuid(), os.fstat(folder).st_uid}
         if os.fstat(below).st_uid not in owners:
-            check_owner(below, {_owner_of_new_folder(folder)}, name)
+            check_owner(below, {_find_owner_when_new(folder)}, name)
     except OSError:
         os.close(below)
         raise
     return below
 
 
-def _owner_of_new_folder(folder: int) -> int:
+def _find_owner_when_new(folder: int) -> int:
     """Return whom a file system names as the owner of what this process makes: an NFS may map root to nobody."""
     probe = f".firstfault-{os.getpid()}-{os.urandom(4).hex()}"
     os.mkdir(probe, 0o700, dir_fd=folder)
