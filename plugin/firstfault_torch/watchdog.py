@@ -16,7 +16,6 @@ agent can't be reached, there is one warning and no deadline.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from typing_extensions import Self
 from firstfault.errors import UsageError
 from firstfault.utils.text import parse_json
 from firstfault_torch.descriptors import KeptDescriptor
-from firstfault_torch.guard import logger
+from firstfault_torch.guard import is_shortage, logger
 from firstfault_torch.time_limits import DEADLINE_SEND_TIMEOUT_SECONDS
 
 __all__ = ["expires", "pause", "ping"]
@@ -52,7 +51,6 @@ TORCH_ENABLED_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 MAX_SCOPE = 200
 """Characters of a name. A line fits into one write to a FIFO, which is never mixed with another process's."""
 _HEART = "heartbeat"
-_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _SPARED = 0.1
 """Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
 
@@ -303,7 +301,7 @@ class _Client:
         except OSError as error:
             # Only without a reader, or without the FIFO, is the agent gone. For want of a descriptor or of memory, the
             # next call tries again: a block's end that is never sent would cost a healthy process its life.
-            if error.errno in _SHORTAGES:
+            if is_shortage(error):
                 return
             self._is_lost = True
             self._unsent.clear()

@@ -181,8 +181,9 @@ class DetachedProcess:
                 pass
             else:
                 return
-        if not self._is_gone():
-            with contextlib.suppress(OSError):
+        # Without a free descriptor neither can be opened: what isn't proven to be that process gets no signal.
+        with contextlib.suppress(OSError):
+            if read_start_time(self.number) == self.started:
                 os.kill(self.number, number)
 
     def _is_gone(self) -> bool:

@@ -126,6 +126,8 @@ class FolderKeeper:
         path = self._folder.path
         if not os.path.lexists(path):
             path.mkdir(_PRIVATE)
+            if self._lock is not None:
+                self._lock.release()
             self._lock = lock_folder(path)
         # Its name is known to all users of the machine: another one may have made something in its place.
         if not self._folder.exists:
