@@ -6,7 +6,7 @@ import json
 import random
 from dataclasses import asdict, dataclass
 
-SAVE_SECONDS = 4.0
+SAVE_SECONDS = 3.0
 """How long a rank saves its checkpoint after SIGTERM: longer than the grace period of a failure's siblings."""
 HABITS = (
     "atexit",
@@ -151,7 +151,7 @@ def _draw_signal(seed: int, draw: random.Random) -> Plan:
     """SIGTERM to all nodes, not at the same moment; each rank saves a checkpoint."""
     nodes = draw.choice((1, 2, 2))
     to_all = draw.random() < 1 / 3
-    moments = sorted(round(draw.uniform(0.0, 3.0), 1) for _ in range(nodes))
+    moments = sorted(round(draw.uniform(0.0, 2.5), 1) for _ in range(nodes))
     return Plan(
         seed,
         "signal",

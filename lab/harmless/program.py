@@ -29,7 +29,7 @@ STEP_SECONDS = 0.04
 LONGEST_SECONDS = 90.0
 """How long a rank trains that waits for a signal."""
 DAEMON_SECONDS = 2.0
-NATIVE_WAIT_MS = 4000
+NATIVE_WAIT_MS = 3000
 DATA = b"weights " * 64
 _AGAIN = "HARMLESS_AGAIN"
 _checks: list[Callable[[], None]] = []

@@ -20,7 +20,7 @@ PLANS = (
         "signal",
         nodes=2,
         workers=1,
-        signals=(SentSignal(0, 0.0), SentSignal(1, 2.5)),
+        signals=(SentSignal(0, 0.0), SentSignal(1, 2.0)),
         handler="exit",
     ),
     Plan(7, "elastic", nodes=2, workers=1, max_restarts=1, joins=True),
