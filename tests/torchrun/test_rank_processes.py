@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as 
 import firstfault_start
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, Phase
+from firstfault.slurm_pointer import find_pointers
 from firstfault_start import identify, is_ancestor
 from tests.prefix import Prefix
 from tests.processes import running_of
@@ -140,6 +141,15 @@ def test_the_only_rank_ends_its_helper(library: dict[str, str], tmp_path: Path) 
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S)
     assert list(tmp_path.rglob("*.pb")) == []
+
+
+def test_a_rank_that_fails_leaves_a_pointer(tmp_path: Path) -> None:
+    """Slurm's script finds the attempt also if the only document is of a later rank, which hasn't imported torch."""
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "XDG_STATE_HOME": str(tmp_path / "home")}
+    environment = _environment(RANK="1", WORLD_SIZE="2", FIRSTFAULT_FOLDER=str(tmp_path), **slurm)
+    subprocess.run([sys.executable, "-c", START + FAILS], env=environment, stderr=subprocess.DEVNULL, check=False)
+    (pointer,) = find_pointers("4711", environment={"XDG_STATE_HOME": slurm["XDG_STATE_HOME"]})
+    assert (pointer.uri, pointer.step) == (f"{tmp_path}/4711.2/0", "2")
 
 
 SUBMITS = """

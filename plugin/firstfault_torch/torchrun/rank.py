@@ -23,7 +23,13 @@ from firstfault_start import BEGAN, LOADED, OWN_RANK, STARTED_BY_RANK, WORKER_VA
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
-from firstfault_torch.guard import ignore_worker_signals, logger, start_in_thread, suppress_internal_errors
+from firstfault_torch.guard import (
+    call_with_timeout,
+    ignore_worker_signals,
+    logger,
+    start_in_thread,
+    suppress_internal_errors,
+)
 from firstfault_torch.node.document_writer import as_entry, put_on_node
 from firstfault_torch.node.stacks import write_at_sigterm
 from firstfault_torch.node_context import NodeContext
@@ -57,6 +63,9 @@ def fails(error: BaseException) -> None:
             # The exception's document is durable, so the one about a SIGKILL is withdrawn.
             setup = read_node_setup(monitor.node_context.identity)
             _leave(monitor.node_context, replace(_build_presence(Phase.FAILED, monitor.place), setup=setup))
+            # By any rank that fails: the first one may have ended before it could, or never have imported torch.
+            leave = partial(leave_pointer, monitor.node_context.output_prefix, given_folder())
+            call_with_timeout(leave, ANNOUNCE_TIMEOUT_SECONDS, "leaving a pointer for Slurm's script")
 
 
 def exits() -> None:
