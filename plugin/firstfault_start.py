@@ -28,10 +28,13 @@ ON = ("1", "true", "yes", "on")
 """Its values that count as 1, in any case of the letters."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """The agent's process id, set by the agent for a worker that is a program: the process that it starts. Or `RANK`, the
-rank's process as `identify` names it, `OWN_RANK`'s numbers, and perhaps `LOADED` or `_TRAINS`."""
+rank's process as `identify` names it, `OWN_RANK`'s numbers, `BEGAN`'s time, and perhaps `_BELOW`, and
+`LOADED` or `_TRAINS`."""
 RANK = "rank"
 LOADED, _TRAINS = "loaded", "trains"
 """What the rank's process had done when it started another one: imported torch; made a process group."""
+_BELOW = "below"
+"""The rank's process was itself started by another one of this rank; see `STARTED_BY_RANK`."""
 AGENT_VARIABLE = "FIRSTFAULT_AGENT"
 """The agent's process as `identify` names it, set by the agent for its workers."""
 _LAUNCHERS = (
@@ -46,12 +49,15 @@ OWN_RANK: list[tuple[int | None, int, int]] = []
 """What `rank_of` returned when this process began as a rank; the program may set other variables."""
 BEGAN: list[int] = []
 """When that was, nanoseconds since the Unix epoch."""
+STARTED_BY_RANK: list[int] = []
+"""The id of this process, if another one of its rank started it before that one had imported torch."""
 IN_PROGRAM: list[int] = []
 """The id of the worker, if this process is one that is a program. A forked child inherits it, so compare it."""
 _PR_SET_PDEATHSIG = 1
+_MS = 1_000_000
 _HELPERS = ("from multiprocessing.", "firstfault.recorder")
 """Beginnings of arguments of Python in processes that a library starts: they're part of the rank in any case."""
-_EXEC = "os.exec"
+_EXEC, _KILL = "os.exec", "os.kill"
 _STARTS = frozenset(("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"))
 """Audit events before another process is started."""
 _GROUPS = "torch.distributed.distributed_c10d"
@@ -79,16 +85,20 @@ def _begin_rank(*, is_asked: bool) -> None:
     A rank may be several processes, and the one that trains is recorded. A program may exec another one: that's the
     same process, and remains the rank. Or it is a wrapper, and starts the one that trains: a later start of this rank.
     But the processes that a training starts, such as a compiler's, are part of it.
+
+    A process can't know whether the one above it will train. So one that was started before the one above has imported
+    torch counts as begun when the kernel made it: that's before the import, so the one above counts if it follows.
     """
     if OWN_RANK or is_in_worker():
         return
     mine = rank_of(os.environ)
     words = os.environ.get(WORKER_VARIABLE, "").split()[1:]
-    setter, inherited, marks = " ".join(words[:2]), words[2:5], words[5:]
+    setter, inherited, began, marks = " ".join(words[:2]), words[2:5], words[5:6], words[6:]
     at = int(mine[0] is None)  # without a rank, the local rank
     is_same_rank = inherited[at : at + 1] == [str(mine[at])]
-    is_late = False
+    is_late, is_below = False, _BELOW in marks  # of this process, before it became another program by exec
     if setter != identify(os.getpid()):
+        is_below = False
         if is_ancestor(setter):
             # Another rank: Lightning starts the other ranks of a node from the first one.
             is_helper = any(word.startswith(_HELPERS) for word in sys.orig_argv)
@@ -97,10 +107,16 @@ def _begin_rank(*, is_asked: bool) -> None:
             # If the process above has imported torch, it may train, or only have counted the GPUs. So this one counts
             # only with a process group, and if it fails.
             is_late = is_same_rank and LOADED in marks
+            is_below = is_same_rank and not is_late
         elif not is_asked:  # a job that a rank has submitted, or a daemon: the variable isn't about it
             return
     OWN_RANK.append(mine)
     BEGAN.append(time.time_ns())
+    if is_below:
+        STARTED_BY_RANK.append(os.getpid())
+        # The kernel's time is a multiple of 10 ms, rounded down, and may lie before the beginning of the one above.
+        before_ns = int(began[0]) if began and began[0].isdecimal() else 0
+        BEGAN[-1] = min(max(_find_start_ns(), before_ns + _MS), BEGAN[-1])
     if is_late:
         _watch_exception(RANK, _has_group)
         return
@@ -111,8 +127,14 @@ def _begin_rank(*, is_asked: bool) -> None:
 
 def mark_rank(*marks: str) -> None:
     """Tell processes that this one starts, or becomes by exec, that it is a rank, and what it has done."""
-    numbers = OWN_RANK[-1] if OWN_RANK else ()
-    os.environ[WORKER_VARIABLE] = " ".join((RANK, identify(os.getpid()), *map(str, numbers), *marks))
+    numbers = (*OWN_RANK[-1], BEGAN[-1]) if OWN_RANK and BEGAN else ()
+    below = (_BELOW,) if os.getpid() in STARTED_BY_RANK else ()
+    os.environ[WORKER_VARIABLE] = " ".join((RANK, identify(os.getpid()), *map(str, (*numbers, *below, *marks))))
+
+
+def has_trained() -> bool:
+    """Whether this rank's process has a process group, or had one when it started or signalled another process."""
+    return _has_group() or os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS)
 
 
 def is_in_worker() -> bool:
@@ -140,6 +162,12 @@ def is_ancestor(identity: str) -> bool:
             return True
         process = int(fields[1])
     return False
+
+
+def _find_start_ns() -> int:
+    """Return when the kernel made this process, in nanoseconds since the Unix epoch."""
+    since_boot_ns = int(_read_stat(os.getpid())[19]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + since_boot_ns
 
 
 def _read_stat(process: int) -> list[str]:
@@ -215,7 +243,8 @@ def _watch_starts() -> None:
     leaving: list[int] = []  # the thread that has called exec
 
     def audit(event: str, _args: tuple[Any, ...]) -> None:
-        if (event not in _STARTS and event != _EXEC and not leaving) or os.getpid() != worker:
+        is_about_process = event in _STARTS or event == _KILL
+        if not (is_about_process or event == _EXEC or leaving) or os.getpid() != worker:
             return
         if event == _EXEC:
             # What follows raises events, too. They don't mean that exec has failed.
@@ -229,8 +258,8 @@ def _watch_starts() -> None:
             if _GROUPS in sys.modules:
                 mark_rank(LOADED)
                 _call(RANK, "returns")
-        elif event in _STARTS and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS) and _has_group():
-            mark_rank(_TRAINS)
+        elif is_about_process and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS) and _has_group():
+            mark_rank(_TRAINS)  # also before it ends a helper: at the rank's own end, the group may be gone
 
     sys.addaudithook(audit)
 

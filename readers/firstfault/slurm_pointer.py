@@ -11,7 +11,8 @@ in two places:
   write to it. The reader knows it if FIRSTFAULT_FOLDER is exported, or by its default.
 
 One file is one attempt of one step: ``<place>/<cluster>/<job>/<restart>.<step>.<hash of the URI>.json``. The name
-follows from the content, so any number of nodes can write it in any order.
+follows from the content, so any number of nodes can write it in any order. The content has all parts of the name: if
+others can write to the folder of the runs, they may rename a file, or the folder that it's in.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from firstfault.store import is_remote
-from firstfault.utils.safe_paths import check_owner, open_below, open_file, write_file
+from firstfault.utils.safe_paths import check_owner, enter, open_below, open_file, write_file
 
-POINTER_FOLDER = ".slurm"
-"""The folder of pointers in a local folder of runs."""
-_HOME_FOLDER = ("firstfault", "slurm")
+_FOLDER = ".slurm-"
+"""The beginning of the name of a user's folder of pointers in a local folder of runs; the user's id follows."""
+_ONLY_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _BATCH = "batch"
 """The step of a program that the job's script starts without srun."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
@@ -101,27 +103,30 @@ def leave_pointer(uri: str, root: str = "", environment: Mapping[str, str] = os.
     name = f"{start.restart}.{start.step}.{hashlib.sha256(uri.encode()).hexdigest()[:12]}.json"
     fields = {
         "uri": uri,
-        "step": start.step,
+        **start._asdict(),
         "node": environment.get("SLURMD_NODENAME", ""),
         "host": socket.gethostname(),
         "time": time.time(),
     }
     data = json.dumps(fields).encode()
     left = False
-    for base, names, mode in _places(root, environment):
+    for place in _list_places(root, environment):
         with contextlib.suppress(OSError):
-            base.mkdir(parents=True, exist_ok=True, mode=mode)
-            jobs = base.joinpath(*names, start.cluster)
-            is_new = not (jobs / start.job).exists()
-            folder = open_below(base, (*names, start.cluster, start.job), mode=mode)
+            place.base.mkdir(parents=True, exist_ok=True, mode=place.base_mode)
+            jobs = open_below(place.base, (*place.names, start.cluster), mode=0o700)
             try:
-                if not os.access(name, os.F_OK, dir_fd=folder):
-                    write_file(name, data, folder, mode=0o600)
+                is_new = not os.access(start.job, os.F_OK, dir_fd=jobs)
+                folder = enter(start.job, jobs, mode=0o700)
+                try:
+                    if not os.access(name, os.F_OK, dir_fd=folder):
+                        write_file(name, data, folder, mode=0o600)
+                finally:
+                    os.close(folder)
+                left = True
+                if is_new:
+                    _remove_old(jobs)
             finally:
-                os.close(folder)
-            left = True
-            if is_new:
-                _remove_old(jobs)
+                os.close(jobs)
     return left
 
 
@@ -146,13 +151,14 @@ def find_pointers(
             with this job; if several have it, nothing is returned.
     """
     cluster = _FOREIGN.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
+    job, restart = _FOREIGN.sub("-", job), _FOREIGN.sub("-", restart)
     found: dict[str, dict[str, SlurmPointer]] = {}
-    for base, names, _ in _places(root, environment):
-        place = base.joinpath(*names)
-        for file in place.glob(f"*/{_FOREIGN.sub('-', job)}/{_FOREIGN.sub('-', restart)}.*.json"):
-            pointer = _read(file)
+    for place in _list_places(root, environment):
+        for file in place.base.glob(f"{place.pattern}/*/{job}/{restart}.*.json"):
+            start = SlurmStart(job, restart, file.name.split(".")[1], file.parent.parent.name)
+            pointer = _read(place.base, file, start)
             if pointer is not None and pointer.time >= since - _CLOCK_TOLERANCE_SECONDS:
-                found.setdefault(file.parent.parent.name, {}).setdefault(pointer.uri, pointer)
+                found.setdefault(start.cluster, {}).setdefault(pointer.uri, pointer)
     if cluster:
         pointers = {**found.get(cluster, {}), **found.get("cluster", {})}
     else:
@@ -160,28 +166,48 @@ def find_pointers(
     return sorted(pointers.values(), key=lambda one: (int(one.step) if one.step.isdecimal() else -1, one.time))
 
 
-def _places(root: str, environment: Mapping[str, str]) -> Iterator[tuple[Path, tuple[str, ...], int]]:
-    """Yield each place for pointers: a trusted folder, the names below it, and the mode of new folders."""
+class _Place(NamedTuple):
+    """A place for pointers."""
+
+    base: Path
+    """A folder that the user or their administrator chose."""
+    base_mode: int
+    """Of `base`, if it is missing."""
+    names: tuple[str, ...]
+    """Of the folder below `base` that this user writes."""
+    pattern: str
+    """Of the folders below `base` that may be this user's."""
+
+
+def _list_places(root: str, environment: Mapping[str, str]) -> Iterator[_Place]:
     home = environment.get("HOME", "")
     state = environment.get("XDG_STATE_HOME", "") or (f"{home}/.local/state" if home else "")
     if Path(state).is_absolute():
-        yield Path(state), _HOME_FOLDER, 0o700
+        yield _Place(Path(state), 0o700, ("firstfault", "slurm"), "firstfault/slurm")
     if root and not is_remote(root):
-        yield Path(root.removeprefix("file://")), (POINTER_FOLDER,), 0o777
+        # A folder for each user: one for all would belong to whoever came first. The same user may have another id in a
+        # container, so the reader looks at who owns the files.
+        yield _Place(Path(root.removeprefix("file://")), 0o777, (f"{_FOLDER}{os.geteuid()}",), f"{_FOLDER}*")
 
 
-def _read(file: Path) -> SlurmPointer | None:
-    """Return a pointer that this user wrote; None if it isn't one."""
+def _read(base: Path, file: Path, start: SlurmStart) -> SlurmPointer | None:
+    """Return a pointer below a folder that this user wrote for a start; None if it isn't one."""
     try:
-        folder = os.open(file.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        owners = {os.geteuid(), base.stat().st_uid}
+        folder = os.open(base, _ONLY_ENTER)
         try:
+            for name in file.parent.relative_to(base).parts:
+                below = os.open(name, _ONLY_ENTER | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = below
             descriptor = open_file(file.name, os.O_RDONLY, folder)
-            owners = {os.geteuid(), file.parents[3].stat().st_uid}
         finally:
             os.close(folder)
         with os.fdopen(descriptor, "rb") as opened:
             check_owner(descriptor, owners, file.name)  # another user must not choose which verdict counts
             fields = json.loads(opened.read(_MAX_BYTES))
+        if any(fields[name] != value for name, value in start._asdict().items()):
+            return None  # its name is that of another start: somebody has moved it, or its folder
         return SlurmPointer(
             uri=str(fields["uri"]),
             step=str(fields["step"]),
@@ -193,10 +219,11 @@ def _read(file: Path) -> SlurmPointer | None:
         return None
 
 
-def _remove_old(cluster: Path) -> None:
-    """Remove pointers of jobs that ended long ago."""
+def _remove_old(cluster: int) -> None:
+    """Remove this user's pointers of jobs that ended long ago from the folder of a descriptor."""
     oldest = time.time() - _MAX_AGE_SECONDS
-    with contextlib.suppress(OSError), os.scandir(cluster) as jobs:
-        for job in jobs:
-            if job.is_dir(follow_symlinks=False) and job.stat(follow_symlinks=False).st_mtime < oldest:
-                shutil.rmtree(job.path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for job in Path(f"/proc/self/fd/{cluster}").iterdir():
+            found = job.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mtime < oldest:
+                shutil.rmtree(job, ignore_errors=True)

@@ -1,6 +1,8 @@
 """Pointers from the numbers of a Slurm job to where its steps recorded."""
 
 import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -78,18 +80,53 @@ def test_old_pointers_go(home: dict[str, str], tmp_path: Path) -> None:
     assert (uris("4711", home), uris("4712", home)) == ([], ["/b/4712/0"])
 
 
-def test_a_planted_link_is_neither_written_nor_read(home: dict[str, str], tmp_path: Path) -> None:
+def test_a_planted_link_is_neither_written_nor_read(tmp_path: Path) -> None:
     """In a folder that others can write to, no link leads a pointer elsewhere."""
     root = tmp_path / "runs"
     root.mkdir()
-    (root / ".slurm").symlink_to(tmp_path / "elsewhere")
+    own = root / f".slurm-{os.geteuid()}"
+    own.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
-    without = {name: value for name, value in home.items() if name != "HOME"}
-    assert not leave_pointer("/b/4711/0", str(root), without)
+    assert not leave_pointer("/b/4711/0", str(root), BATCH)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    (root / ".slurm").unlink()
-    assert leave_pointer("/b/4711/0", str(root), without)
-    (pointer,) = (root / ".slurm").rglob("*.json")
+    own.unlink()
+    assert leave_pointer("/b/4711/0", str(root), BATCH)
+    (pointer,) = own.rglob("*.json")
     pointer.rename(tmp_path / "planted")
     pointer.symlink_to(tmp_path / "planted")
-    assert uris("4711", without, root=str(root)) == []
+    assert uris("4711", BATCH, root=str(root)) == []
+
+
+@pytest.mark.parametrize("linked", [".slurm-7", ".slurm-7/blue", ".slurm-7/blue/4711"])
+def test_a_pointer_of_another_job_is_never_read(linked: str, tmp_path: Path) -> None:
+    """No link to this user's own pointers, and no other name of them, makes one job's verdict another's."""
+    root = tmp_path / "runs"
+    assert leave_pointer("/b/4000/0", str(root), BATCH | {"SLURM_JOB_ID": "4000"})
+    (pointer,) = root.rglob("*.json")
+    (pointer.parents[1] / "4711").symlink_to(pointer.parent)
+    target = pointer.parents[3 - len(Path(linked).parts)]
+    (root / linked).parent.mkdir(parents=True, exist_ok=True)
+    (root / linked).symlink_to(target)
+    assert uris("4711", BATCH, root=str(root)) == []
+    (root / linked).unlink()
+    (root / ".slurm-7" / "blue" / "4711").mkdir(parents=True, exist_ok=True)
+    pointer.rename(root / ".slurm-7" / "blue" / "4711" / pointer.name)
+    assert uris("4711", BATCH, root=str(root)) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
+def test_two_users_of_a_folder(tmp_path: Path) -> None:
+    """The second user of a shared folder finds their own pointer there, and never reads the first one's."""
+    with tempfile.TemporaryDirectory() as root:
+        Path(root).chmod(0o1777)
+        try:
+            for user, uri in ((4001, "/b/first"), (4002, "/b/second")):
+                os.seteuid(user)
+                assert leave_pointer(uri, root, BATCH)
+                assert uris("4711", BATCH, root=root) == [uri]
+                os.seteuid(0)
+        finally:
+            os.seteuid(0)
+        # With another id, as in a container, the name of the folder is another one.
+        shutil.copytree(f"{root}/.slurm-4001", tmp_path / ".slurm-4003")
+        assert uris("4711", BATCH, root=str(tmp_path)) == ["/b/first"]

@@ -111,6 +111,15 @@ def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.M
     assert run("5", FIRSTFAULT_ATTEMPT="1") == "team-llama-7b/1"
 
 
+def test_a_job_that_an_array_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of an array and the jobs that it submits, which inherit its variables, are separate runs."""
+    task = {"SLURM_ARRAY_JOB_ID": "700", "SLURM_ARRAY_TASK_ID": "3"}
+    jobs = [_folder(monkeypatch, tmp_path, **task, SLURM_JOB_ID=job) for job in ("703", "4711", "4712")]
+    requeued = _folder(monkeypatch, tmp_path, **task, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="1")
+    assert jobs == [f"{tmp_path}/700_3-{job}/0" for job in ("703", "4711", "4712")]
+    assert requeued == f"{tmp_path}/700_3-4711/1"
+
+
 def test_steps_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is a run with its own attempts, also if its nodes have no common store to agree on a name."""
     steps = [{"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in ("0", "2")]

@@ -11,6 +11,7 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as 
 import firstfault_start
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import JobErrors, Phase
+from firstfault.slurm_pointer import find_pointers
 from firstfault_start import identify, is_ancestor
 from tests.prefix import Prefix
 from tests.processes import running_of
@@ -19,7 +20,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-START = """
+START = '''
 import os, signal, subprocess, sys
 import firstfault_torch.record
 
@@ -30,9 +31,20 @@ def load(has_group=False):
 def run(code, **how):
     return subprocess.run([sys.executable, "-c", LOADS + code], **how).returncode
 
+def start(code=""):
+    """Start a helper that imports torch when `meet` says so, and then waits."""
+    code = LOADS + f"input(); load(); {code}print(flush=True); input()"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+def meet(helper):
+    helper.stdin.write(b"\\n")
+    helper.stdin.flush()
+    helper.stdout.readline()
+    return helper
+
 def become(code):
     os.execv(sys.executable, [sys.executable, "-c", LOADS + code])
-"""
+'''
 LOADS = START.replace("import firstfault_torch.record\n", "")
 """For a program that doesn't say that it's a rank."""
 FAILS = "raise ValueError(7)"
@@ -61,6 +73,21 @@ CASES = {
     "has imported torch, and starts a helper that fails": (f'load(); run("load(); {FAILS}")', "", 0),
     "trains, and starts a helper that fails": (f'load(True); run("{GROUP_FAILS}")', "", 0),
     "starts a helper, and trains": ('run("load()"); load(True); raise ValueError(7)', "ValueError", 1),
+    "kills its helper": ("p = start(); load(True); meet(p).kill(); p.wait()", "", 0),
+    "kills its helper, without a group": ("p = start(); load(); meet(p).kill(); p.wait()", "", 0),
+    "kills its helper, which has become another program": (
+        """p = start('become("load(); print(flush=True); input()"); '); load(); meet(p).kill(); p.wait()""",
+        "",
+        0,
+    ),
+    "terminates its helper, and fails": (
+        f"p = start(); load(True); meet(p).terminate(); p.wait(); {FAILS}",
+        "ValueError",
+        1,
+    ),
+    "fails while its helper runs": (f"p = start(); load(); meet(p); {FAILS}", "ValueError", 1),
+    "trains after its late helper has failed": (f"load(); run({GROUP_FAILS!r}); load(True)", "", 0),
+    "starts the training, which is killed": (f"sys.exit(run({KILLED!r}))", "SIGKILL", 247),
 }
 """What a rank does, what is recorded about its end (a signal or an exception; empty: a good end), and its exit code."""
 
@@ -105,6 +132,24 @@ def test_what_a_rank_does(case: str, ended: tuple[list[int], JobErrors]) -> None
     phases = {entry.phase for entry in job.roster if rank in entry.ranks} - {Phase.JOINED}
     assert (codes[rank], told) == (code, [recorded] if recorded else [])
     assert phases == {Phase.FAILED if recorded else Phase.SUCCEEDED}
+
+
+def test_the_only_rank_ends_its_helper(library: dict[str, str], tmp_path: Path) -> None:
+    """Without peers, nothing tells a helper from a training, so it's no failure that somebody has ended it."""
+    environment = _environment(RANK="0", WORLD_SIZE="1", FIRSTFAULT_FOLDER=str(tmp_path), **library)
+    code = f"{START}LOADS = {LOADS!r}\nfor end in 'kill', 'terminate': getattr(meet(p := start()), end)(); p.wait()"
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S)
+    assert list(tmp_path.rglob("*.pb")) == []
+
+
+def test_a_rank_that_fails_leaves_a_pointer(tmp_path: Path) -> None:
+    """Slurm's script finds the attempt also if the only document is of a later rank, which hasn't imported torch."""
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "XDG_STATE_HOME": str(tmp_path / "home")}
+    environment = _environment(RANK="1", WORLD_SIZE="2", FIRSTFAULT_FOLDER=str(tmp_path), **slurm)
+    subprocess.run([sys.executable, "-c", START + FAILS], env=environment, stderr=subprocess.DEVNULL, check=False)
+    (pointer,) = find_pointers("4711", environment={"XDG_STATE_HOME": slurm["XDG_STATE_HOME"]})
+    assert (pointer.uri, pointer.step) == (f"{tmp_path}/4711.2/0", "2")
 
 
 SUBMITS = """

@@ -158,7 +158,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 _RANDOM = re.compile(r"none|[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}|\d{36,39}")
 """torchrun's default, and the ids that launchers draw for a job on one node."""
 _LONGEST = 120
-_SLURM = "SLURM_"
+_SLURM, _SLURM_JOB = "SLURM_", "SLURM_JOB_ID"
 
 
 class Source(NamedTuple):
@@ -237,9 +237,9 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
     if not attempt.source.startswith(_SLURM):
         return found._replace(run=job.value)
     # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is another run, whose
-    # attempts have the same numbers.
+    # attempts have the same numbers. So is one that a task of an array submits: it inherits the array's variables.
     start = find_start(environment)
-    run = f"{job.value}-{start.job}" if start is not None and not job.source.startswith(_SLURM) else job.value
+    run = f"{job.value}-{start.job}" if start is not None and job.source != _SLURM_JOB else job.value
     step = environment.get("SLURM_STEP_ID", "")
     return found._replace(run=run, step=step if step.isdecimal() else "")
 

@@ -19,11 +19,17 @@ from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_start import BEGAN, LOADED, OWN_RANK, WORKER_VARIABLE, mark_rank
+from firstfault_start import BEGAN, LOADED, OWN_RANK, STARTED_BY_RANK, WORKER_VARIABLE, has_trained, mark_rank
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
-from firstfault_torch.guard import ignore_worker_signals, logger, start_in_thread, suppress_internal_errors
+from firstfault_torch.guard import (
+    call_with_timeout,
+    ignore_worker_signals,
+    logger,
+    start_in_thread,
+    suppress_internal_errors,
+)
 from firstfault_torch.node.document_writer import as_entry, put_on_node
 from firstfault_torch.node.stacks import write_at_sigterm
 from firstfault_torch.node_context import NodeContext
@@ -41,7 +47,7 @@ def watch() -> None:
     with suppress_internal_errors("preparing to record"):
         if WORKER_VARIABLE in os.environ:  # not in Ray's workers
             mark_rank(LOADED)
-        _start_monitor(time.time_ns())
+        _start_monitor(BEGAN[-1] if _is_started_by_rank() else time.time_ns())
 
 
 def fails(error: BaseException) -> None:
@@ -52,11 +58,14 @@ def fails(error: BaseException) -> None:
         monitor = _start_monitor(BEGAN[-1] if BEGAN else time.time_ns())
         if monitor is not None and monitor.node_context is not None:
             # Only now: the program may have formed its process group with other numbers than the launcher's.
-            monitor.place = _in_group(monitor.place)
+            monitor.place = _find_last_place(monitor.place)
             monitor.fails(error)
             # The exception's document is durable, so the one about a SIGKILL is withdrawn.
             setup = read_node_setup(monitor.node_context.identity)
             _leave(monitor.node_context, replace(_build_presence(Phase.FAILED, monitor.place), setup=setup))
+            # By any rank that fails: the first one may have ended before it could, or never have imported torch.
+            leave = partial(leave_pointer, monitor.node_context.output_prefix, given_folder())
+            call_with_timeout(leave, ANNOUNCE_TIMEOUT_SECONDS, "leaving a pointer for Slurm's script")
 
 
 def exits() -> None:
@@ -66,7 +75,7 @@ def exits() -> None:
         if monitor is not None and monitor.node_context is not None:
             # The program exits normally: exceptions that it has handled aren't failures.
             monitor.in_flight.withdraw_handled(None)
-            _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
+            _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _find_last_place(monitor.place)))
 
 
 _suspended: dict[str, bytes] = {}
@@ -118,6 +127,10 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
     monitor = open_monitor(engine, is_program=True, alone=(node_context, place))
     # No agent can ask this rank for its stacks: the launcher's SIGTERM is the last chance to write them.
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
+    if _is_started_by_rank() and OWN_RANK[-1][2] <= 1:
+        # The process above may be the training, and this one its helper: without peers, nobody can know. Then the one
+        # above may end this one at any time, so a SIGKILL is no failure. Only what this process itself tells counts.
+        return monitor
     # A process can't write after SIGKILL. So the document about it is written now, and uploaded by the recorder if
     # the process ends without replacing it.
     killed = failure_record(
@@ -156,6 +169,16 @@ def _build_place(node_context: NodeContext) -> Place:
     rank, local_rank, size = OWN_RANK[-1]
     known = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "GROUP_WORLD_SIZE": size}
     return get_worker_place(node_context, {name: str(number) for name, number in known.items()})
+
+
+def _is_started_by_rank() -> bool:
+    return os.getpid() in STARTED_BY_RANK  # a forked child inherits the list
+
+
+def _find_last_place(place: Place) -> Place:
+    """Return this rank's place for its end. Of several processes of a rank, one that has trained has the last word."""
+    in_group = _in_group(place)
+    return replace(in_group, incarnation=time.time_ns() // 1_000_000) if has_trained() else in_group
 
 
 def _in_group(place: Place) -> Place:
