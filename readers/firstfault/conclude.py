@@ -142,7 +142,7 @@ def _sealed_verdict_wins(seal: model.Seal, job: model.JobErrors, strategy: str |
     # claim is wrong.
     is_whole = bool(job.roster) and job.coverage.complete
     if is_whole:
-        text = "ignoring the verdict in %s: it was made from %d documents, but the attempt has %d"
+        text = "judging anew: the verdict in %s claims %d documents, and the attempt has %d; schedulers still follow it"
         logger.warning(text, seal.name, seal.count, job.document_count)
     return not is_whole
 
@@ -222,7 +222,8 @@ def decide_restart(verdict: model.Verdict, decision: model.Decision, context: Re
 
     `decision` is the retry policy's, with the context of `RestartContext.to_retry_context`.
     """
-    # Without enough nodes, torch's rendezvous would wait 15 minutes for a restart that can't happen.
+    # The only refusal without a proof. torch's rendezvous would wait for 10 minutes or more for a node that may never
+    # come, while all others hold their GPUs; the scheduler can restart all nodes at once.
     if context.nodes_left < context.min_nodes:
         return False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
     # Contained errors of a GPU's memory may be gone after a restart, but not a GPU that the driver has lost.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault import model
-from firstfault.conclude import Conclusion, conclude, find_sealed_strategy, has_failed
+from firstfault.conclude import Conclusion, conclude, find_outcome, find_sealed_strategy, has_failed
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout import DECK, OUTPUTS, VERDICT_JSON, Layout
 from firstfault.reading.assemble import Snapshot
@@ -110,12 +110,16 @@ class MultiErrorFileOutputReader:
     def read_error(self) -> ExecutionError:
         """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.
 
-        The message is the whole report; if Flyte's entrypoint wrote the root cause, its message without credentials.
+        What the nodes published counts, unless this reader was given a strategy or a policy of its own. The message is
+        the whole report; if Flyte's entrypoint wrote the root cause, its message without credentials.
         """
         conclusion = self.conclude()
         if conclusion is None:
             message = f"no error document in {self.errors_uri}"
             return _build_missing_error("ErrorFileNotFound", message, self.errors_uri)
+        if self._strategy is None and self._retry_policy is None:
+            published = find_outcome(conclusion)
+            conclusion = replace(conclusion, verdict=published.verdict, decision=published.decision)
         verdict, decision = conclusion.verdict, conclusion.decision
         # an error that Flyte's entrypoint wrote is passed on as it is
         stock = verdict.root is not None and verdict.root.writer is model.Writer.STOCK

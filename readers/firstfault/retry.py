@@ -15,11 +15,14 @@ from firstfault.errors import UsageError
 from firstfault.evidence.certain_bugs import find_certain_bug
 from firstfault.evidence.texts import RE2_PATTERNS, is_unexplained_write
 from firstfault.exceptions.fatal_text import find_telling_line
+from firstfault.exceptions.first_cause import iter_exceptions
+from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import (
     CATEGORIES,
     Action,
     Decision,
+    ExceptionInfo,
     Kind,
     Origin,
     Resources,
@@ -46,13 +49,14 @@ _ADVICE_FOR_FLYTE = " (to allow retries, raise a recoverable error)"
 _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
 """An attempt that trained longer had overcome the fault of the one before."""
-_MAX_FAILED_STARTS = 3
 _CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
 """Categories that describe how a process ended, not why."""
 _WAITING_CATEGORIES = {"hang", "rendezvous"}
 """Categories in which the time without collectives before the failure was spent waiting, not training."""
-_MACHINE_CATEGORIES = {"gpu_hardware", "host_oom", "node_lost"}
-"""Categories of faults that belong to one machine."""
+_PROGRAM_CATEGORIES = {"user_code", "input", "config", "data", "numerics"}
+"""Categories of faults that may depend on the program and its inputs alone, not on a service, a storage or a GPU."""
+_NATIVE_TYPES = {"RuntimeError", "SystemError", "MemoryError"}
+"""Builtin exceptions that torch's native code raises for drivers, devices and memory."""
 _ENGINES_OF_PODS = {"flyte", "flyte2"}
 _GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
 """Categories that only a signal or silence shows, as a time limit, a liveness probe or the program itself does."""
@@ -86,7 +90,7 @@ class RetryContext:
     """Attempts in a row, before this one, that failed before they had trained for a minute."""
     stops_repeats: bool = False
     """Whether an attempt isn't repeated, whatever the policy votes, if it failed with the fault of the one before and
-    without progress, or at the start for the third time. Schedulers that retry without a budget need it."""
+    without progress. Schedulers that retry without a budget need it."""
 
     @property
     def trained_seconds(self) -> float:
@@ -276,24 +280,44 @@ def _is_from_native_code(root: WorkerError) -> bool:
 def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     """True if the previous attempt, or for a restart the previous round, failed with the same fault.
 
-    The fault is the same if the fingerprint is. A fault of a machine, or a death without an exception, must also have
-    come on the same machine; the program's own exception is the same anywhere. For use with `~`.
+    The fault is the same if the fingerprint is, and if it came on the same machine: an outage of a storage hits one
+    machine after the other. Only an exception that the program raised by itself is the same anywhere. For use with `~`.
     """
     same = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
-    same = same and (not _belongs_to_machine(verdict) or _is_same_machine(verdict, context))
+    same = same and (_is_raised_by_program(verdict) or _is_same_machine(verdict, context))
     before = "attempt" if context.restarts_left is None else "round"
     return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'a different'} fault")
 
 
-def _belongs_to_machine(verdict: Verdict) -> bool:
-    has_exception = verdict.root is not None and verdict.root.exception is not None
-    return not has_exception or verdict.category in _MACHINE_CATEGORIES
+def _is_raised_by_program(verdict: Verdict) -> bool:
+    """Whether the program's own code raised the root cause, and nothing in its chain is from outside of it.
+
+    The same failure on another machine then shows all the more that it is the program's.
+    """
+    exception = verdict.root.exception if verdict.root is not None else None
+    if exception is None or verdict.category not in _PROGRAM_CATEGORIES:
+        return False
+    return all(map(_is_of_own_code, iter_exceptions(exception)))
+
+
+def _is_of_own_code(exception: ExceptionInfo) -> bool:
+    if not exception.frames or is_library_file(exception.frames[-1].file):
+        return False
+    if "OSError" in {exception.type, *exception.bases}:
+        return False  # files, connections, time limits
+    # Native code has no frames: its exceptions seem to come from the program's line that called it.
+    is_builtin = "." not in exception.type and exception.type not in _NATIVE_TYPES
+    return is_builtin or _RAISE_LINE.search(exception.frames[-1].code) is not None
 
 
 def _is_same_machine(verdict: Verdict, context: RetryContext) -> bool:
-    # the nodes of an attempt stay where they are, so a restart's record has only their names
-    here = find_machine(verdict) if context.restarts_left is None else verdict.node or ""
+    here = _find_machine_here(verdict, context)
     return bool(here) and here == context.previous_machine
+
+
+def _find_machine_here(verdict: Verdict, context: RetryContext) -> str:
+    # the nodes of an attempt stay where they are, so a restart's record has only their names
+    return find_machine(verdict) if context.restarts_left is None else verdict.node or ""
 
 
 def find_machine(verdict: Verdict) -> str:
@@ -502,18 +526,18 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
 def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
     """Return why another attempt or restart would only repeat this failure; empty: nothing shows that."""
     root, is_restart = verdict.root, context.restarts_left is not None
-    if verdict.category == "preemption":
+    # A restart was requested, and each of these is one of max_restarts.
+    is_requested = is_restart and root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    # A node may be lost, preempted or interrupted twice by chance.
+    is_chance = verdict.category in _GUESSED_PLATFORM_CATEGORIES
+    # The next attempt may get another machine than the broken one.
+    is_of_machine = not is_restart and bool(host_evidence()(verdict, context))
+    if is_requested or is_chance or is_of_machine:
         return ""
-    # a restart was requested, and each of these is one of max_restarts
-    is_requested = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
-    # a node may be lost twice by chance; and the next attempt may get another machine than the broken one
-    is_of_machine = verdict.category == "node_lost" or (not is_restart and bool(host_evidence()(verdict, context)))
-    may_come_twice = is_of_machine or (is_restart and is_requested)
     same_fault = same_fault_again()(verdict, context)
-    if same_fault and not may_come_twice and _has_known_place(verdict) and _is_short(verdict, context):
+    if same_fault and _has_known_place(verdict) and _is_short(verdict, context):
         return f"{same_fault.reason}, and this one made no progress"
-    stuck = stuck_at_start(attempts=_MAX_FAILED_STARTS)(verdict, context)
-    return stuck.reason if stuck and not is_restart else ""
+    return ""
 
 
 def _has_known_place(verdict: Verdict) -> bool:
@@ -541,13 +565,17 @@ def _choose_action(verdict: Verdict, context: RetryContext, vote: Vote, *, is_st
 def _is_free(verdict: Verdict, context: RetryContext) -> bool:
     """Whether a retry on the system's budget needs no limit: the platform's fault is proven, and new to this machine.
 
-    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess for ever.
+    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess for ever. A broken
+    GPU's errors surface at another line each time, so any failure before on the same machine, or on an unknown one,
+    makes the retry count.
     """
     root = verdict.root
     is_of_agent = root is not None and root.subject is Subject.AGENT and root.writer is not Writer.STOCK
     is_guessed = verdict.category in _GUESSED_PLATFORM_CATEGORIES or is_of_agent
-    is_again = bool(same_fault_again()(verdict, context)) and _is_same_machine(verdict, context)
-    return not is_guessed and not is_again
+    has_failed_before = bool(context.previous_fingerprint or context.previous_machine)
+    here, before = _find_machine_here(verdict, context), context.previous_machine
+    is_elsewhere = bool(here) and bool(before) and here != before
+    return not is_guessed and (is_elsewhere or not has_failed_before)
 
 
 def is_gpu_gone(verdict: Verdict) -> bool:

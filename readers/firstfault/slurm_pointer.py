@@ -26,7 +26,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,7 +163,16 @@ def find_pointers(
         pointers = {**found.get(cluster, {}), **found.get("cluster", {})}
     else:
         pointers = next(iter(found.values())) if len(found) == 1 else {}
-    return sorted(pointers.values(), key=lambda one: (int(one.step) if one.step.isdecimal() else -1, one.time))
+    return _sort_by_start(pointers.values())
+
+
+def _sort_by_start(pointers: Collection[SlurmPointer]) -> list[SlurmPointer]:
+    """Sort by Slurm's numbers of the steps, which need no clock, and what the script ran by itself by its time."""
+    ordered = sorted((one for one in pointers if one.step.isdecimal()), key=lambda one: (int(one.step), one.time))
+    for one in sorted((one for one in pointers if not one.step.isdecimal()), key=lambda one: one.time):
+        later = (place for place, other in enumerate(ordered) if other.time > one.time)
+        ordered.insert(next(later, len(ordered)), one)
+    return ordered
 
 
 class _Place(NamedTuple):

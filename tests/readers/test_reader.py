@@ -269,6 +269,10 @@ def test_the_nodes_verdict_counts_for_a_scheduler(attempt: Attempt) -> None:
     outcome = find_outcome(attempt.reader().conclude())
     assert (outcome.verdict.headline, outcome.decision, outcome.is_sealed) == (before.verdict.headline, _SEALED, True)
     assert outcome.verdict.root == before.verdict.root, "a caller may ask what kind of fault it was"
+    for_flyte = attempt.reader().read_error()
+    assert (for_flyte.recoverable, for_flyte.timestamp_ns) == (True, before.verdict.timestamp_ns)
+    assert "late" not in for_flyte.message.splitlines()[0]
+    assert not attempt.reader(retry_policy=never()).read_error().recoverable, "the caller's own policy"
 
 
 def test_verdict_and_decision_belong_together(attempt: Attempt) -> None:

@@ -47,6 +47,7 @@ HOST_OOM = make_error(
     3, category="host_oom", resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10)
 )
 NOT_TWICE = explicit() & ~same_fault_again()
+SAME_NODE = {"again": True, "previous_node": "worker-0"}
 TOO_FEW = {"nodes_left": 1, "min_nodes": 2}
 
 
@@ -73,7 +74,7 @@ def _fingerprint(root: WorkerError) -> str:
         (RECOVERABLE, None, {}, True, "was raised as recoverable (uses one of max_restarts)"),
         (RECOVERABLE, never(), {}, False, "the policy never retries"),
         (RECOVERABLE, explicit() & ~exhausted(), {}, True, "was raised as recoverable"),
-        (RECOVERABLE, NOT_TWICE, {"again": True}, False, "the previous round failed with the same"),
+        (RECOVERABLE, NOT_TWICE, SAME_NODE, False, "the previous round failed with the same"),
         (RECOVERABLE, None, {"again": True}, True, "was raised as recoverable"),
         (BUG, on_category("user_code"), {}, True, "an exception in the training code"),
         (BUG, on_category("user_code"), {"again": True}, False, "the previous round failed with the same fault"),
@@ -84,7 +85,7 @@ def _fingerprint(root: WorkerError) -> str:
         (
             ECC,
             None,
-            {"again": True, "previous_node": "worker-0"},
+            SAME_NODE,
             False,
             "the same fault, and this one made no progress",
         ),

@@ -165,19 +165,19 @@ _AGAIN: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifet
     [
         ({"lifetime_seconds": 30.0}, "system", 1),
         (_AGAIN, "stop", 1),
-        (_AGAIN | {"lifetime_seconds": 3600.0}, "system", 0),
+        (_AGAIN | {"lifetime_seconds": 3600.0}, "retry", 0),
         (_AGAIN | {"lifetime_seconds": 3600.0, "progress": model.Progress(9, 20.0)}, "stop", 1),
-        ({"lifetime_seconds": 30.0, "failed_starts": 2}, "stop", 3),
+        ({"lifetime_seconds": 30.0, "failed_starts": 2}, "system", 3),
         ({"lifetime_seconds": 90.0, "failed_starts": 2}, "system", 0),
         ({"failed_starts": 2}, "system", 0),
         (_AGAIN | {"restarts_left": 1}, "stop", 1),
-        (_AGAIN | {"lifetime_seconds": 0.0}, "system", 0),
+        (_AGAIN | {"lifetime_seconds": 0.0}, "retry", 0),
         ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(1, 0.0, 70.0)}, "system", 0),
-        ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(9, 20.0, 5.0)}, "stop", 3),
+        ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(9, 20.0, 5.0)}, "system", 3),
     ],
 )
 def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> None:
-    """An attempt that only repeats the one before, or that never gets anywhere, ends the retries; progress doesn't."""
+    """An attempt that only repeats the one before ends the retries; neither progress nor other short attempts do."""
     verdict = _verdict()
     found = retry.decide(verdict, _yes, retry.RetryContext(stops_repeats=True, **context))
     assert (found.action.value, found.failed_starts) == (action, failed_starts)
@@ -187,13 +187,14 @@ def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> No
 
 
 def test_repeats_of_nodes() -> None:
-    """Two lost nodes may be chance, but not three failed starts; a failed rendezvous counts as a failed start."""
+    """Lost nodes may be chance, also at three starts in a row; a failed rendezvous counts as a failed start."""
     again: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifetime_seconds": 30.0}
     context = retry.RetryContext(stops_repeats=True, **again)
     preempted = retry.decide(_verdict(category="preemption"), _yes, replace(context, failed_starts=7))
     assert (preempted.retry, preempted.failed_starts) == (True, 7)
     assert retry.decide(_verdict(category="node_lost"), _yes, context).retry
-    assert not retry.decide(_verdict(category="node_lost"), _yes, replace(context, failed_starts=2)).retry
+    lost = retry.decide(_verdict(category="node_lost"), _yes, replace(context, failed_starts=2))
+    assert (lost.action, lost.failed_starts) == (model.Action.RETRY, 3)
     late = replace(context, lifetime_seconds=900.0, previous_fingerprint="")
     assert retry.decide(_verdict(category="rendezvous"), _yes, late).failed_starts == 1
     restarted = replace(make_error(3), place=replace(make_error(3).place, round=1))
@@ -207,7 +208,9 @@ def test_actions() -> None:
     assert retry.decide(_verdict(), None, again).action is model.Action.STOP
     assert retry.decide(_verdict(), retry.never()).action is model.Action.STOP, "the task's own policy says so"
     assert retry.decide(_verdict(category="signal")).action is model.Action.UNKNOWN
-    assert retry.decide(_verdict(category="signal"), None, again).action is model.Action.STOP
+    on_this_machine = replace(again, previous_machine=retry.find_machine(_verdict()))
+    assert retry.decide(_verdict(category="signal"), None, again).action is model.Action.UNKNOWN
+    assert retry.decide(_verdict(category="signal"), None, on_this_machine).action is model.Action.STOP
     killed = _verdict(make_error(3, exception=None, signal="SIGKILL", exit_code=-9))
     twice = replace(again, previous_fingerprint=killed.fingerprint, previous_machine=retry.find_machine(killed))
     assert retry.same_fault_again()(killed, twice)
@@ -374,7 +377,10 @@ def test_a_machine_at_fault(root: model.WorkerError, again: bool) -> None:
 def test_the_same_fault_again() -> None:
     """The decision says that the previous attempt failed in the same way; a policy can stop for that."""
     recoverable = _verdict(make_error(3, kind=model.Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
-    again = retry.RetryContext(attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint)
+    machine = retry.find_machine(recoverable)
+    again = retry.RetryContext(
+        attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint, previous_machine=machine
+    )
     other = replace(again, previous_fingerprint="1:000000000000")
     policy = retry.explicit() & ~retry.same_fault_again()
 
@@ -391,7 +397,7 @@ def test_the_same_fault_again() -> None:
         _verdict(make_error(3, exception=model.ExceptionInfo("train.TrainingError", "step failed", causes=(cause,))))
         for cause in causes
     )
-    context = retry.RetryContext(attempt=1, previous_fingerprint=first.fingerprint)
+    context = retry.RetryContext(attempt=1, previous_fingerprint=first.fingerprint, previous_machine=machine)
     assert [retry.decide(found, ~retry.same_fault_again(), context).retry for found in (first, second)] == [False, True]
 
 
@@ -399,19 +405,108 @@ def _give_place(root: model.WorkerError, **place: Any) -> model.Verdict:
     return _verdict(replace(root, place=replace(root.place, **place), boot_id=place.get("boot_id", root.boot_id)))
 
 
+def _after(verdict: model.Verdict, **changes: Any) -> retry.RetryContext:
+    """Return the context of an attempt that failed soon after one that ended with this verdict."""
+    machine = retry.find_machine(verdict)
+    context = retry.RetryContext(
+        previous_fingerprint=verdict.fingerprint, previous_machine=machine, lifetime_seconds=30.0, stops_repeats=True
+    )
+    return replace(context, **changes)
+
+
+_PROGRAM, _BOTOCORE = "/job/train.py", "/venv/lib/python3.11/site-packages/botocore/httpsession.py"
+_TRANSPORT = "botocore.exceptions.EndpointConnectionError"
+_RAISED = "raise Error(text)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "category", "file", "code", "is_same_anywhere"),
+    [
+        ("ValueError", "user_code", _PROGRAM, _RAISED, True),
+        ("KeyError", "user_code", _PROGRAM, "batch['labels']", True),
+        ("train.DataError", "data", _PROGRAM, _RAISED, True),
+        ("AssertionError", "numerics", _PROGRAM, "assert loss == loss", True),
+        ("RuntimeError", "config", _PROGRAM, _RAISED, True),
+        (_TRANSPORT, "external_service", _BOTOCORE, _RAISED, False),
+        (_TRANSPORT, "user_code", _BOTOCORE, _RAISED, False),
+        ("sqlite3.OperationalError", "user_code", _PROGRAM, "db.execute(query)", False),  # native code
+        ("RuntimeError", "config", _PROGRAM, "model.cuda()", False),  # all devices are busy
+        ("FileNotFoundError", "config", _PROGRAM, "open(path)", False),  # a mount
+        ("ConnectionError", "network", _PROGRAM, _RAISED, False),
+        ("RuntimeError", "storage", _PROGRAM, _RAISED, False),
+        ("DistBackendError", "collective", _PROGRAM, _RAISED, False),
+        ("RuntimeError", "gpu_kernel", _PROGRAM, _RAISED, False),
+    ],
+)
+def test_a_fault_of_the_surroundings_needs_the_same_machine(
+    kind: str, category: str, file: str, code: str, is_same_anywhere: bool
+) -> None:
+    """An outage that hits one machine after the other proves nothing; the program's own exception is the same there."""
+    bases = ("OSError",) if kind in {"FileNotFoundError", "ConnectionError"} else ()
+    raised = model.ExceptionInfo(kind, "boom", bases=bases, frames=(model.FrameInfo(file, 9, "step", code),))
+    root = make_error(3, exception=raised)
+    on_a, on_b, unknown = (
+        replace(_give_place(root, **place), category=category)
+        for place in ({"node": "gpu-a"}, {"node": "gpu-b"}, {"namespace": "ml"})
+    )
+    stop, elsewhere = model.Action.STOP, model.Action.STOP if is_same_anywhere else model.Action.UNKNOWN
+    assert retry.decide(on_a, None, _after(on_a)).action is stop
+    assert retry.decide(on_b, None, _after(on_a)).action is elsewhere
+    assert retry.decide(unknown, None, _after(unknown)).action is elsewhere
+    assert retry.decide(on_a, None, _after(unknown)).action is elsewhere
+
+
+def test_a_cause_from_outside_needs_the_same_machine() -> None:
+    """The program's exception in place of a lost connection isn't the program's own."""
+    frames = (model.FrameInfo(_PROGRAM, 9, "step", _RAISED),)
+    lost = model.ExceptionInfo("ConnectionResetError", "reset", bases=("ConnectionError", "OSError"), frames=frames)
+    raised = model.ExceptionInfo("ValueError", "no batch", frames=frames, causes=(lost,))
+    on_a, on_b = (_give_place(make_error(3, exception=raised, category="data"), node=node) for node in ("a", "b"))
+    found = [retry.decide(verdict, None, _after(on_a)).action for verdict in (on_a, on_b)]
+    assert found == [model.Action.STOP, model.Action.UNKNOWN]
+
+
+def test_two_interrupts() -> None:
+    """Whoever interrupts two attempts at the same line shows nothing about the third."""
+    raised = model.ExceptionInfo(
+        "KeyboardInterrupt", "", bases=("BaseException",), frames=(model.FrameInfo(_PROGRAM, 9, "step", "wait()"),)
+    )
+    interrupted = _verdict(make_error(3, exception=raised, message=""))
+    assert interrupted.category == "interrupted"
+    assert retry.same_fault_again()(interrupted, _after(interrupted))
+    assert retry.decide(interrupted, None, _after(interrupted)).action is model.Action.UNKNOWN
+
+
 def test_a_machine_is_part_of_its_fault() -> None:
-    """Broken hardware on another machine is another fault; the program's own exception is the same everywhere."""
+    """Broken hardware on another machine is another fault."""
     ecc = _make_gpu_error(_TORCH, "raise AcceleratorError(text)")
     on_a, on_b = (_give_place(ecc, node=node) for node in ("gpu-a", "gpu-b"))
-    before = retry.RetryContext(
-        previous_fingerprint=on_a.fingerprint, previous_machine=retry.find_machine(on_a), lifetime_seconds=30.0
-    )
-    found = [retry.decide(verdict, None, replace(before, stops_repeats=True)) for verdict in (on_b, on_a)]
+    found = [retry.decide(verdict, None, _after(on_a)) for verdict in (on_b, on_a)]
     assert [decision.action for decision in found] == [model.Action.SYSTEM, model.Action.RETRY]
     assert [decision.origin for decision in found] == [model.Origin.SYSTEM] * 2, "Flyte limits these itself"
     assert "the same fault" not in found[0].reason
-    program = _give_place(make_error(3), node="gpu-b")
-    assert retry.same_fault_again()(program, replace(before, previous_fingerprint=program.fingerprint))
+
+
+@pytest.mark.parametrize(
+    ("before", "here", "action"),
+    [
+        (None, "gpu-a", "system"),
+        ("gpu-b", "gpu-a", "system"),
+        ("gpu-a", "gpu-a", "retry"),
+        ("", "gpu-a", "retry"),
+    ],
+)
+def test_a_broken_machine_that_fails_at_another_line(before: str | None, here: str, action: str) -> None:
+    """CUDA's errors surface anywhere, so a retry is free only if the attempt before didn't fail on this machine."""
+    first, second = (
+        _give_place(_make_gpu_error(file, "loss.item()"), node=here) for file in ("/job/train.py", "/job/log.py")
+    )
+    assert first.fingerprint != second.fingerprint
+    context = _CONTEXT if before is None else _after(first, previous_machine=before)
+    assert retry.decide(second, None, context).action.value == action
+    pod = _give_place(_make_gpu_error("/job/log.py", "loss.item()"), namespace="ml")
+    assert retry.find_machine(pod) == ""
+    assert (retry.decide(pod, None, context).action.value == "system") is (before is None)
 
 
 def test_the_machine_of_a_pod() -> None:

@@ -46,6 +46,14 @@ def test_the_script_finds_all_steps_of_this_start(home: dict[str, str], tmp_path
     assert uris("471", home) == []
 
 
+def test_programs_of_the_script_itself(home: dict[str, str]) -> None:
+    """The script starts programs with and without srun, and the last of them is the last to be found."""
+    step = {"SLURM_STEP_ID": "0"}
+    for uri, variables in (("/b/first", {}), ("/b/step", step), ("/b/eval", {}), ("/b/train", {})):
+        assert leave_pointer(uri, "", home | variables)
+    assert uris("4711", home) == ["/b/first", "/b/step", "/b/eval", "/b/train"]
+
+
 def test_nodes_may_all_write_it(home: dict[str, str]) -> None:
     """A second node with the same folder adds nothing, one with a folder of its own adds a pointer."""
     for uri in ("/b/4711/0", "/b/4711/0", "/on/node/4711/0"):

@@ -129,6 +129,17 @@ def _run(agents: list[Agent]) -> None:
         thread.join(LONG_S)
 
 
+def test_observing_refuses_no_restart(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few nodes are the one refusal without a proof; it's observed, too, and torch goes on to its rendezvous."""
+    monkeypatch.setenv("FIRSTFAULT_DECISIONS", "observe")
+    too_few = replace(REFUSED, reason="the job needs 2 nodes, and 1 are left")
+    (agent,) = agents(1, answer=too_few)
+    agent.decided = agent.restarts.decide_restart(agent.place(), 3, agent.peers, agent.own)
+    assert agent.decided is not None
+    assert agent.decided.restart
+    assert agent.decided.reason == f"observed: would not have restarted the workers: {too_few.reason}"
+
+
 def _records(agents: list[Agent]) -> tuple[RestartRecord, ...]:
     for agent in agents:
         agent.reporter.drain()

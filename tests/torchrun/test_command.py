@@ -124,7 +124,7 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     ],
 )
 def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
-    """The lines at the end say why, and that a retry makes no sense; a variable with a bad value prevents nothing."""
+    """The lines at the end say why, and that a retry is doubtful; a variable with a bad value prevents nothing."""
     (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
     (tmp_path / "nests.py").write_text(NESTS)
     way = Way("firstfault" if "--run-path" in arguments else "forked")
@@ -135,7 +135,7 @@ def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path
     (node,) = job.nodes
     assert (node.code, job.left) == (1, [])
     assert node.headline.startswith(headline)
-    assert node.lines[-2].startswith("  Retry: no: the same ")
+    assert node.lines[-2].startswith("  Retry: unclear: the same ")
     assert node.err.splitlines()[-1] == f"  More: firstfault show {node.prefix}"
     assert node.err.count(BAD_VALUES["FIRSTFAULT_ATTEMPT"]) == 1
     assert node.err.count("\n  More: ") == 1

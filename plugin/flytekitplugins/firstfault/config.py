@@ -98,7 +98,7 @@ class _Recorded:
     """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
     stops_repeats: bool = False
     """Whether an attempt isn't retried, whatever the policy votes, if it failed with the fault of the one before and
-    without progress, or within its first minute for the third time."""
+    without progress."""
     deck: bool | None = None
     """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""

@@ -42,12 +42,12 @@ def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeue
 
     Args:
         job: what Slurm knows of it.
-        outcomes: of the steps that failed in its last start, at least one.
+        outcomes: of the steps that failed in its last start, in their order; at least one.
         count: how many requeues have counted so far.
         max_requeues: how many may count.
     """
-    # A requeue runs all steps again, so a step that would only fail again stops the job. Else the last one ended it.
-    outcome = next((one for one in outcomes if one.decision.action is Action.STOP), outcomes[-1])
+    # The script went on after an earlier step's failure, as in `srun eval.py || true`, and will do so again.
+    outcome = outcomes[-1]
     proven = [one for one in outcomes if host_evidence()(one.verdict, RetryContext())]
     # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time limit: only Slurm's word
     # shows that it was a preemption. A node may be lost again and again.
