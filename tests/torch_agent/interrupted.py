@@ -12,15 +12,12 @@ from typing import Any
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.node_round import NodeRound
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
-from firstfault_torch.rounds.peers import Peers
 from tests.nodes import await_file
 
 MOMENTS: dict[str, tuple[type, str]] = {
     "the round begins": (NodeRound, "begin"),
-    "the workers start": (LocalWorkers, "prepare"),
     "the workers run": (LocalWorkers, "started"),
     "it connects": (FailureBroadcast, "__init__"),
-    "it is connected": (Peers, "join"),
 }
 
 

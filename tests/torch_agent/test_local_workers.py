@@ -188,6 +188,36 @@ def test_a_deadline_of_a_worker_that_is_gone(prefix: Prefix) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def test_a_deadline_of_a_worker_that_is_no_child(prefix: Prefix) -> None:
+    """A worker that another process has forked, as torch's "forkserver" does, is ended at its deadline."""
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    shell = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True)
+    pid = int(shell.stdout)
+    processes = [SimpleNamespace(pid=pid, exitcode=None, sentinel=-1)]
+    local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
+    local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
+    assert local.expired.keys() == {0}
+    until(lambda: not workers._is_running(pid))
+    local.stop_watching()
+
+
+def test_a_deadline_after_the_program_closed_every_descriptor(
+    start: Callable[..., list[Any]], prefix: Prefix, tmp_path: Path
+) -> None:
+    """The worker is ended, and a file that has got the number of its descriptor stays open after the round."""
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    processes = start(_plain)
+    local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
+    number = local._pidfds[0].number
+    with (tmp_path / "data").open("w") as data:
+        os.dup2(data.fileno(), number)
+    local._expire({processes[0].pid: Timer(processes[0].pid, "step", "", 0.0, 1.0)})
+    assert _exit_codes(processes) == [-signal.SIGKILL]
+    local.stop_watching()
+    os.write(number, b"still open")
+    os.close(number)
+
+
 @pytest.mark.parametrize("function", ["__del__", "__next__"])
 def test_a_worker_in_a_finaliser(
     function: str, start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch

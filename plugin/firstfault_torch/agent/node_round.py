@@ -221,7 +221,7 @@ class NodeRound:
         """Return for how long workers may run that would be killed now; 0: no node got a signal, as far as known."""
         # A signal to one node ends its workers. Other nodes may see this before they hear of the signal, as failures
         # of ranks that have lost their peers.
-        if self.peers is None or not self.peers.broadcast.find_grace():
+        if self.peers is None or not self.peers.broadcast.has_grace():
             return 0.0
         return self._terminated_seconds
 
