@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.layout import error_key_for
 from firstfault.model import CollectiveProgress, Place, Writer
+from firstfault.recorder.folder import NodeFolder, Recorder
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import time_limits
@@ -30,8 +31,10 @@ from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.stop_processes import ProcessStop
+from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
+from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.watchdog import Timer
 from tests.prefix import Prefix
 from tests.waiting import until
@@ -369,6 +372,33 @@ def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         watch.stop()
+
+
+@pytest.mark.parametrize("name", ["firstfault-deaths", "firstfault-timers", "firstfault-roster"])
+def test_a_moment_without_free_threads(
+    name: str, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watches of a round start although the system allows no thread at first."""
+    start, failures = threading.Thread.start, [1, 2]
+
+    def fail_at_first(thread: threading.Thread) -> None:
+        if failures and thread.name == name:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_at_first)
+    if name == "firstfault-deaths":
+        end = ExitWatch([SimpleNamespace(pid=os.getpid())]).stop
+    elif name == "firstfault-timers":
+        timers = TimerServer(tmp_path / "timers")
+        timers.start([], lambda _: None)
+        end = timers.stop
+    else:
+        end = RosterPoller(Recorder(NodeFolder(tmp_path)), prefix.node_context(), 0, LONG_S, lambda _: None).end
+    assert not failures
+    assert name in {thread.name for thread in threading.enumerate()}
+    end()
 
 
 @pytest.mark.parametrize("lacks", ["kernel", "Python"])

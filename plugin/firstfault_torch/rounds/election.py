@@ -121,29 +121,20 @@ class VerdictElection:
                     yield turn
                 if isinstance(turn, ElectedVerdict):
                     return
-                if self._is_silent:
-                    # Further questions would delay this node's verdict, each by as long as it may take. If another
-                    # agent has concluded, its verdict has arrived, or is published where the caller looks.
-                    found = self._get_next_result("verdict", 0.0, shutdown_requested, 0.0)
-                    if isinstance(found, bytes):
-                        yield unpack_verdict(found)
-                    return
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
             hurried = time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
             found = self._await_verdict(patience, shutdown_requested, hurried)
             leader = b"" if found is not None else self._ask_store(self._read_leader, "asking for the current turn")
-            if leader is None:
-                return
             # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
             # also have died there, and then no agent removes the "!": after the limit the next agent takes over.
-            if leader.endswith(b"!") and leader != overdue:
+            if leader and leader.endswith(b"!") and leader != overdue:
                 patience = time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS
                 hurried = time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS
                 found = self._await_verdict(patience, shutdown_requested, hurried)
                 overdue = leader
             if isinstance(found, bytes):
                 yield unpack_verdict(found)
-            if found is not None or shutdown_requested.is_set():
+            if found is not None or leader is None or shutdown_requested.is_set():
                 return
 
     def announce_publishing(self) -> bool:
@@ -253,9 +244,12 @@ class VerdictElection:
         self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
     ) -> bytes | BaseException | None:
         """Return the verdict, or why the store is lost; None if there is none in time."""
+        # Once the store doesn't answer, further questions would delay this node's verdict, each by as long as it may
+        # take. If another agent has concluded, its verdict has arrived, or is published where the caller looks.
+        seconds = 0.0 if self._is_silent else seconds
         found = self._get_next_result("verdict", seconds, shutdown_requested, shutdown_seconds)
-        if found is not None:
-            return found
+        if found is not None or self._is_silent:
+            return found or TimeoutError("the store doesn't answer")
         # as for the order: the waiting connection may be silent
         verdict = self._ask_store(partial(self._read, "verdict"), "looking for a verdict")
         return TimeoutError("the store doesn't answer") if verdict is None else verdict or None
