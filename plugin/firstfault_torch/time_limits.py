@@ -121,6 +121,8 @@ SURVIVORS_CHECK_INTERVAL_SECONDS = 1.0
 # a signal to the agent
 MAIN_THREAD_TIMEOUT_SECONDS = 1.0
 """The signal thread, for the main thread to react. Then it seals the verdict and ends the pod."""
+POSTPONED_SIGNAL_TIMEOUT_SECONDS = 5.0
+"""The signal thread, for the main thread to connect to its peers. Then the limits above and below count."""
 SIGNAL_RAISE_INTERVAL_SECONDS = 0.25
 """The signal thread. Then it raises in the main thread again: the code may have swallowed it."""
 TERMINATED_UPLOADS_TIMEOUT_SECONDS = 3.0

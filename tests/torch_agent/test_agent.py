@@ -344,7 +344,7 @@ def test_a_signal_lengthens_a_stop(signalled: str, start: Start, others: Failure
     agent = start("saves", "dies", stop_seconds=SAVING_S / 4)
     if signalled == "another node":
         others.announce_grace(LONG_S)
-        until(lambda: others.find_grace() == LONG_S)
+        until(others.has_grace)
     else:
         received = SignalReceived(signal.SIGTERM, Moment.now())
         stopping = partial(until, lambda: agent.node.workers.stopped is not None)

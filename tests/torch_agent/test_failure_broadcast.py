@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed import DistNetworkError
 from firstfault_torch import time_limits
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds import round_store
-from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FailureNotice, RoundOutcome
 from firstfault_torch.rounds.round_store import RoundStore
 from tests.torch_agent.stores import hosted
 
@@ -205,3 +206,26 @@ def test_the_end_leaves_no_thread(on_failure: bool, node: Callable[..., Node]) -
     assert not any(thread.is_alive() for thread in threads)
     assert [one.watch.failure for one in nodes] == [None, FATAL if on_failure else None]
     assert nodes[1].watch.find_fatal_failure() == (FATAL if on_failure else None)
+
+
+@pytest.mark.parametrize("how", ["poll", "accept"])
+def test_a_failure_that_the_waiting_thread_does_not_see(
+    how: str, store: RoundStore, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notice learned by a look, or from the roster, leaves workers of other nodes the time that it announces."""
+    silent = threading.Event()
+    monkeypatch.setattr(FailureBroadcast, "_receive_outcome", lambda _: silent.wait() and RoundOutcome(finished=True))
+    watch = node(1).watch
+    watch._known_at -= 2 * LONG_S  # the round began long ago
+    failure = replace(FATAL, stop_seconds=LONG_S)
+    if how == "poll":
+        watch._connection = store.clone()
+        FailureBroadcast._store_outcome(watch, json.dumps(asdict(failure)), fatal=True)
+        watch.poll()
+    else:
+        watch.accept(failure)
+    assert LONG_S / 2 < watch.grace_left <= LONG_S
+    assert watch._is_known.is_set()
+    silent.set()
+    watch.thread.join(LONG_S)
+    assert watch.failure == failure

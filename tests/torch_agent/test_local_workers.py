@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.layout import error_key_for
 from firstfault.model import CollectiveProgress, Place, Writer
+from firstfault.recorder.folder import NodeFolder, Recorder
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import time_limits
@@ -30,8 +31,10 @@ from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.stop_processes import ProcessStop
+from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
+from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.watchdog import Timer
 from tests.prefix import Prefix
 from tests.waiting import until
@@ -188,6 +191,36 @@ def test_a_deadline_of_a_worker_that_is_gone(prefix: Prefix) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def test_a_deadline_of_a_worker_that_is_no_child(prefix: Prefix) -> None:
+    """A worker that another process has forked, as torch's "forkserver" does, is ended at its deadline."""
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    shell = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True)
+    pid = int(shell.stdout)
+    processes = [SimpleNamespace(pid=pid, exitcode=None, sentinel=-1)]
+    local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
+    local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
+    assert local.expired.keys() == {0}
+    until(lambda: not workers._is_running(pid))
+    local.stop_watching()
+
+
+def test_a_deadline_after_the_program_closed_every_descriptor(
+    start: Callable[..., list[Any]], prefix: Prefix, tmp_path: Path
+) -> None:
+    """The worker is ended, and a file that has got the number of its descriptor stays open after the round."""
+    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    processes = start(_plain)
+    local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
+    number = local._pidfds[0].number
+    with (tmp_path / "data").open("w") as data:
+        os.dup2(data.fileno(), number)
+    local._expire({processes[0].pid: Timer(processes[0].pid, "step", "", 0.0, 1.0)})
+    assert _exit_codes(processes) == [-signal.SIGKILL]
+    local.stop_watching()
+    os.write(number, b"still open")
+    os.close(number)
+
+
 @pytest.mark.parametrize("function", ["__del__", "__next__"])
 def test_a_worker_in_a_finaliser(
     function: str, start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
@@ -339,6 +372,33 @@ def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         watch.stop()
+
+
+@pytest.mark.parametrize("name", ["firstfault-deaths", "firstfault-timers", "firstfault-roster"])
+def test_a_moment_without_free_threads(
+    name: str, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watches of a round start although the system allows no thread at first."""
+    start, failures = threading.Thread.start, [1, 2]
+
+    def fail_at_first(thread: threading.Thread) -> None:
+        if failures and thread.name == name:
+            failures.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_at_first)
+    if name == "firstfault-deaths":
+        end = ExitWatch([SimpleNamespace(pid=os.getpid())]).stop
+    elif name == "firstfault-timers":
+        timers = TimerServer(tmp_path / "timers")
+        timers.start([], lambda _: None)
+        end = timers.stop
+    else:
+        end = RosterPoller(Recorder(NodeFolder(tmp_path)), prefix.node_context(), 0, LONG_S, lambda _: None).end
+    assert not failures
+    assert name in {thread.name for thread in threading.enumerate()}
+    end()
 
 
 @pytest.mark.parametrize("lacks", ["kernel", "Python"])

@@ -14,6 +14,7 @@ from firstfault_torch import Options
 from tests.nodes import DEADLINE_S, Job
 from tests.s3_server import S3
 from tests.torch_agent import trainings
+from tests.torch_agent.interrupted import MOMENTS, InterruptedStart
 
 pytestmark = pytest.mark.jobs
 
@@ -158,6 +159,18 @@ def test_a_signal_to_one_node(first: int, then: int | None, tmp_path: Path) -> N
         ended = job.end()
     assert (ended.codes, ended.waiting_threads) == ([1, 1], set())
     assert [job.told(f"saved-{rank}")["times"] for rank in (0, 1)] == [1, 1], ended.logs
+    assert ended.verdict.category == "preemption"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_while_a_node_starts(moment: str, tmp_path: Path) -> None:
+    """A signal reaches the other node at whatever moment of the start it comes: its worker is asked, and saves."""
+    with Job(tmp_path, trainings.saving, (InterruptedStart(moment),), SHORT_STOP).start(2) as job:
+        job.told("asked-0")
+        (tmp_path / "go").touch()
+        ended = job.end()
+    assert (ended.codes, ended.waiting_threads) == ([1, 1], set())
+    assert job.told("saved-0")["times"] == 1, ended.logs
     assert ended.verdict.category == "preemption"
 
 

@@ -1,6 +1,8 @@
 """Agents settle on one verdict over a real store, each in a thread of its own."""
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -317,6 +319,29 @@ def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Age
         threads[0].join(SOON_S)
     assert _documents([slow, other]) == {b"sealed by 1"}
     assert (slow.published, other.published) == (0, 1)
+
+
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize("is_signalled", [True, False])
+def test_a_leader_whose_store_falls_silent(
+    is_signalled: bool, agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks nothing more of a store that doesn't answer, so that its verdict isn't delayed; a signal hurries it."""
+    monkeypatch.setattr(time_limits, "ELECTION_STEP_TIMEOUT_SECONDS", LONG_S if is_signalled else SHORT_S)
+    concludes, requests = threading.Event(), list[str]()
+    with hosted() as (process, store):
+        leader = Agent(Counting(store, requests), 0, 4, thinks=concludes, seconds=0)
+        thread = leader.begin()
+        until(lambda: leader.reports)
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        requests.clear()
+        concludes.set()
+        until(lambda: requests)
+        if is_signalled:
+            leader.shutdown_requested.set()
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+    assert (leader.settled, leader.published, requests) == (None, 0, ["compare_set"])
 
 
 def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> None:

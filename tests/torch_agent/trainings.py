@@ -254,7 +254,7 @@ def _save_when_stopped(folder: str, save: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, handle)
 
 
-def saving(folder: str) -> None:
+def saving(folder: str, _how: object = None) -> None:
     """Wait to be stopped; then save until there is a file "go"."""
     _save_when_stopped(folder, lambda: await_file(folder, "go"))
     mark(folder, f"rank-{os.environ['RANK']}")

@@ -86,14 +86,16 @@ class ReportingAgent(LocalElasticAgent):
         # if the nodes can't agree on a number, it at least differs from the last round's
         number = self.node.reporter.node_context.round + 1 if self._rounds else 0
         self._rounds += 1
-        with suppress_internal_errors_in_main("numbering the round"):
-            # Before anything else of the round: every later node waits in the store until the first one has set the
-            # number.
-            counted = self._rounds if has_shared_store(worker_group) else 0
-            number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
-        with suppress_internal_errors_in_main("beginning a round"):
-            used = worker_group.spec.max_restarts - self._remaining_restarts - self._refused
-            self.node.begin(number, self._remaining_restarts, used)
+        # The peers count on this node from now on. A signal must find a round of which they can be told.
+        with self._signals.postponed():
+            with suppress_internal_errors_in_main("numbering the round"):
+                # Before anything else of the round: every later node waits in the store until the first one has set
+                # the number.
+                counted = self._rounds if has_shared_store(worker_group) else 0
+                number = begin_round(worker_group.store, worker_group.group_rank, number, counted)
+            with suppress_internal_errors_in_main("beginning a round"):
+                used = worker_group.spec.max_restarts - self._remaining_restarts - self._refused
+                self.node.begin(number, self._remaining_restarts, used)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the workers, then watch them and listen to other nodes."""
@@ -113,22 +115,19 @@ class ReportingAgent(LocalElasticAgent):
             variables = {**variables, **node.reporter.node_context.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
-        try:
-            with hold_forked_workers(node.reporter.node_context.files), environment_set(variables):
-                ids: dict[int, Any] = super()._start_workers(worker_group)
-        except Exception:
-            with suppress_internal_errors_in_main("connecting the agents"):  # the workers of all peers wait for these
-                node.listen_to_peers(self._interval)
-            raise
+        with hold_forked_workers(node.reporter.node_context.files), environment_set(variables):
+            ids: dict[int, Any] = super()._start_workers(worker_group)
         # From here on in the order of need: no thread of the round may exist before the fork, a worker's stderr needs
         # its reader at once, and peers and stalls can wait.
-        with suppress_internal_errors_in_main("watching the workers"):
-            # torch's `PContext.start` has just installed its own handlers. A signal that arrived since then isn't lost:
-            # torch's handler raised, but the interpreter has also written the byte to the wakeup descriptor.
-            self._signals.install()
-            node.workers.started(self._pcontext, node.places.ranks)
-        with suppress_internal_errors_in_main("connecting the agents"):
-            node.listen_to_peers(self._interval)
+        #
+        # torch's `PContext.start` has just installed its own handlers, which `postponed` replaces. A signal that
+        # arrived since then isn't lost: torch's handler raised, and `_shutdown` connects to the peers; and the
+        # interpreter has also written the byte to the wakeup descriptor.
+        with self._signals.postponed():
+            with suppress_internal_errors_in_main("watching the workers"):
+                node.workers.started(self._pcontext, node.places.ranks)
+            with suppress_internal_errors_in_main("connecting the agents"):
+                node.listen_to_peers(self._interval)
         with suppress_internal_errors_in_main("keeping a record of the restart"):
             node.restarts.began_again(node.places.of(0).world_size)
         with suppress_internal_errors_in_main("looking for the workers' progress"):
@@ -225,6 +224,11 @@ class ReportingAgent(LocalElasticAgent):
             # First: until this, the signal thread raises in this thread again and again, and would interrupt the stop
             # of the workers halfway.
             self._signals.acknowledge()
+        if terminated or error is not None:
+            # It may have come before this node was connected. The peers' workers wait for those of this node, for ever
+            # if nobody tells them.
+            with self._signals.postponed(), suppress_internal_errors_in_main("connecting the agents"):
+                self.node.listen_to_peers(self._interval)
         with suppress_internal_errors_in_main("stopping the workers"):
             if terminated:
                 self.node.stop_workers(TERMINATED, death_sig)

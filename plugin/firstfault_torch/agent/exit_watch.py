@@ -12,7 +12,8 @@ from typing import Any
 
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import WorkerExit
-from firstfault_torch.guard import suppress_internal_errors
+from firstfault_torch.descriptors import KeptDescriptor
+from firstfault_torch.guard import start_daemon, suppress_internal_errors
 
 
 class ExitWatch:
@@ -33,9 +34,8 @@ class ExitWatch:
         self._thread: threading.Thread | None = None
         # without a thread a death has the time at which the agent looks
         with suppress_internal_errors("watching when workers end"):
-            thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
-            thread.start()
-            self._thread = thread
+            seconds = time_limits.THREAD_START_TIMEOUT_SECONDS
+            self._thread = start_daemon(self._watch, "firstfault-deaths", seconds)
 
     @property
     def noticed(self) -> frozenset[int]:
@@ -94,8 +94,8 @@ def _open_end_descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
     """
     # A pidfd becomes readable when the process is a zombie, and reading it reaps nothing: torch can still do that.
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = KeptDescriptor(os.pidfd_open(process.pid))
     except (OSError, AttributeError):  # AttributeError: Python was built with old kernel headers
         return process.sentinel
-    opened.callback(os.close, descriptor)
-    return descriptor
+    opened.callback(descriptor.close)
+    return descriptor.number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from firstfault_torch.agent.signals import suppress_internal_errors_in_main
 from firstfault_torch.agent.stop_processes import GracePeriod, ProcessStop, collect_snapshots, worker_sessions
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
+from firstfault_torch.descriptors import KeptDescriptor
 from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.channel import AgentChannel, from_message, handled_from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
@@ -65,7 +67,7 @@ class LocalWorkers:
         # one. Whichever takes the lock first decides what the worker's document gives as the reason.
         self._ending = threading.Lock()
         """Held to note that workers are stopped, or that one is killed for a deadline."""
-        self._pidfds: dict[int, int] = {}
+        self._pidfds: dict[int, KeptDescriptor] = {}
         """Descriptors of the workers by local rank, used and closed under the lock."""
         self.expired: dict[int, ExpiredWorker] = {}
         """The deadlines for which workers of the round were killed, by local rank."""
@@ -137,7 +139,7 @@ class LocalWorkers:
         # Now, while none has been reaped: each number is that of a worker.
         for rank, process in enumerate(worker_processes(context)):
             with contextlib.suppress(OSError, AttributeError):  # AttributeError: Python was built with old headers
-                self._pidfds[rank] = os.pidfd_open(process.pid)
+                self._pidfds[rank] = KeptDescriptor(os.pidfd_open(process.pid))
         # After the fork, as its thread's locks must not be inherited. A worker that has died since then isn't missed:
         # its pidfd is readable at once.
         self._watch = ExitWatch(worker_processes(context), self._wake)
@@ -156,7 +158,7 @@ class LocalWorkers:
             self._watch = None
         with self._ending:
             for descriptor in self._pidfds.values():
-                os.close(descriptor)
+                descriptor.close()
             self._pidfds = {}
 
     def close_stderr(self) -> None:
@@ -271,7 +273,8 @@ class LocalWorkers:
     def _expire(self, timers: dict[int, Timer]) -> None:
         """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines."""
         ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
-        asked = {ranks[pid]: pid for pid in timers if self._is_own(ranks[pid])}
+        with self._ending:
+            asked = {ranks[pid]: pid for pid in timers if self._is_own(ranks[pid])}
         observations: dict[int, WorkerSnapshot] = {}
         with suppress_internal_errors("asking workers for their state at a deadline"):
             # Without the lock: it takes up to 0.6 s, and a failure that is found now must stop the workers at once.
@@ -299,17 +302,24 @@ class LocalWorkers:
         # have its number.
         descriptor = self._pidfds.get(local_rank)
         with contextlib.suppress(ProcessLookupError):
-            if descriptor is not None:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            else:  # a kernel or sandbox without pidfds
+            if descriptor is not None and descriptor.is_ours:
+                signal.pidfd_send_signal(descriptor.number, signal.SIGKILL)
+            else:  # a kernel or sandbox without pidfds, or a program in this process has closed it
                 os.kill(pid, signal.SIGKILL)
 
     def _is_own(self, local_rank: int) -> bool:
-        """Whether the worker with this local rank still exists, and its number is its own."""
+        """Whether the worker with this local rank still exists, and its number is its own; called under the lock."""
+        descriptor = self._pidfds.get(local_rank)
+        if descriptor is not None and descriptor.is_ours:
+            # It becomes readable when the worker has ended, also for one that isn't a child of this process: with
+            # torch's start method "forkserver" another process forks the workers, and reaps them.
+            poll = select.poll()
+            poll.register(descriptor.number, select.POLLIN)
+            return not poll.poll(0)
         try:
             os.waitid(os.P_PID, worker_processes(self._context)[local_rank].pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return False  # reaped
+            return False  # reaped, or never a child
         return True
 
     # --- stopping -----------------------------------------------------------------------------------------------

@@ -94,18 +94,29 @@ class NodeRound:
         self.peers = None
 
     def listen_to_peers(self, interval: float) -> None:
-        """Connect to its peers, after the workers were started; `interval` is torch's, in seconds."""
+        """Connect to its peers, after the workers were started; `interval` is torch's, in seconds.
+
+        It does so once per round, and is called again where an error may have prevented it.
+        """
         nodes = self.places.nodes
-        if nodes > 1:
-            self.peers = Peers(
-                self._group,
-                self.reporter.node_context,
-                patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
-                can_continue_without_node=self.needs_restart_vote and self.restarts.can_continue_without_node(nodes),
-                wake=self.wake.set,
-                shutdown_requested=self._settings.signals.shutdown_requested,
-            )
-            self.peers.join(self.reporter.report.copies)
+        if nodes < 2 or self.peers is not None:  # noqa: PLR2004 - there are no peers
+            return
+        self.peers = Peers(
+            self._group,
+            self.reporter.node_context,
+            patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
+            can_continue_without_node=self.needs_restart_vote and self.restarts.can_continue_without_node(nodes),
+            wake=self.wake.set,
+            shutdown_requested=self._settings.signals.shutdown_requested,
+        )
+        # The signal thread stores the signal, then looks for peers; this thread does it the other way round. So at
+        # least one of them tells the peers, whenever the signal arrives.
+        received = self._settings.signals.received
+        if received is not None:
+            with suppress_internal_errors("informing the peer agents of a signal"):
+                self._announce_grace()
+                self._broadcast_signal(received)
+        self.peers.join(self.reporter.report.copies)
 
     def watch_progress(self) -> None:
         """Look from now on whether the workers make progress, unless the option is off or its folder isn't there."""
@@ -210,7 +221,7 @@ class NodeRound:
         """Return for how long workers may run that would be killed now; 0: no node got a signal, as far as known."""
         # A signal to one node ends its workers. Other nodes may see this before they hear of the signal, as failures
         # of ranks that have lost their peers.
-        if self.peers is None or not self.peers.broadcast.find_grace():
+        if self.peers is None or not self.peers.broadcast.has_grace():
             return 0.0
         return self._terminated_seconds
 
@@ -253,19 +264,29 @@ class NodeRound:
                 return
             # First of all: this node's workers may be about to be killed because of a failure, and so may others'.
             self.workers.grace.lengthen(self._terminated_seconds)
-            if self.peers is not None:
-                self.peers.broadcast.announce_grace(self._terminated_seconds)
+            self._announce_grace()
             # At the same time the main thread raises SignalException and stops the workers, but it may be blocked in
             # C++ for minutes; so this thread writes the document. Deadlines first: they apply to this very upload.
             self.reporter.shorten_deadlines()
             error = SignalException("terminated", sigval=received.number)
-            self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
-            if self.waits_at_exit or not self.restarts.can_continue_without_node(self.places.nodes):
-                what, seconds = f"{TERMINATED_BY} {received.number.name}", self._terminated_seconds
-                self._broadcast_agent_failure(what, seconds)
+            with suppress_internal_errors("documenting a signal"):
+                place = self.places.of()
+                self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, place, received.moment))
+            self._broadcast_signal(received)
         finally:
             # in any case: the main thread waits for it in `report_agent`
             self._signal_reported.set()
+
+    def _announce_grace(self) -> None:
+        """Let the peers' healthy workers have as much time to end as this node's."""
+        if self.peers is not None:
+            self.peers.broadcast.announce_grace(self._terminated_seconds)
+
+    def _broadcast_signal(self, received: SignalReceived) -> None:
+        """Send its peers that this node is terminated, if they can't continue without it."""
+        if self.waits_at_exit or not self.restarts.can_continue_without_node(self.places.nodes):
+            what, seconds = f"{TERMINATED_BY} {received.number.name}", self._terminated_seconds
+            self._broadcast_agent_failure(what, seconds)
 
     def report_agent(self, error: BaseException, error_class: ErrorClass) -> None:
         """Write a document about a failure of the agent itself, and finish the node's report."""

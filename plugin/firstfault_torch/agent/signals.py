@@ -7,6 +7,7 @@ ends the process if the main thread doesn't handle the signal.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import os
@@ -14,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
@@ -25,7 +26,11 @@ from typing_extensions import Self
 
 from firstfault_torch.guard import logger, suppress_internal_errors
 from firstfault_torch.node_context import Moment
-from firstfault_torch.time_limits import MAIN_THREAD_TIMEOUT_SECONDS, SIGNAL_RAISE_INTERVAL_SECONDS
+from firstfault_torch.time_limits import (
+    MAIN_THREAD_TIMEOUT_SECONDS,
+    POSTPONED_SIGNAL_TIMEOUT_SECONDS,
+    SIGNAL_RAISE_INTERVAL_SECONDS,
+)
 
 suppress_internal_errors_in_main = partial(suppress_internal_errors, through=(SignalException,))
 """`suppress_internal_errors` in the main thread, through which the exception of a signal passes."""
@@ -78,6 +83,11 @@ class SignalWatch:
         """Set by a signal; ends every wait."""
         self._phase = SignalPhase.WORKING
         self._noticed = threading.Event()
+        self._is_interruptible = threading.Event()
+        """Cleared while the main thread runs code that no signal's exception may interrupt."""
+        self._is_interruptible.set()
+        self._postponed: signal.Signals | None = None
+        """A signal that arrived meanwhile."""
         self._raised_at = -math.inf
         """By the monotonic clock; a second signal right after the first raises no second exception."""
         self.on_received: Callable[[SignalReceived], None] | None = None
@@ -151,6 +161,26 @@ class SignalWatch:
             for number in self._handled:
                 signal.signal(number, self._handle)
 
+    @contextlib.contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Install the handlers, and let the exception of a signal wait for the end of the block.
+
+        For code that connects to other nodes: interrupted halfway, it would leave threads and no way to tell the peers.
+        """
+        if self._wakeup_writer is None:
+            yield
+            return
+        # Cleared first: between the two lines the old handlers act.
+        self._is_interruptible.clear()
+        try:
+            self.install()
+            yield
+        finally:
+            self._is_interruptible.set()
+            number, self._postponed = self._postponed, None
+            if number is not None:
+                self._handle(number, None)
+
     def _forget_in_child(self) -> None:
         # Without this a signal to a worker would write into the agent's socket, and the agent would report that it was
         # terminated itself. After the block the wakeup descriptor is the earlier one again.
@@ -166,6 +196,9 @@ class SignalWatch:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
         # Before the exception: code that swallows it still finds the event set, and its waits end.
         self.shutdown_requested.set()
+        if not self._is_interruptible.is_set():
+            self._postponed = signal.Signals(number)
+            return
         now = time.monotonic()
         has_just_raised = now - self._raised_at < SIGNAL_RAISE_INTERVAL_SECONDS
         if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and not has_just_raised:
@@ -198,6 +231,7 @@ class SignalWatch:
 
     def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident
+        self._is_interruptible.wait(POSTPONED_SIGNAL_TIMEOUT_SECONDS)
         for _ in range(round(MAIN_THREAD_TIMEOUT_SECONDS / SIGNAL_RAISE_INTERVAL_SECONDS)):
             # Longer than the interval: `_handle` ignores a signal that comes within one interval after it has raised.
             if self._noticed.wait(1.1 * SIGNAL_RAISE_INTERVAL_SECONDS):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import time_limits, watchdog
-from firstfault_torch.guard import logger, run_loop, suppress_internal_errors
+from firstfault_torch.guard import logger, run_loop, start_daemon, suppress_internal_errors
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8
@@ -97,9 +97,7 @@ class TimerServer:
         The thread calls `expired` with the expired deadline of each worker, by process id.
         """
         self._pids, self._expired = frozenset(pids), expired
-        thread = threading.Thread(target=self._run, name="firstfault-timers", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._thread = start_daemon(self._run, "firstfault-timers", time_limits.THREAD_START_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
         """End the watch, and remove the FIFO. torch's agent calls it, too, when it stops the workers."""

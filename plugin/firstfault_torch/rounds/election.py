@@ -65,6 +65,10 @@ class VerdictElection:
         """The connection that `settle` was given."""
         self._results: queue.SimpleQueue[tuple[str, bytes] | BaseException] = queue.SimpleQueue()
         """The values of keys that the waiting thread has read."""
+        self._shutdown_requested: threading.Event | None = None
+        """The event that `settle` was given."""
+        self._is_silent = False
+        """Whether the store didn't answer when this agent announced that it publishes."""
         self.thread: threading.Thread | None = None
         """Waits in the store for the order and the verdict; None: `settle` hasn't begun."""
         self._arrival_number = 0
@@ -97,6 +101,7 @@ class VerdictElection:
         conclude.
         """
         self._store, waiting = connections
+        self._shutdown_requested = shutdown_requested
         arrive = partial(self._report, self._store, copies, leaving=shutdown_requested.is_set())
         if not self._call_store(arrive, "handing in this node's report"):
             return
@@ -119,7 +124,7 @@ class VerdictElection:
             patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
             hurried = time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
             found = self._await_verdict(patience, shutdown_requested, hurried)
-            leader = b"" if found is not None else self._call_store(self._read_leader, "asking for the current turn")
+            leader = b"" if found is not None else self._ask_store(self._read_leader, "asking for the current turn")
             # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
             # also have died there, and then no agent removes the "!": after the limit the next agent takes over.
             if leader and leader.endswith(b"!") and leader != overdue:
@@ -129,7 +134,7 @@ class VerdictElection:
                 overdue = leader
             if isinstance(found, bytes):
                 yield unpack_verdict(found)
-            if found is not None or shutdown_requested.is_set():
+            if found is not None or leader is None or shutdown_requested.is_set():
                 return
 
     def announce_publishing(self) -> bool:
@@ -141,7 +146,9 @@ class VerdictElection:
         """
         mine = str(self._own).encode()
         announce_publishing = partial(self._store.compare_set, self._key("leader"), mine, mine + b"!")
-        return self._call_store(announce_publishing, "announcing that this node publishes") == mine + b"!"
+        leader = self._ask_store(announce_publishing, "announcing that this node publishes")
+        self._is_silent = leader is None
+        return leader == mine + b"!"
 
     def publish(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
         """Send a published verdict to its peers; return theirs if another leader was faster."""
@@ -192,6 +199,11 @@ class VerdictElection:
         """Return the result of a store operation; None on timeout. All agents may call at the same moment."""
         return call_with_timeout(call, self._step_seconds, doing)
 
+    def _ask_store(self, call: Callable[[], _T], doing: str) -> _T | None:
+        """Do the same, and wait less once this process is told to go: nothing is lost without the answer."""
+        hurried, seconds = self._shutdown_requested, time_limits.STORE_TIMEOUT_SECONDS
+        return call_with_timeout(call, self._step_seconds, doing, hurried, shutdown_seconds=seconds)
+
     # --- arriving -----------------------------------------------------------------------------------------------
 
     def _report(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
@@ -232,9 +244,15 @@ class VerdictElection:
         self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
     ) -> bytes | BaseException | None:
         """Return the verdict, or why the store is lost; None if there is none in time."""
+        # Once the store doesn't answer, further questions would delay this node's verdict, each by as long as it may
+        # take. If another agent has concluded, its verdict has arrived, or is published where the caller looks.
+        seconds = 0.0 if self._is_silent else seconds
         found = self._get_next_result("verdict", seconds, shutdown_requested, shutdown_seconds)
+        if found is not None or self._is_silent:
+            return found or TimeoutError("the store doesn't answer")
         # as for the order: the waiting connection may be silent
-        return found or self._call_store(partial(self._read, "verdict"), "looking for a verdict") or None
+        verdict = self._ask_store(partial(self._read, "verdict"), "looking for a verdict")
+        return TimeoutError("the store doesn't answer") if verdict is None else verdict or None
 
     def _get_next_result(
         self, key: str, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float

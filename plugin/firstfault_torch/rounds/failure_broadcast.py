@@ -169,16 +169,16 @@ class FailureBroadcast:
 
         call_with_timeout(partial(try_call, put, dist.DistError), 0, "informing the peer agents of a signal")
 
-    def find_grace(self) -> float:
-        """Return the time that a node has announced for healthy workers; 0: no node has, or nothing answers."""
+    def has_grace(self) -> bool:
+        """Whether a node has announced time for healthy workers, as far as the store answers."""
 
-        def ask() -> float:
+        def ask() -> bool:
             store = self._connection or connect_to_store(self._store)
-            return float(store.get(GRACE_KEY)) if store.check([GRACE_KEY]) else 0.0
+            return bool(store.check([GRACE_KEY]))
 
         inform = partial(try_call, ask, dist.DistError)
         found = call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "asking whether a node got a signal")
-        return (found[0] or 0.0) if found is not None else 0.0
+        return found is not None and bool(found[0])
 
     @property
     def grace_left(self) -> float:
@@ -191,7 +191,8 @@ class FailureBroadcast:
         store = self._connection
         if self.outcome is None and store is not None and store.check([OUTCOME_KEY]):
             failure = _parse_notice(store.get(OUTCOME_KEY))
-            self.outcome = self.outcome or RoundOutcome(failure=failure, finished=failure is None)
+            if self.outcome is None:  # the waiting thread may have been faster
+                self._learn(RoundOutcome(failure=failure, finished=failure is None))
             if failure is not None:
                 self._acknowledge(store, failure)
             self._wake()
@@ -200,8 +201,15 @@ class FailureBroadcast:
         """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
         known = self.outcome
         if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
-            self.outcome = RoundOutcome(failure=failure)
+            self._learn(RoundOutcome(failure=failure))
             self._wake()
+
+    def _learn(self, outcome: RoundOutcome) -> None:
+        """Take an outcome as the round's; from now on the time counts that it leaves to workers."""
+        # The time first: whoever sees the outcome computes with it.
+        self._known_at = time.monotonic()
+        self.outcome = outcome
+        self._is_known.set()
 
     def find_fatal_failure(self) -> FailureNotice | None:
         """Read another node's fatal failure from the store, after the round has ended."""
@@ -260,11 +268,10 @@ class FailureBroadcast:
         with suppress_internal_errors("waiting for the round's outcome"):
             outcome = self._receive_outcome()
             # `accept` may have set the outcome while this thread was waiting
-            self._known_at = time.monotonic()
-            self.outcome = self.outcome or outcome
-            self._is_known.set()
+            if self.outcome is None:
+                self._learn(outcome)
             self._wake()
-            failure = self.outcome.failure
+            failure = (self.outcome or outcome).failure
             if failure is not None and not failure.fatal:
                 self._wait_for_fatal_failure()
         self._wake()
@@ -275,7 +282,7 @@ class FailureBroadcast:
             while not self._ended.wait(time_limits.FATAL_FAILURE_POLL_SECONDS):
                 if self._connection.check([FATAL_KEY]):
                     failure = _parse_notice(self._connection.get(FATAL_KEY))
-                    self.outcome = RoundOutcome(failure=failure)
+                    self._learn(RoundOutcome(failure=failure))
                     if failure is not None:
                         self._acknowledge(self._connection, failure)
                     return

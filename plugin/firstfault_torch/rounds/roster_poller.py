@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
@@ -12,7 +13,7 @@ from firstfault.model import Phase
 from firstfault.recorder.folder import Recorder
 from firstfault.recorder.time_limits import ROSTER_LISTING_TIMEOUT_SECONDS
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, run_loop
+from firstfault_torch.guard import logger, run_loop, start_daemon
 from firstfault_torch.node_context import NodeContext
 
 _POLLS_PER_SECOND = 2.8
@@ -49,10 +50,8 @@ class RosterPoller:
         self._seen: dict[int, float] = {}
         """When each failed node was first listed, by group rank, seconds of the monotonic clock."""
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=run_loop, args=(self._poll, "polling the roster"), name="firstfault-roster", daemon=True
-        )
-        self._thread.start()
+        poll = partial(run_loop, self._poll, "polling the roster")
+        self._thread = start_daemon(poll, "firstfault-roster", time_limits.THREAD_START_TIMEOUT_SECONDS)
 
     def end(self) -> None:
         """Stop polling and join the thread, unless it is waiting for the storage."""
