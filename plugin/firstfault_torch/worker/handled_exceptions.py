@@ -6,7 +6,8 @@ again, its peers are one collective ahead, and all of them time out. The excepti
 Python 3.12 and later tell of each handled exception (`sys.monitoring`). What is needed to describe it is copied at
 once: a reference would keep its frames alive, and with them a batch that the program wants to free before it tries
 again. A program that handles many exceptions pays for `_BUDGET` units a minute, some milliseconds; then the events are
-turned off until the agent asks the next time.
+turned off until the channel's thread turns them on again. A rank without an agent has no such thread: there they stay
+off once the program has handled too many within a minute.
 
 Earlier versions tell of none. There an exception is known if the program formats its traceback, as
 ``logging.exception`` and ``traceback.print_exc`` do, or if it still refers to it (``errors.append(error)``) from a
@@ -34,7 +35,7 @@ from firstfault.exceptions import source_files
 from firstfault.model import HandledException
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.copied_exception import CopiedException, build_exception, copy_exception, get_traceback
-from firstfault_torch.guard import iter_chain, suppress_internal_errors
+from firstfault_torch.guard import iter_chain
 from firstfault_torch.worker.in_flight import handled_exception, may_fail
 
 _TOOL = "firstfault"
@@ -57,6 +58,8 @@ MAX_REPEATED_HANDLINGS = 50
 _OWN_FOLDERS = tuple(f"{Path(file).parents[1]}{os.sep}" for file in (__file__, source_files.__file__))
 """Also of an installation in which they aren't among the packages."""
 _MAX_FILES = 4096
+_FORMATTED_ERROR = 2
+"""Position of the exception among the arguments of ``TracebackException.__init__``."""
 _OWN_ERRORS = (AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 _MAX_OBJECTS = 20_000
 _MAX_MEMBERS = 50
@@ -86,7 +89,7 @@ class HandledExceptions:
     watch      -> sys.monitoring calls `_note` with each handled exception; before Python 3.12, `traceback` does
                with each one that it formats
     _note      -> copied, in the main thread, within the budget; else turned off
-    refill     the agent asked: on again, once a minute at most
+    refill     on again, once a minute at most: in the channel's thread, or when the budget is used up
     list       what to put in a document or an answer; in any thread
     close      off for good
     """
@@ -95,7 +98,6 @@ class HandledExceptions:
         self._main = threading.get_ident()
         self._owner = os.getpid()
         self._tool: int | None = None
-        self._is_on = False
         self._left = _STARTUP_BUDGET
         self._refilled_ns = time.monotonic_ns()
         # Changed by the main thread only; `list` copies it in one call, which the interpreter's lock makes atomic.
@@ -131,18 +133,23 @@ class HandledExceptions:
         original = traceback.TracebackException.__init__
 
         @functools.wraps(original)
-        def noting(formatted: Any, kind: Any, error: Any, *args: Any, **kwargs: Any) -> None:
-            if issubclass(type(error), BaseException) and os.getpid() == self._owner:
-                self._note(None, 0, error)
-            original(formatted, kind, error, *args, **kwargs)
+        def noting(*args: Any, **kwargs: Any) -> None:
+            # At the limit of recursion this fails only where `original` would: both need one more frame.
+            with contextlib.suppress(*_OWN_ERRORS):
+                self._note_formatted(kwargs["exc_value"] if "exc_value" in kwargs else args[_FORMATTED_ERROR])
+            return original(*args, **kwargs)  # type: ignore[func-returns-value]  # as another library's may
 
         def undo() -> None:
             # another library may have replaced it since, and may call this one
             if traceback.TracebackException.__init__ is noting:
                 traceback.TracebackException.__init__ = original  # type: ignore[method-assign]
 
-        traceback.TracebackException.__init__ = noting  # type: ignore[method-assign,assignment]
+        traceback.TracebackException.__init__ = noting  # type: ignore[method-assign]
         self._undo = undo
+
+    def _note_formatted(self, error: object) -> None:
+        if issubclass(type(error), BaseException) and os.getpid() == self._owner:
+            self._note(None, 0, error)  # type: ignore[arg-type]  # its `__class__` may be anything
 
     def refill(self) -> None:
         """Turn the events on again if they were turned off, once a minute."""
@@ -195,22 +202,29 @@ class HandledExceptions:
     # --- Python 3.12 and later --------------------------------------------------------------------------------------
 
     def _turn(self, *, is_on: bool) -> None:
+        # Also if they are on or off: another thread may be about to turn them, and Python compares.
         monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # as above
-        if is_on is not self._is_on:
-            self._is_on = is_on
-            monitoring.set_events(self._tool, monitoring.events.EXCEPTION_HANDLED if is_on else 0)
+        monitoring.set_events(self._tool, monitoring.events.EXCEPTION_HANDLED if is_on else 0)
 
     def _note(self, _code: CodeType | None, offset: int, error: BaseException) -> None:
         # Called for each handler and each clean-up that an exception enters, also if it leaves it again: `list` sorts
-        # those out. What is raised here would be raised in the program.
-        self._left -= 1
-        if self._left < 0:
-            if self._is_on:
-                with suppress_internal_errors("ending the watch for handled exceptions"):
-                    self._turn(is_on=False)
+        # those out. What is raised here would be raised in the program. A signal's handler of the program may run here,
+        # too, and what it raises has to pass: not all exceptions. No block of `contextlib`: it takes longer, and needs
+        # one more frame, which there may not be at the limit of recursion.
+        try:
+            self._left -= 1
+            if self._left < 0:
+                self.refill()
+                if self._left < 0:
+                    if self._tool is not None:
+                        self._turn(is_on=False)
+                    return
+            if threading.get_ident() == self._main:
+                self._look(offset, error)
+        except _OWN_ERRORS:
             return
-        if threading.get_ident() != self._main:
-            return
+
+    def _look(self, offset: int, error: BaseException) -> None:
         entry, is_own, raised, entries = get_traceback(error), False, None, 0
         while entry is not None:
             file = entry.tb_frame.f_code.co_filename
@@ -230,9 +244,7 @@ class HandledExceptions:
             before.identity, before.reached, before.last_ns = id(error), (entries, offset), now
             return
         self._left -= _COPY_COST
-        # A signal's handler of the program may run here, too, and what it raises has to pass: not all exceptions.
-        with contextlib.suppress(*_OWN_ERRORS):
-            self._keep(place, error, (entries, offset), now)
+        self._keep(place, error, (entries, offset), now)
 
     def _is_own(self, file: str) -> bool:
         """Whether a file is the program's own."""
