@@ -57,6 +57,8 @@ SEND_TIMEOUT_SECONDS = 0.5
 """A sender of a message, for the receiver's queue. Then the message is lost."""
 CHANNEL_RETRY_SECONDS = 1.0
 """A receiver of messages that failed to read one, for memory or descriptors. Then it reads again."""
+CHANNEL_CHECK_SECONDS = 60.0
+"""A receiver of messages, for one. Then it looks whether its socket's file is still there."""
 THREAD_START_TIMEOUT_SECONDS = 0.5
 """An agent or a worker, for a thread that reads messages or watches progress. Then it does without."""
 DEADLINE_SEND_TIMEOUT_SECONDS = 1.0

@@ -307,3 +307,51 @@ def test_a_channel_survives_failures(agent: Agent, worker: OpenChannel, monkeypa
     one._listener._socket.settimeout(0.001)
     for _ in range(3):
         assert list(agent.channel.ask([0], LONG_S)) == [0]
+
+
+def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A channel that is closed while its thread looks at its socket ends at once, and binds no new one."""
+    closed, is_ours = threading.Event(), vars(channel.KeptDescriptor)["is_ours"].fget
+
+    def close_meanwhile(kept: channel.KeptDescriptor) -> Any:
+        if threading.current_thread() in threads and not closed.is_set():
+            closed.set()
+            line.close()
+        return is_ours(kept)
+
+    before = set(threading.enumerate())
+    line = AgentChannel(NodeFolder(folder), lambda: None)
+    threads = set(threading.enumerate()) - before
+    (thread,) = threads
+    monkeypatch.setattr(channel.KeptDescriptor, "is_ours", property(close_meanwhile))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(b"no json", str(folder / "agent.line"))
+    thread.join(SOON_S)
+    assert closed.is_set()
+    assert not thread.is_alive()
+
+
+def test_files_that_a_cleaner_removes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose socket's file, or folder, was removed answers again; another process's file stays."""
+    monkeypatch.setattr(time_limits, "CHANNEL_CHECK_SECONDS", 1)
+    minutes = threading.Semaphore(0)
+    files = NodeFolder(folder / "node")
+    files.path.mkdir()
+    one = WorkerChannel(files, 0, 0, lambda _: {"whose": "first"}, minutes.release)
+    path = files.worker(0, 0).socket
+    for remove in (path.unlink, lambda: (path.unlink(), files.path.rmdir(), minutes.acquire(), files.path.mkdir())):
+        remove()
+        deadline = time.monotonic() + SOON_S
+        while not path.exists() and time.monotonic() < deadline:
+            assert minutes.acquire(timeout=SOON_S)
+        agent = AgentChannel(files, lambda: None)
+        assert agent.ask([0], LONG_S)[0]["whose"] == "first"
+        agent.close()
+        files.agent_socket.unlink()
+    other = WorkerChannel(files, 0, 0, lambda _: {"whose": "second"})
+    for _ in range(2):
+        assert minutes.acquire(timeout=SOON_S)
+    agent = AgentChannel(files, lambda: None)
+    assert agent.ask([0], LONG_S)[0]["whose"] == "second"
+    for line in (one._listener, other._listener, agent):
+        line.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,18 +36,25 @@ class _Listener:
     """A bound socket, and a thread that calls `take` with each message that arrives there, and logs what it raises.
 
     It lives in a process whose program may close all descriptors, and open files or sockets under their numbers: then
-    it binds a new socket, and leaves the number alone.
+    it binds a new socket, and leaves the number alone. It also does so when a cleaner of /tmp has removed the socket's
+    file, for which it looks once a minute. `each_minute` is called then, if no message came meanwhile.
 
     Raises:
         OSError: no socket can be bound.
         RuntimeError: the system allows no further thread.
     """
 
-    def __init__(self, path: Path, take: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        take: Callable[[dict[str, Any]], None],
+        each_minute: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = path
         self._take = take
+        self._each_minute = each_minute
         self._closed = threading.Event()
-        self._socket = self._bind()
+        self._socket, self._kept, self._file = self._bind()
         try:
             start_daemon(self._listen, "firstfault-channel", time_limits.THREAD_START_TIMEOUT_SECONDS)
         except (RuntimeError, MemoryError):
@@ -66,19 +75,44 @@ class _Listener:
             _send(self._path, {})  # the same, for a thread that still waits at the socket whose number is lost
         self._release()
 
-    def _bind(self) -> socket.socket:
+    def _bind(self) -> tuple[socket.socket, KeptDescriptor, os.stat_result]:
         # A worker that executes another program, or that starts the training as a child, leaves its socket's file.
         self._path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
+            # The kernel's own time limit: with one of Python's, a receive would be two calls, and the second one could
+            # take a message of the program's, if the program takes the number in between.
+            seconds = struct.pack("@ll", int(time_limits.CHANNEL_CHECK_SECONDS), 0)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
             bound.bind(str(self._path))
-            self._kept = KeptDescriptor(bound.detach())
+            file = self._path.stat()
+            kept = KeptDescriptor(bound.detach())
         except BaseException:
             bound.close()
             raise
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, fileno=self._kept.number)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM, fileno=kept.number)
         listening.settimeout(None)  # the program may have set a default for all sockets
-        return listening
+        return listening, kept, file
+
+    def _can_wait(self) -> bool:
+        """Bind a new socket if the number or the file is lost; return whether there is one to wait at."""
+        is_ours = self._kept.is_ours
+        with contextlib.suppress(FileNotFoundError):
+            if not os.path.samestat(self._path.stat(), self._file):
+                return is_ours  # of another process with the same name: a wrapper's child, which is to be asked
+            if is_ours:
+                return True
+        lost = self._socket, self._kept
+        try:
+            self._socket, self._kept, self._file = self._bind()
+        except OSError:
+            if is_ours:  # the node's folder is gone, too; the recorder may restore it within the next minute
+                return True
+            raise
+        lost[0].detach()
+        lost[1].close()
+        # `close` may have been called meanwhile, and has seen only the socket before.
+        return not self._closed.is_set()
 
     def _release(self) -> None:
         # Without the number: the socket object would close whatever it is.
@@ -90,13 +124,22 @@ class _Listener:
             with contextlib.suppress(OSError):
                 # Checked before each wait. The wait itself is safe: the kernel holds the socket until it is over, even
                 # if its number is closed and reused. It takes one more message, and its sender gets an answer.
-                if not self._kept.is_ours:
+                if not self._can_wait():
                     self._release()
-                    self._socket = self._bind()
-                self._read(self._socket.recv(_LARGEST))
+                    return
+                self._receive()
                 continue
             # Short of memory or of descriptors, or the node's folder is gone. It may be better later.
             self._closed.wait(time_limits.CHANNEL_RETRY_SECONDS)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_LARGEST)
+        except BlockingIOError:  # the time is up
+            with suppress_internal_errors("doing what is due each minute"):
+                self._each_minute()
+        else:
+            self._read(data)
 
     def _read(self, data: bytes) -> None:
         # A datagram arrives whole or not at all, also if its sender dies while it sends. What isn't JSON is the empty
@@ -188,13 +231,18 @@ class WorkerChannel:
     """A worker's end; a separate thread calls `answer` with the agent's question, and sends what that returns."""
 
     def __init__(
-        self, files: NodeFolder, round_: int, local_rank: int, answer: Callable[[str], dict[str, Any]]
+        self,
+        files: NodeFolder,
+        round_: int,
+        local_rank: int,
+        answer: Callable[[str], dict[str, Any]],
+        each_minute: Callable[[], None] = lambda: None,
     ) -> None:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
         # Last: the agent may ask from this line on, and the listening thread answers while the main thread trains.
-        self._listener = _Listener(files.worker(round_, local_rank).socket, self._reply)
+        self._listener = _Listener(files.worker(round_, local_rank).socket, self._reply, each_minute)
 
     def report_failure(self, content: dict[str, Any]) -> None:
         """Inform the agent that this worker's exception has left the task function."""

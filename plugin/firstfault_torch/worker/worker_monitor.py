@@ -63,6 +63,9 @@ from firstfault_torch.worker.pulse import pulse, snapshot
 
 T = TypeVar("T")
 
+_SENDING_SECONDS = 0.05
+"""What an answer needs to reach the agent, of the time for which that waits."""
+
 _monitors: list[WorkerMonitor] = []
 
 
@@ -194,7 +197,8 @@ class WorkerMonitor:
             register_stacks(self._files)
         # Last: the agent may ask as soon as the socket exists, and all that answers it is ready.
         if self._has_agent:
-            self._channel = WorkerChannel(node, self.place.round, self.place.local_rank or 0, self.answer)
+            local_rank = self.place.local_rank or 0
+            self._channel = WorkerChannel(node, self.place.round, local_rank, self.answer, self._handled.refill)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call `call` when the task function has ended."""
@@ -259,6 +263,7 @@ class WorkerMonitor:
 
     def answer(self, question: str = STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process, also record the exception in flight."""
+        began = time.monotonic()
         if self._files is not None:
             with suppress_internal_errors("keeping the files of stacks open"):
                 restore_stacks(self._files)
@@ -278,7 +283,9 @@ class WorkerMonitor:
         unwinding = self.in_flight.unwinding
         raised_at = unwinding.raised_at if unwinding is not None else None
         progress, calls = process_state.collective_state()
-        handled = self._list_handled(handled_exception(threading.main_thread().ident or 0), calls)
+        # The rest of the time: an answer that came too late would lose the collectives as well.
+        left = time_limits.WORKER_QUERY_TIMEOUT_SECONDS - _SENDING_SECONDS - (time.monotonic() - began)
+        handled = self._list_handled(handled_exception(threading.main_thread().ident or 0), calls, left)
         answer = to_message(progress, process_state.thread_failures(), raised_at, handled)
         # Before the answer is sent: the signal may follow it immediately.
         self._answered.set()
@@ -301,16 +308,26 @@ class WorkerMonitor:
         return receipt.name
 
     def _list_handled(
-        self, current: BaseException | None, calls: Sequence[int], *, is_ending: bool = True
+        self,
+        current: BaseException | None,
+        calls: Sequence[int],
+        seconds: float = time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS,
+        *,
+        is_ending: bool = True,
     ) -> tuple[HandledException, ...]:
-        """Return the exceptions that the program handled; `calls` are the times of the recorded collectives."""
+        """Return the exceptions that the program handled; `calls` are the times of the recorded collectives.
+
+        It takes at most `seconds`, and no longer than `HANDLED_EXCEPTIONS_TIMEOUT_SECONDS`.
+        """
+        limit = min(seconds, time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS)
+        if limit <= 0:
+            return ()
 
         def count_since(when_ns: int) -> int | None:
             return sum(called > when_ns for called in calls) if calls else None
 
         # reads source files, on a file system that may not answer
         read = partial(self._handled.list, current, count_since, is_ending=is_ending)
-        limit = time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS
         return call_with_timeout(read, limit, "listing handled exceptions", local=True) or ()
 
     def _withdraw(self, name: str) -> None:
