@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +16,8 @@ from tests.torch_agent.hostile import NotAllowedError, mount, own_mounts
 
 CLEANING_AGE_SECONDS = 3.0
 MAX_PROCESSES = 90
-_READ_ONLY = 1
-"""MS_RDONLY of mount(2)."""
+_READ_ONLY, _BIND = 1, 0x1000
+"""MS_RDONLY and MS_BIND of mount(2)."""
 _FIRST_USER = 61_000
 """User ids that no user of the machine has."""
 
@@ -48,8 +49,14 @@ def enter_machine(name: str, folder: Path, number: int) -> None:
         user = _FIRST_USER + number
         if os.getuid():
             raise NotAllowedError("not possible here: only root can be another user")
+        _open_interpreter_to_all_users()
         for owned in (folder, *folder.rglob("*")):
             os.chown(owned, user, user)
+        if name == "another user":
+            # Somebody else was here first: the working folder and the names among temporary files are theirs.
+            os.chown(folder / "runs", 0, 0)
+            for taken in (".firstfault", f".firstfault-{user}"):
+                (temporary / taken).mkdir()
         if name == "few processes":
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
         os.setgroups([])
@@ -58,6 +65,20 @@ def enter_machine(name: str, folder: Path, number: int) -> None:
         # torch looks its user up for the folder of compiled code
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(temporary / "cache")
         os.environ["HOME"] = str(folder)
+
+
+def _open_interpreter_to_all_users() -> None:
+    """Let other users run this Python in this process's view, if it's installed in a private folder such as /root."""
+    prefix = Path(sys.base_prefix).resolve()
+    private = next((path for path in (*reversed(prefix.parents), prefix) if not path.stat().st_mode & 1), None)
+    if private is None:
+        return
+    own_mounts()
+    descriptor = os.open(prefix, os.O_PATH)
+    mount("tmpfs", str(private), "tmpfs", options="mode=755")
+    prefix.mkdir(parents=True)
+    mount(f"/proc/self/fd/{descriptor}", str(prefix), flags=_BIND)
+    os.close(descriptor)
 
 
 def _find_temporary_folders(folder: Path) -> list[str]:
