@@ -326,8 +326,8 @@ def test_a_program_that_closes_all_descriptors(takes_number: bool, expired: Expi
         assert expired.becomes("block")
         client = watchdog._client()
         assert client is not None
-        number = client._descriptor
-        assert number is not None
+        assert client._fifo is not None
+        number = client._fifo.number
         os.close(number)
         if takes_number:
             own = os.open(tmp_path / "checkpoint", os.O_WRONLY | os.O_CREAT)
