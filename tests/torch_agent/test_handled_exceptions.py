@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firstfault_torch import PlainEngine, time_limits
+from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.nodes import Job
 from tests.torch_agent import trainings
 
@@ -107,6 +110,17 @@ def test_a_budget_for_each_minute(here: dict[str, Any], newer: dict[str, Any]) -
 def test_calls_of_traceback(here: dict[str, Any]) -> None:
     """All ways to format an exception do what they do without firstfault, and near the limit of recursion, too."""
     assert here["as_before"] == []
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_an_answer_in_time(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker lists handled exceptions only while the agent still waits for its answer."""
+    monkeypatch.setattr(time_limits, "WORKER_QUERY_TIMEOUT_SECONDS", 0.0 if is_slow else 60.0)
+    monkeypatch.setattr(time_limits, "HANDLED_EXCEPTIONS_TIMEOUT_SECONDS", 60.0)
+    monitor, listed = WorkerMonitor(PlainEngine("")), threading.Event()
+    monkeypatch.setattr(monitor._handled, "list", lambda *_, **__: listed.set() or ())
+    assert monitor.answer()["handled"] == []
+    assert listed.is_set() is not is_slow
 
 
 @pytest.mark.jobs
