@@ -4,9 +4,12 @@ A program of its own, which needs no torch, so that it can run on other versions
 """
 
 import contextlib
+import copy
+import inspect
 import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -169,8 +172,107 @@ def taken(_: HandledExceptions) -> Any:
     return known
 
 
+def for_hours(handled: HandledExceptions) -> Any:
+    handled._left, handled._refilled_ns = 0, handled._refilled_ns - handled_exceptions._REFILL_NS
+    try:
+        step(6)
+    except ValueError:
+        traceback.format_exc()
+    return handled.list()
+
+
+class Formatted(traceback.TracebackException):
+    """A class of the program with other parameters."""
+
+    def __init__(self, error: BaseException, *, lines: bool = False) -> None:
+        kind, trace = type(error), error.__traceback__
+        super().__init__(exc_type=kind, exc_value=error, exc_traceback=trace, limit=-1, capture_locals=lines)
+
+
+def _format_in_all_ways(error: BaseException) -> list[Any]:
+    kind, trace, cls = type(error), error.__traceback__, traceback.TracebackException
+    ways: list[Callable[[], Any]] = [
+        lambda: list(Formatted(error).format()),
+        lambda: list(Formatted(error, lines=True).format()),
+        lambda: list(cls(kind, error, trace).format()),
+        lambda: list(cls(kind, exc_value=error, exc_traceback=trace).format()),
+        lambda: list(cls(exc_type=kind, exc_value=error, exc_traceback=trace, limit=1).format()),
+        lambda: list(cls.from_exception(error, limit=1, compact=True).format()),
+        lambda: list(copy.copy(cls.from_exception(error)).format()),
+        lambda: traceback.format_exception(error),
+        lambda: traceback.format_exception(kind, error, trace),
+        lambda: traceback.format_exception(kind, value=error, tb=trace, limit=1, chain=False),
+        lambda: traceback.format_exception(None, None, None),
+        lambda: traceback.format_exception(kind, None, None),
+        lambda: traceback.format_exception_only(error),
+        lambda: traceback.format_exception_only(kind, error),
+        cls,  # type: ignore[call-arg]
+        lambda: pickle.loads(pickle.dumps(cls.__init__)) is cls.__init__,  # noqa: S301 - its own
+        lambda: (cls.__init__.__qualname__, cls.__init__.__doc__, str(inspect.signature(cls))),
+    ]
+    return [_result(way) for way in ways]
+
+
+def _result(call: Callable[[], Any]) -> str:
+    try:
+        return repr(call())
+    except Exception as error:  # noqa: BLE001 - compared
+        return repr(error)
+
+
+def _descend(number: int) -> int:
+    try:
+        return _descend(number + 1)
+    except RecursionError:
+        return number
+
+
+def _format_near_the_limit(error: BaseException, frames: int) -> str:
+    if frames:
+        return _format_near_the_limit(error, frames - 1)
+    try:
+        return "".join(traceback.format_exception(error)[-1:])
+    except RecursionError:
+        return "too deep"
+
+
+def as_before(handled: HandledExceptions) -> Any:
+    try:
+        step(7)
+    except ValueError as failed:
+        error = failed
+    deepest = _descend(0) - 1
+    depths = range(deepest - 60, deepest - 5)
+
+    def look() -> list[Any]:
+        return _format_in_all_ways(error) + [_format_near_the_limit(error, depth) for depth in depths]
+
+    watched = look()
+    handled.close()
+    before = look()
+    differ = [(number, one, other) for number, (one, other) in enumerate(zip(watched, before, strict=True))]
+    differ = [item for item in differ if item[1] != item[2]]
+    # what is replaced needs one frame more
+    at_limit = [item for item in differ if item[1] == "too deep"]
+    return [item for item in differ if item not in at_limit[:1]]
+
+
 SCENES: list[Callable[[HandledExceptions], Any]] = [
-    *(dropped, logged, kept, cleaned_up, raised_again, business, of_a_thread, lets_go, far_too_many, forked, taken)
+    *(
+        dropped,
+        logged,
+        kept,
+        cleaned_up,
+        raised_again,
+        business,
+        of_a_thread,
+        lets_go,
+        far_too_many,
+        for_hours,
+        as_before,
+        forked,
+        taken,
+    )
 ]
 
 

@@ -37,6 +37,7 @@ def state() -> dict[str, Any]:
             "sys.settrace": _named(sys.gettrace()),
             "sys.setprofile": _named(sys.getprofile()),
         },
+        "tools": _tool(4),
         "faulthandler": faulthandler.is_enabled(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "files": sorted(_files()),
@@ -47,6 +48,12 @@ def state() -> dict[str, Any]:
         "functions": {name: _functions(module) for name, module in list(sys.modules.items()) if not _ours(name)},
         "loaded": sorted(name for name in sys.modules if _ours(name)),
     }
+
+
+def _tool(number: int) -> Any:
+    """Return who uses one of the ids of `sys.monitoring`, which Python has since 3.12."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return None if monitoring is None else monitoring.get_tool(number)
 
 
 def _known(number: Any) -> bool:

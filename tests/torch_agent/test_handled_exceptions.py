@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from firstfault_torch import PlainEngine, time_limits
+from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.nodes import Job
 from tests.torch_agent import trainings
 
@@ -20,9 +24,15 @@ _NEWER = sorted(_PYENV.glob("versions/3.1[2-9].*/bin/python3"))[:1] if sys.versi
 _TELLS_ALL = pytest.mark.skipif(sys.version_info < (3, 12) and not _NEWER, reason="Python 3.12 isn't installed")
 
 
-def _run(python: str) -> dict[str, Any]:
-    packages = os.pathsep.join(folder for folder in sys.path if folder.endswith(("plugin", "readers", "proto")))
-    environment = {**os.environ, "PYTHONPATH": packages}
+def _run(python: str, folder: Path) -> dict[str, Any]:
+    # Only what the scenes need, wherever it is installed: the other packages there are for this version of Python.
+    for name in ("firstfault", "firstfault_torch", "firstfault_start"):
+        file = Path(str(importlib.import_module(name).__file__))
+        found = file.parent if file.stem == "__init__" else file
+        (folder / found.name).symlink_to(found)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    if python == sys.executable:
+        del environment["PYTHONPATH"]
     command = [python, str(_SCENES)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
     found: dict[str, Any] = json.loads(ran.stdout)
@@ -30,15 +40,15 @@ def _run(python: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def here() -> dict[str, Any]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scenes on this version of Python."""
-    return _run(sys.executable)
+    return _run(sys.executable, tmp_path_factory.mktemp("packages"))
 
 
 @pytest.fixture(scope="module")
-def newer() -> dict[str, Any]:
+def newer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run the scenes on a version of Python that tells of all handled exceptions."""
-    return _run(str(_NEWER[0]) if _NEWER else sys.executable)
+    return _run(str(_NEWER[0]) if _NEWER else sys.executable, tmp_path_factory.mktemp("packages"))
 
 
 def _failed(number: int, function: str) -> list[Any]:
@@ -89,6 +99,28 @@ def test_nothing_of_the_program_is_kept(here: dict[str, Any], newer: dict[str, A
 def test_a_program_that_handles_too_many(newer: dict[str, Any]) -> None:
     """Above a number of exceptions Python is no longer asked for them, until the agent asks a minute later."""
     assert newer["far_too_many"] == [True, False, False, True]
+
+
+@_TELLS_ALL
+def test_a_budget_for_each_minute(here: dict[str, Any], newer: dict[str, Any]) -> None:
+    """A program that handles few exceptions a minute is watched for as long as it runs, without an agent, too."""
+    assert here["for_hours"] == newer["for_hours"] == _failed(6, "for_hours")
+
+
+def test_calls_of_traceback(here: dict[str, Any]) -> None:
+    """All ways to format an exception do what they do without firstfault, and near the limit of recursion, too."""
+    assert here["as_before"] == []
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_an_answer_in_time(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker lists handled exceptions only while the agent still waits for its answer."""
+    monkeypatch.setattr(time_limits, "WORKER_QUERY_TIMEOUT_SECONDS", 0.0 if is_slow else 60.0)
+    monkeypatch.setattr(time_limits, "HANDLED_EXCEPTIONS_TIMEOUT_SECONDS", 60.0)
+    monitor, listed = WorkerMonitor(PlainEngine("")), threading.Event()
+    monkeypatch.setattr(monitor._handled, "list", lambda *_, **__: listed.set() or ())
+    assert monitor.answer()["handled"] == []
+    assert listed.is_set() is not is_slow
 
 
 @pytest.mark.jobs

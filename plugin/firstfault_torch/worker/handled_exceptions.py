@@ -137,7 +137,7 @@ class HandledExceptions:
             # At the limit of recursion this fails only where `original` would: both need one more frame.
             with contextlib.suppress(*_OWN_ERRORS):
                 self._note_formatted(kwargs["exc_value"] if "exc_value" in kwargs else args[_FORMATTED_ERROR])
-            return original(*args, **kwargs)  # type: ignore[func-returns-value]  # as another library's may
+            return original(*args, **kwargs)  # as it is: another library's may return something
 
         def undo() -> None:
             # another library may have replaced it since, and may call this one

@@ -311,7 +311,7 @@ class WorkerMonitor:
         self,
         current: BaseException | None,
         calls: Sequence[int],
-        seconds: float = time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS,
+        seconds: float = time_limits.UPLOAD_DEADLINE_SECONDS,
         *,
         is_ending: bool = True,
     ) -> tuple[HandledException, ...]:
