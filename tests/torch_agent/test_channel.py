@@ -333,7 +333,7 @@ def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.Monkey
 
 def test_files_that_a_cleaner_removes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose socket's file, or folder, was removed answers again; another process's file stays."""
-    monkeypatch.setattr(time_limits, "CHANNEL_CHECK_SECONDS", 1)
+    monkeypatch.setattr(time_limits, "CHANNEL_CHECK_SECONDS", 0.2)
     minutes = threading.Semaphore(0)
     files = NodeFolder(folder / "node")
     files.path.mkdir()
