@@ -339,7 +339,10 @@ def test_files_that_a_cleaner_removes(folder: Path, monkeypatch: pytest.MonkeyPa
     files.path.mkdir()
     one = WorkerChannel(files, 0, 0, lambda _: {"whose": "first"}, minutes.release)
     path = files.worker(0, 0).socket
-    for remove in (path.unlink, lambda: (path.unlink(), files.path.rmdir(), minutes.acquire(), files.path.mkdir())):
+    for remove in (
+        path.unlink,
+        lambda: (files.path.rename(folder / "gone"), minutes.acquire(timeout=SOON_S), files.path.mkdir()),
+    ):
         remove()
         deadline = time.monotonic() + SOON_S
         while not path.exists() and time.monotonic() < deadline:
