@@ -77,6 +77,8 @@ RELAY_CLOSE_TIMEOUT_SECONDS = 2.0
 """The agent, for the rest of stderr. Then its exit waits for that, unless a signal ends it."""
 WORKER_QUERY_TIMEOUT_SECONDS = 0.3
 """The agent, for its workers' stacks, then for their state. Then it stops them without."""
+ANSWER_DELIVERY_SECONDS = 0.05
+"""A worker's answer, of that time, to reach the agent. Then it comes too late."""
 IN_FLIGHT_GRACE_SECONDS = 1.0
 """The agent, for an exception on its way out of a worker. Then it stops the worker."""
 FAILED_WORKER_EXIT_GRACE_SECONDS = 8.0

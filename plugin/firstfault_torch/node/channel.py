@@ -82,8 +82,9 @@ class _Listener:
         try:
             # The kernel's own time limit: with one of Python's, a receive would be two calls, and the second one could
             # take a message of the program's, if the program takes the number in between.
-            seconds = struct.pack("@ll", int(time_limits.CHANNEL_CHECK_SECONDS), 0)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+            microseconds = int(time_limits.CHANNEL_CHECK_SECONDS * 1_000_000)
+            limit = struct.pack("@ll", *divmod(microseconds, 1_000_000))  # a `timeval`
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             bound.bind(str(self._path))
             file = self._path.stat()
             kept = KeptDescriptor(bound.detach())

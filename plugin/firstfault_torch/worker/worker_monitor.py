@@ -63,9 +63,6 @@ from firstfault_torch.worker.pulse import pulse, snapshot
 
 T = TypeVar("T")
 
-_SENDING_SECONDS = 0.05
-"""What an answer needs to reach the agent, of the time for which that waits."""
-
 _monitors: list[WorkerMonitor] = []
 
 
@@ -284,7 +281,8 @@ class WorkerMonitor:
         raised_at = unwinding.raised_at if unwinding is not None else None
         progress, calls = process_state.collective_state()
         # The rest of the time: an answer that came too late would lose the collectives as well.
-        left = time_limits.WORKER_QUERY_TIMEOUT_SECONDS - _SENDING_SECONDS - (time.monotonic() - began)
+        limit = time_limits.WORKER_QUERY_TIMEOUT_SECONDS - time_limits.ANSWER_DELIVERY_SECONDS
+        left = began + limit - time.monotonic()
         handled = self._list_handled(handled_exception(threading.main_thread().ident or 0), calls, left)
         answer = to_message(progress, process_state.thread_failures(), raised_at, handled)
         # Before the answer is sent: the signal may follow it immediately.
