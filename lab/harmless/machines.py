@@ -33,38 +33,48 @@ def enter_machine(name: str, folder: Path, number: int) -> None:
     Raises:
         NotAllowedError: this process may not, for instance because it isn't root.
     """
-    temporary = folder / "tmp"
-    if name == "read-only /tmp":
+    if name in {"read-only /tmp", "full /tmp"}:
         own_mounts()
         for path in _find_temporary_folders(folder):
-            mount("tmpfs", path, "tmpfs", flags=_READ_ONLY)
-    elif name == "full /tmp":
-        own_mounts()
-        for path in _find_temporary_folders(folder):
-            mount("tmpfs", path, "tmpfs", options="size=64k")
-            with contextlib.suppress(OSError), Path(path, "filler").open("wb", buffering=0) as file:
-                while True:
-                    file.write(b"x" * 1024)
+            if name == "read-only /tmp":
+                mount("tmpfs", path, "tmpfs", flags=_READ_ONLY)
+            else:
+                mount("tmpfs", path, "tmpfs", options="size=64k")
+                _fill(Path(path))
     elif name in {"another user", "few processes"}:
         user = _FIRST_USER + number
-        if os.getuid():
-            raise NotAllowedError("not possible here: only root can be another user")
-        _open_interpreter_to_all_users()
-        for owned in (folder, *folder.rglob("*")):
-            os.chown(owned, user, user)
+        _give_to_user(folder, user)
         if name == "another user":
             # Somebody else was here first: the working folder and the names among temporary files are theirs.
             os.chown(folder / "runs", 0, 0)
             for taken in (".firstfault", f".firstfault-{user}"):
-                (temporary / taken).mkdir()
-        if name == "few processes":
+                (folder / "tmp" / taken).mkdir()
+        else:
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
-        # torch looks its user up for the folder of compiled code
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(temporary / "cache")
-        os.environ["HOME"] = str(folder)
+        _become_user(folder, user)
+
+
+def _fill(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 1024)
+
+
+def _give_to_user(folder: Path, user: int) -> None:
+    if os.getuid():
+        raise NotAllowedError("not possible here: only root can be another user")
+    _open_interpreter_to_all_users()
+    for owned in (folder, *folder.rglob("*")):
+        os.chown(owned, user, user)
+
+
+def _become_user(folder: Path, user: int) -> None:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    # torch looks its user up for the folder of compiled code
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "tmp" / "cache")
+    os.environ["HOME"] = str(folder)
 
 
 def _open_interpreter_to_all_users() -> None:
