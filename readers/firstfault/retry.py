@@ -11,9 +11,15 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from firstfault.doubts import (
+    CATEGORIES_WITHOUT_CAUSE,
+    TIME_LIMIT_REASON,
+    explain_replaced_request,
+    explain_unknown,
+)
 from firstfault.errors import UsageError
 from firstfault.evidence.certain_bugs import find_certain_bug
-from firstfault.evidence.texts import RE2_PATTERNS, is_unexplained_write
+from firstfault.evidence.texts import RE2_PATTERNS
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.exceptions.source_files import is_library_file
@@ -41,16 +47,9 @@ _TORCH_FILE = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISE_LINE = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASH_SIGNALS = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals by which a process dies after a GPU driver error."""
-_TIME_LIMIT_REASON = "the attempt reached its time limit"
-_UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
-_NO_PROOF_REASON = "maybe temporary, but that isn't proven"
-_UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
-_ADVICE_FOR_FLYTE = " (to allow retries, raise a recoverable error)"
 _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
 """An attempt that trained longer had overcome the fault of the one before."""
-_CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
-"""Categories that describe how a process ended, not why."""
 _WAITING_CATEGORIES = {"hang", "rendezvous"}
 """Categories in which the time without collectives before the failure was spent waiting, not training."""
 _PROGRAM_CATEGORIES = {"user_code", "input", "config", "data", "numerics"}
@@ -111,8 +110,6 @@ class Vote:
         return self.retry
 
 
-RETRY_REQUESTS = {"FlyteRecoverableException", "RecoverableError"}
-"""Exceptions with which a program requests a retry."""
 RETRY_REFUSALS = {"NonRecoverableError", "FlyteNonRecoverableSystemException"}
 """Flyte's exceptions with which a program refuses one, whatever their cause is."""
 RetryPolicy = Callable[[Verdict, RetryContext], Vote | bool]
@@ -438,7 +435,7 @@ def _find_refusal(root: WorkerError | None) -> str:
 
 def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.is_at_time_limit:
-        return Vote(retry=False, reason=_TIME_LIMIT_REASON)
+        return Vote(retry=False, reason=TIME_LIMIT_REASON)
     if verdict.code == CANCELLED:
         return Vote(retry=False, reason="somebody cancelled the job")
     # SIGINT to one node of an elastic job: the remaining nodes restart without it, as torch does
@@ -482,9 +479,14 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         is_own = policy is not None and vote.reason != repeats
-        reason = vote.reason if is_own else proof or _explain_unknown(verdict, context)
+        reason = (
+            vote.reason
+            if is_own
+            else proof
+            or explain_unknown(verdict, is_of_flyte=context.engine in {"", "flyte"} and context.restarts_left is None)
+        )
     # a task's own policy may refuse a retry without a proof, but has nothing to go by if the cause isn't known
-    has_known_cause = verdict.scope is not Scope.UNDETERMINED and verdict.category not in _CATEGORIES_WITHOUT_CAUSE
+    has_known_cause = verdict.scope is not Scope.UNDETERMINED and verdict.category not in CATEGORIES_WITHOUT_CAUSE
     if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
         reason = f"{reason}, and {same_fault.reason}"
     return Decision(
@@ -517,7 +519,7 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
     is_inferred = verdict.rule == "out-of-step"
     is_certain = verdict.confidence != "low" and not verdict.suspects and not is_inferred
     is_of_program = ABOUT_CATEGORIES.get(verdict.category, {}).get("owner") == "code"
-    if verdict.root is None or not is_certain or not is_of_program or _explain_replaced_request(verdict.root):
+    if verdict.root is None or not is_certain or not is_of_program or explain_replaced_request(verdict.root):
         return ""
     bug = find_certain_bug(verdict.root)
     return f"{bug}, so it would fail again" if bug else ""
@@ -585,36 +587,3 @@ def is_gpu_gone(verdict: Verdict) -> bool:
         return False
     text = root.exception.message if root.exception is not None else root.printed
     return RE2_PATTERNS["gone_gpu"].search(text) is not None
-
-
-def _explain_unknown(verdict: Verdict, context: RetryContext) -> str:
-    """Return why it isn't known whether a retry would help."""
-    reason = _describe_doubt(verdict)
-    is_of_flyte = context.engine in {"", "flyte"} and context.restarts_left is None
-    return f"{reason}{_ADVICE_FOR_FLYTE}" if is_of_flyte and reason == _NO_PROOF_REASON else reason
-
-
-def _describe_doubt(verdict: Verdict) -> str:
-    if verdict.scope is Scope.UNDETERMINED:
-        return _UNKNOWN_CAUSE_REASON
-    if verdict.is_at_time_limit:
-        return _TIME_LIMIT_REASON
-    if reason := _explain_replaced_request(verdict.root):
-        return reason
-    if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
-        return _UNEXPLAINED_WRITE_REASON
-    if verdict.category in _CATEGORIES_WITHOUT_CAUSE:
-        return _UNKNOWN_CAUSE_REASON
-    against = ABOUT_CATEGORIES.get(verdict.category, {}).get("against")
-    return f"{against}, but that isn't proven" if against else _NO_PROOF_REASON
-
-
-def _explain_replaced_request(root: WorkerError | None) -> str:
-    """Return a sentence if the program replaced an exception that requests a retry by another; otherwise empty."""
-    if root is None or root.exception is None or root.recoverable:
-        return ""
-    # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception counts
-    raised = root.exception
-    outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
-    request = next((name for name in inner if name in RETRY_REQUESTS), None)
-    return f"{outer} replaced {request}, and isn't recoverable itself" if request else ""

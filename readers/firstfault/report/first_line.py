@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
+from firstfault.doubts import RETRY_REQUESTS
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
 from firstfault.model.failure import ABOUT_CATEGORIES
 from firstfault.report.engine_words import EngineWords, find_words_of_root
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
-from firstfault.retry import RETRY_REQUESTS
 from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
