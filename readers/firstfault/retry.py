@@ -479,12 +479,8 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         is_own = policy is not None and vote.reason != repeats
-        reason = (
-            vote.reason
-            if is_own
-            else proof
-            or explain_unknown(verdict, is_of_flyte=context.engine in {"", "flyte"} and context.restarts_left is None)
-        )
+        is_of_flyte = context.engine in {"", "flyte"} and context.restarts_left is None
+        reason = vote.reason if is_own else proof or explain_unknown(verdict, is_of_flyte=is_of_flyte)
     # a task's own policy may refuse a retry without a proof, but has nothing to go by if the cause isn't known
     has_known_cause = verdict.scope is not Scope.UNDETERMINED and verdict.category not in CATEGORIES_WITHOUT_CAUSE
     if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
