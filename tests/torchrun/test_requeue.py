@@ -106,9 +106,9 @@ def test_a_bug_stops(submit: Callable[..., Job]) -> None:
 
 
 def test_a_recoverable_exception_is_requeued_once(submit: Callable[..., Job], tmp_path: Path) -> None:
-    """The second start fails with the same fault and without progress, so the job stops."""
-    job = submit("recoverable", "--max 3")
-    assert "Restarts=1" in job.wait("Comment=firstfault: RecoverableError, rank 1 on ", job.fields)
+    """The second start fails with the same fault, on the same machine and without progress, so the job stops."""
+    job = submit("recoverable", "--max 3", "-N1", "--nodelist=gpu-a")
+    assert "Restarts=1" in job.wait("Comment=firstfault: RecoverableError, rank 0 on ", job.fields)
     job.start_now()
     lines = job.wait("requeue returned 1").splitlines()
     assert (lines[0], lines[-3]) == ("srun returned 75", "srun returned 93")
