@@ -130,7 +130,7 @@ def test_a_step_that_is_tried_again(tmp_path: Path) -> None:
     with Job(tmp_path, trainings.tries_again, (), None, config) as job:
         ended = job.start(1).end()
 
-    assert (ended.verdict.rule, ended.verdict.ranks) == ("out-of-step", (1,))
+    assert (ended.verdict.rule, ended.verdict.ranks) == ("out-of-step", (1,)), ended.logs
     assert ended.verdict.headline.endswith("the first fault")
     assert ended.verdict.confidence != "high"
     assert "which its program handled and went on" in ended.verdict.why[0]
