@@ -17,6 +17,7 @@ from firstfault_torch.rounds import report_packing
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from firstfault_torch.rounds.round_store import RoundStore
+from tests.processes import processes
 from tests.torch_agent.stores import Counting, hosted
 from tests.waiting import until
 
@@ -334,6 +335,8 @@ def test_a_leader_whose_store_falls_silent(
         thread = leader.begin()
         until(lambda: leader.reports)
         os.kill(process.pid or 0, signal.SIGSTOP)
+        # the signal is sent, but the store may still answer one more request
+        until(lambda: processes()[process.pid or 0].state == "T")
         requests.clear()
         concludes.set()
         until(lambda: requests)
