@@ -48,6 +48,12 @@ def claim_start() -> int:
             return number
 
 
+def say(line: str) -> None:
+    """Print a line in one write: other ranks print to the same file at the same time."""
+    sys.stdout.flush()
+    os.write(1, f"{line}\n".encode())
+
+
 def main() -> None:
     """Train, with the plan's habits and fault."""
     habits = PLAN["habits"]
@@ -65,13 +71,13 @@ def main() -> None:
             _HABITS[name](start)
     if PLAN["signals"] or PLAN["joins"]:
         signal.signal(signal.SIGTERM, lambda number, _frame: save_and_end(start, number))
-    print(f"rank {RANK} begins, start {start}", flush=True)
+    say(f"rank {RANK} begins, start {start}")
     os.write(2, b"rank %d writes to stderr\n" % RANK)
     train(start)
     for check in _checks:
         check()
     (OUT / f"result-{RANK}").write_text(f"{STEPS} steps\n")
-    print(f"rank {RANK} ends", flush=True)
+    say(f"rank {RANK} ends")
 
 
 def train(start: int) -> None:
