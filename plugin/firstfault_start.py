@@ -80,7 +80,9 @@ def begin_rank() -> None:
 
 
 def _begin_rank(*, is_asked: bool) -> None:
-    """Record what ends this process, if it is a rank; `is_asked`: its program says so, not only its environment.
+    """Record what ends this process, if it is a rank.
+
+    `is_asked`: the program imported `record`. Otherwise only the environment shows that it may be one.
 
     A rank may be several processes, and the one that trains is recorded. A program may exec another one: that's the
     same process, and remains the rank. Or it is a wrapper, and starts the one that trains: a later start of this rank.

@@ -41,7 +41,7 @@ def main() -> None:
     """Print a table."""
     handled = HandledExceptions()
     if not handled._watch_all():
-        sys.exit("this version of Python doesn't tell of handled exceptions: nothing is paid")
+        sys.exit("this version of Python has no event for handled exceptions, so there is no cost to measure")
 
     def pair(work: Callable[[], int], units: int) -> tuple[float, float]:
         seconds = []

@@ -19,7 +19,7 @@ TIMEOUT_S = 4
 AGAIN = 10_000
 """Programs of seeds from here on try a step, or the training, again."""
 HANDLED = 20_000
-"""Programs of seeds from here on handle an exception and go on, so that a rank is out of step with its peers."""
+"""Programs of seeds from here on handle an exception and continue, so that a rank is out of step with its peers."""
 _CLOCKS = (0.0, 0.0, 0.0, 0.4, -3.0, 30.0)
 """Seconds by which a node's clock is off."""
 

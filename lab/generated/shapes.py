@@ -16,7 +16,7 @@ TRIED_STEPS = {"retried-steps": LOOPS["retried-steps"], **_SHAPES["retried-loops
 TRIED_TRAININGS = {**{name: WRAPPERS[name] for name in ("retried", "retried-anew")}, **_SHAPES["retried-wrappers"]}
 """What tries the training again."""
 HANDLED_STEPS: dict[str, str] = _SHAPES["handled-loops"]
-"""Loops that handle a step's exception and go on, out of step with their peers."""
+"""Loops that handle a step's exception and continue, out of step with their peers."""
 COMMUNICATIONS = {
     name: text if "def prepare" in text else f"def prepare():\n    pass\n\n\n{text}"
     for name, text in _SHAPES["communications"].items()

@@ -24,7 +24,7 @@ _ROOT = Path(__file__).parents[2]
 def main(arguments: list[str]) -> int:
     """Run the pairs, print a table; return 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="*", type=int, help="seeds; default: as many as --pairs says")
+    parser.add_argument("only", nargs="*", type=int, help="seeds; default: --pairs of them")
     parser.add_argument("--pairs", type=int, default=50, help="how many pairs, from --first on")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--folder", type=Path, default=_ROOT / "build" / "harmless")

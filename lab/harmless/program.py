@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def train(start: int) -> None:
-    """Take the plan's steps; fail in the first start if the plan says so."""
+    """Take the plan's steps; fail in the first start if the plan has a fault."""
     if PLAN["communicates"]:
         import torch  # noqa: PLC0415 - a rank without collectives needs no torch
         import torch.distributed as dist  # noqa: PLC0415 - as above

@@ -225,7 +225,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
 
 
 def _publish_unless_published(own: SealedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
-    """Publish this node's verdict without an election; take the one that another node has published meanwhile."""
+    """Publish this node's verdict without an election; take another node's if it has published first."""
     found: SealedVerdict | None = None
     if end.node_context.identity.is_folder_shared:
         find, seconds = partial(_find_published_verdict, end, settings), time_limits.VERDICT_READ_TIMEOUT_SECONDS

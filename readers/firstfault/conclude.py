@@ -223,7 +223,7 @@ def decide_restart(verdict: model.Verdict, decision: model.Decision, context: Re
     `decision` is the retry policy's, with the context of `RestartContext.to_retry_context`.
     """
     # The only refusal without a proof. torch's rendezvous would wait for 10 minutes or more for a node that may never
-    # come, while all others hold their GPUs; the scheduler can restart all nodes at once.
+    # come, while the remaining nodes hold their GPUs; the scheduler can restart all nodes at once.
     if context.nodes_left < context.min_nodes:
         return False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
     # Contained errors of a GPU's memory may be gone after a restart, but not a GPU that the driver has lost.

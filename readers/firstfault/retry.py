@@ -387,7 +387,7 @@ def stuck_at_start(*, attempts: int) -> ComposablePolicy:
 def _count_trained_seconds(verdict: Verdict, context: RetryContext) -> float:
     """Return how long the ranks had trained until the failure.
 
-    After their last collective they went on with work that needs none, such as an evaluation, unless they waited.
+    After their last collective they did work without collectives, such as an evaluation, unless they waited.
     """
     went_on = context.progress.collectives > 0 and verdict.category not in _WAITING_CATEGORIES
     return context.trained_seconds + (context.progress.idle_seconds if went_on else 0.0)
@@ -563,7 +563,7 @@ def _choose_action(verdict: Verdict, context: RetryContext, vote: Vote, *, is_st
 def _is_free(verdict: Verdict, context: RetryContext) -> bool:
     """Whether a retry on the system's budget needs no limit: the platform's fault is proven, and new to this machine.
 
-    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess for ever. A broken
+    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess without end. A broken
     GPU's errors surface at another line each time, so any failure before on the same machine, or on an unknown one,
     makes the retry count.
     """

@@ -16,8 +16,8 @@ from firstfault.model import Phase
 from firstfault.utils.safe_paths import enter, open_below, open_file
 
 _ROOT = ".firstfault"
-_OF_TORCHRUN = "torchrun"
-FOLDERS = (f"{_ROOT}/{_OF_TORCHRUN}", f"{_ROOT}/runs")
+_TORCHRUN_FOLDER = "torchrun"
+FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
 PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
@@ -105,7 +105,7 @@ def _ignore_in_git(base: Path, names: tuple[str, ...]) -> None:
     opened = open_below(base, names)
     try:
         ignore = open_file(".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, opened)
-    except OSError:  # it exists; whatever else is wrong, the mark's error will tell it
+    except OSError:  # it exists; any other problem shows when the mark is made
         return
     finally:
         os.close(opened)
@@ -135,14 +135,14 @@ def make_fallback_folder() -> Path:
             private = next(_find_private_folders(), None) or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
     if private not in _kept:
         _kept[private] = _lock(private)
-    runs = private / _OF_TORCHRUN
+    runs = private / _TORCHRUN_FOLDER
     runs.mkdir(exist_ok=True)
     return runs
 
 
 def find_fallback_folders() -> list[Path]:
     """Return the folders of torchrun's runs among temporary files that are this user's."""
-    return [private / _OF_TORCHRUN for private in _find_private_folders()]
+    return [private / _TORCHRUN_FOLDER for private in _find_private_folders()]
 
 
 def find_foreign_folder(runs: Path) -> str:
@@ -164,10 +164,10 @@ def describe_fallback_folder() -> str:
     except OSError as error:
         return f"no folder: {error}"
     if (found := next(_find_private_folders(), None)) is not None:
-        return str(found / _OF_TORCHRUN)
+        return str(found / _TORCHRUN_FOLDER)
     if os.path.lexists(usual):
-        return f"{usual}-<random>/{_OF_TORCHRUN} ({usual} isn't this user's alone)"
-    return str(usual / _OF_TORCHRUN)
+        return f"{usual}-<random>/{_TORCHRUN_FOLDER} ({usual} isn't this user's alone)"
+    return str(usual / _TORCHRUN_FOLDER)
 
 
 def _private_name() -> str:

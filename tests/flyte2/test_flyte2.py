@@ -107,7 +107,7 @@ def _codes(job: Job) -> list[int]:
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All pods exit with 0, after which JobSet restarts none and Flyte reads the error, which isn't recoverable.
 
-    Also if the image sets exit codes for other schedulers.
+    Also if the image sets exit codes for another scheduler.
     """
     job = _run(tmp_path, "bug", FIRSTFAULT_EXIT_CODES="default")
     assert _codes(job) == [0, 0]

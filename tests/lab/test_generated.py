@@ -27,7 +27,7 @@ _SEEDS = {
 None hangs, so that a long timeout can outlast a busy machine.
 """
 _TIMEOUT_S = 60
-_MANY, _FEW = 400, 40
+ORDINARY_PLANS, HANDLED_PLANS = 400, 40
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,11 @@ def test_a_training(seed: int, campaign: Path) -> None:
 
 def test_every_seed_is_a_program() -> None:
     """Each seed composes one program, so a failing one can be run again; it compiles, with its fault in it."""
-    for seed in (*range(_MANY), *range(AGAIN, AGAIN + _MANY), *range(HANDLED, HANDLED + _FEW)):
+    for seed in (
+        *range(ORDINARY_PLANS),
+        *range(AGAIN, AGAIN + ORDINARY_PLANS),
+        *range(HANDLED, HANDLED + HANDLED_PLANS),
+    ):
         plan = plan_of(seed)
         source = source_of(plan)
 
@@ -63,7 +67,7 @@ def test_every_seed_is_a_program() -> None:
 
 def test_every_loop_that_handles_is_drawn() -> None:
     """The seeds of programs that handle an exception meet every loop, and the fault comes once, on one rank."""
-    plans = [plan_of(HANDLED + number) for number in range(_FEW)]
+    plans = [plan_of(HANDLED + number) for number in range(HANDLED_PLANS)]
 
     assert {plan.loop for plan in plans} == set(HANDLED_STEPS)
     assert all(plan.once and len(plan.guilty) == 1 for plan in plans)
@@ -71,7 +75,7 @@ def test_every_loop_that_handles_is_drawn() -> None:
 
 def test_every_fault_is_drawn() -> None:
     """The seeds meet every fault, at one rank, at two and at all, and also meet none."""
-    plans = [plan_of(seed) for seed in range(_MANY)]
+    plans = [plan_of(seed) for seed in range(ORDINARY_PLANS)]
 
     assert {plan.fault for plan in plans} == {*FAULTS, ""}
     assert {len(plan.guilty) for plan in plans} == {0, 1, 2, 4}

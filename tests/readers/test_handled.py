@@ -15,7 +15,7 @@ from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, PEER, STACK, count, do
 _IN_TRAIN = model.FrameInfo("/app/train.py", 40, "main")
 _IN_STEP = model.FrameInfo("/app/train.py", 12, "step", 'raise ValueError("no labels")')
 _ELSEWHERE = model.FrameInfo("/app/metrics.py", 7, "push")
-_OF_TORCH = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
+TORCH_FRAME = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
 _HEADLINE = "ValueError, rank 3 on worker-1: no labels"
 
 
@@ -43,7 +43,7 @@ def test_a_rank_behind_that_handled_an_exception() -> None:
 
     assert (verdict.rule, verdict.headline, verdict.ranks) == ("out-of-step", _HEADLINE, (3,))
     assert (verdict.confidence, verdict.category) == ("medium", "user_code")
-    assert "which its program handled and went on" in verdict.why[0]
+    assert "which its program handled before it continued" in verdict.why[0]
     assert (
         verdict.why[1] == "it was out of step with its peers: it called 5 collectives of group default_pg, its peers 6"
     )
@@ -93,7 +93,7 @@ def test_the_first_exception_of_a_loop_that_tries_again() -> None:
         # long ago
         _behind(_handled(since=400), stack=IN_SLEEP),
         # about a peer
-        _behind(_handled(_IN_TRAIN, _OF_TORCH, kind="RuntimeError", message=PEER.format(1)), stack=IN_SLEEP),
+        _behind(_handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER.format(1)), stack=IN_SLEEP),
     ],
     ids=["of all ranks", "of a rank in step", "long ago", "about a peer"],
 )

@@ -92,7 +92,7 @@ def test_every_type_of_a_bug(name: str) -> None:
     """Each listed type is found, with an article that fits."""
     reason = find_certain_bug(make_error(3, exception=_raised(name, "x")))
     assert reason
-    assert reason.startswith("an " if name.startswith(("Attr", "Unb", "Ind")) else ("a ", "the "))
+    assert reason.startswith("an " if name.startswith(("Attr", "Unb", "Ind")) else ("a ", "the ", "tensor "))
 
 
 _LOST = _raised("ConnectionResetError", "[Errno 104] Connection reset by peer", relation="context")

@@ -133,4 +133,4 @@ def test_a_step_that_is_tried_again(tmp_path: Path) -> None:
     assert (ended.verdict.rule, ended.verdict.ranks) == ("out-of-step", (1,)), ended.logs
     assert ended.verdict.headline.endswith("the first fault")
     assert ended.verdict.confidence != "high"
-    assert "which its program handled and went on" in ended.verdict.why[0]
+    assert "which its program handled before it continued" in ended.verdict.why[0]

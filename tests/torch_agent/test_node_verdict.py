@@ -230,7 +230,7 @@ def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, las
 def test_the_store_ends_while_the_leader_concludes(
     published: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader takes the verdict that another node has published meanwhile; without one it publishes its own."""
+    """The leader adopts a verdict that another node has published; without one it publishes its own."""
     other = sealed_of(_settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context())
     document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns()))
     with hosted() as (process, store):

@@ -307,7 +307,7 @@ def test_a_silent_connection(nodes: int, there: list[int], agents: Callable[...,
 
 @pytest.mark.usefixtures("short_turns")
 def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Agent]]) -> None:
-    """It publishes nothing once another agent has, also if the store has ended meanwhile: no answer is a no."""
+    """It publishes nothing once another agent has, even if the store has ended: no answer is a no."""
     concludes = threading.Event()
     with hosted() as (process, store):
         slow, other = [Agent(store, rank, 2, thinks=concludes if rank == 0 else None) for rank in (0, 1)]

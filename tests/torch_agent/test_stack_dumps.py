@@ -265,7 +265,7 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 # --- a program that closes descriptors --------------------------------------------------------------------------------
 
 
-def _number_of(file: Path) -> int:
+def find_descriptor(file: Path) -> int:
     """Return the descriptor of this process that is a file."""
     (found,) = [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(file.resolve())]
     return int(found.name)
@@ -298,7 +298,7 @@ def test_a_program_that_uses_the_number(start: Start, tmp_path: Path) -> None:
 
     def take_numbers() -> None:
         for file in (files.stacks, files.fatal_stacks):
-            os.dup2(os.open(tmp_path / f"{file.stem}.data", os.O_WRONLY | os.O_CREAT), _number_of(file))
+            os.dup2(os.open(tmp_path / f"{file.stem}.data", os.O_WRONLY | os.O_CREAT), find_descriptor(file))
 
     taken = start(in_python, then=take_numbers)
     assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: taken.pid or 0}, SHORT_S) == {}

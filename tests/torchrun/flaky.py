@@ -1,4 +1,4 @@
-"""Fails at rank 1 in the first rounds, in each as it is told, and then works: ``flaky.py FAULT...``."""
+"""Fails at rank 1 in the first rounds, in each as an argument asks, and then works: ``flaky.py FAULT...``."""
 
 import os
 import signal

@@ -46,7 +46,7 @@ def become(code):
     os.execv(sys.executable, [sys.executable, "-c", LOADS + code])
 '''
 LOADS = START.replace("import firstfault_torch.record\n", "")
-"""For a program that doesn't say that it's a rank."""
+"""For a program that doesn't import `record`."""
 FAILS = "raise ValueError(7)"
 GROUP_FAILS = f"load(True); {FAILS}"
 KILLED = "load(); os.kill(os.getpid(), signal.SIGKILL)"
@@ -135,7 +135,7 @@ def test_what_a_rank_does(case: str, ended: tuple[list[int], JobErrors]) -> None
 
 
 def test_the_only_rank_ends_its_helper(library: dict[str, str], tmp_path: Path) -> None:
-    """Without peers, nothing tells a helper from a training, so it's no failure that somebody has ended it."""
+    """Without peers a helper looks like a training, so a process that was ended isn't a failure."""
     environment = _environment(RANK="0", WORLD_SIZE="1", FIRSTFAULT_FOLDER=str(tmp_path), **library)
     code = f"{START}LOADS = {LOADS!r}\nfor end in 'kill', 'terminate': getattr(meet(p := start()), end)(); p.wait()"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -126,7 +126,7 @@ def test_a_bad_node_is_excluded_if_enough_are_left(
 
 
 def test_a_killed_requeue_leaves_no_held_job(failed: dict[str, str], tmp_path: Path) -> None:
-    """If Slurm kills the script in the middle of a requeue with an exclusion, the job starts again all the same."""
+    """If Slurm kills the script in the middle of a requeue with an exclusion, the job still starts again."""
     job = failed["killed"]
     record_ecc(job)
     scontrol = tmp_path / "bin" / "scontrol"

@@ -13,7 +13,7 @@ FLAKY = str(Path(__file__).parent / "flaky.py")
 
 
 def _run(folder: Path, *faults: str, mode: str = "act") -> Node:
-    """Run a job of two ranks whose rank 1 fails in each round as it is told."""
+    """Run a job of two ranks whose rank 1 fails in each round as its argument asks."""
     variables = {"FIRSTFAULT_JOB": "job", "FIRSTFAULT_DECISIONS": mode, "FIRSTFAULT_EXIT_CODES": "default"}
     job = run_job(
         folder,

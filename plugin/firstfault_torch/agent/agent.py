@@ -86,7 +86,7 @@ class ReportingAgent(LocalElasticAgent):
         # if the nodes can't agree on a number, it at least differs from the last round's
         number = self.node.reporter.node_context.round + 1 if self._rounds else 0
         self._rounds += 1
-        # The peers count on this node from now on. A signal must find a round of which they can be told.
+        # From now on the peers wait for this node. A signal must find a round through which it can be sent.
         with self._signals.postponed():
             with suppress_internal_errors_in_main("numbering the round"):
                 # Before anything else of the round: every later node waits in the store until the first one has set

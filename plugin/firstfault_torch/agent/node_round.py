@@ -110,7 +110,7 @@ class NodeRound:
             shutdown_requested=self._settings.signals.shutdown_requested,
         )
         # The signal thread stores the signal, then looks for peers; this thread does it the other way round. So at
-        # least one of them tells the peers, whenever the signal arrives.
+        # least one of them informs the peers, whenever the signal arrives.
         received = self._settings.signals.received
         if received is not None:
             with suppress_internal_errors("informing the peer agents of a signal"):
@@ -219,8 +219,8 @@ class NodeRound:
 
     def _find_grace(self) -> float:
         """Return for how long workers may run that would be killed now; 0: no node got a signal, as far as known."""
-        # A signal to one node ends its workers. Other nodes may see this before they hear of the signal, as failures
-        # of ranks that have lost their peers.
+        # A signal to one node ends its workers. Other nodes may see this before the signal's notice arrives, as
+        # failures of ranks that have lost their peers.
         if self.peers is None or not self.peers.broadcast.has_grace():
             return 0.0
         return self._terminated_seconds
@@ -262,7 +262,7 @@ class NodeRound:
         try:
             if self.finished:
                 return
-            # First of all: this node's workers may be about to be killed because of a failure, and so may others'.
+            # First: workers of this or another node may be about to be killed because of a failure.
             self.workers.grace.lengthen(self._terminated_seconds)
             self._announce_grace()
             # At the same time the main thread raises SignalException and stops the workers, but it may be blocked in

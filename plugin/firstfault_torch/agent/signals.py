@@ -87,7 +87,7 @@ class SignalWatch:
         """Cleared while the main thread runs code that no signal's exception may interrupt."""
         self._is_interruptible.set()
         self._postponed: signal.Signals | None = None
-        """A signal that arrived meanwhile."""
+        """A signal that arrived during the block."""
         self._raised_at = -math.inf
         """By the monotonic clock; a second signal right after the first raises no second exception."""
         self.on_received: Callable[[SignalReceived], None] | None = None
@@ -165,7 +165,8 @@ class SignalWatch:
     def postponed(self) -> Iterator[None]:
         """Install the handlers, and let the exception of a signal wait for the end of the block.
 
-        For code that connects to other nodes: interrupted halfway, it would leave threads and no way to tell the peers.
+        For code that connects to other nodes: interrupted halfway, it would leave threads, and the peers would get no
+        notice.
         """
         if self._wakeup_writer is None:
             yield

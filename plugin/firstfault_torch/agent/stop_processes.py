@@ -141,7 +141,7 @@ class ProcessStop:
         self._wait(processes, lambda: given_up)
 
     def _wait(self, processes: Sequence[Any], get_deadline: Callable[[], float]) -> list[Any]:
-        """Return the processes that still run at the deadline, which may move meanwhile."""
+        """Return the processes that still run at the deadline, which may move during the wait."""
         while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < get_deadline():
             time.sleep(time_limits.STOP_POLL_SECONDS)
         return left

@@ -35,7 +35,7 @@ OTHER_CALLS = {
         115: "clock_nanosleep", 260: "wait4",
     },
 }  # fmt: skip
-"""Others that may wait. Without futex: a thread that waits for a lock says nothing about who holds it."""
+"""Further calls that may wait. Without futex: a thread that waits for a lock doesn't show who holds it."""
 MAX_FINDINGS = 3
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -92,7 +92,8 @@ def _get_topic(number: int) -> str:
 def _get_next_limit(first: float, seconds: float) -> float:
     """Return when to look next, after a look at `seconds`: at the first limit times 2, 4, 8 and so on.
 
-    Doubled is the nominal time. The measured one is longer by a part of a poll, other on each node, and doubles, too.
+    The nominal time is doubled. The measured time is longer by part of a poll, a different part on each node, and
+    doubling would make the nodes drift apart.
     """
     limit = 2 * first
     while limit < NEXT_LIMIT_FACTOR * seconds:

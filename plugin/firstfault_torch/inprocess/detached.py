@@ -203,7 +203,7 @@ def read_start_time(process: int) -> int:
     """Return when a process started, in ticks since the boot; 0: it has ended.
 
     Raises:
-        OSError: it can't be read, such as for want of a descriptor. That says nothing about the process.
+        OSError: it can't be read, such as for want of a descriptor. That proves nothing about the process.
     """
     try:
         # proc(5): the name in parentheses may contain spaces and parentheses, so count from the last one. A zombie

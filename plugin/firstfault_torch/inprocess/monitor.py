@@ -4,8 +4,8 @@ The monitor process reports the rank's death, and ends the rank if nothing else 
 the rank has connections, closes all inherited files, and ends after the rank's call. The two share memory with the
 rank's phase and the time of its last progress. One thread writes that time; the other interrupts the main thread.
 
-Peers take a rank for lost if its monitor process falls silent. So that process has a standby, its child: whichever of
-the two dies, such as by the OOM killer, the other one takes over or starts a new one, without touching the rank.
+Peers consider a rank lost if its monitor process becomes unresponsive. So that process has a standby, its child: if
+either dies, such as by the OOM killer, the survivor takes over or starts a new one, without touching the rank.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Watcher:
             if late > time_limits.FROZEN_WATCHDOG_SECONDS:
                 self._postpone(late)
             # Whatever fails in one look, such as for want of memory, the next one tries again: if this process ended,
-            # the peers would take a healthy worker for lost.
+            # the peers would consider a healthy worker lost.
             log_error(try_call(self._look, Exception)[1])
             log_error(try_call(self._keep_standby, Exception)[1])
             began = time.monotonic()
@@ -206,7 +206,7 @@ class Watcher:
             self._connection = None  # it may wait for ever on that one
             self._store_thread.end()
             self._store_thread = None
-        # One thread for all calls, not one for each: while the system allows no further thread, heartbeats go on.
+        # One thread for all calls, not one for each: heartbeats continue while the system allows no further thread.
         if self._store_thread is None:
             with contextlib.suppress(RuntimeError, MemoryError):
                 self._store_thread = _StoreThread()

@@ -151,7 +151,7 @@ class _Host:
         # Ranks of this job may still settle who continues. A connection counts if two looks in a row see it, so the
         # first look always counts as quiet, and several are needed.
         while quiet < _QUIET_LOOKS:
-            # If they can't be listed, such as for want of a descriptor, that is no proof that there are none.
+            # If they can't be listed, such as for want of a descriptor, they may still exist.
             now, _ = try_call(self._connections, Exception)
             is_quiet = now is not None and not now & before  # ranks of the next job connect again and again, and leave
             quiet = quiet + 1 if is_quiet else 0

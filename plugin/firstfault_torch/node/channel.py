@@ -37,7 +37,7 @@ class _Listener:
 
     It lives in a process whose program may close all descriptors, and open files or sockets under their numbers: then
     it binds a new socket, and leaves the number alone. It also does so when a cleaner of /tmp has removed the socket's
-    file, for which it looks once a minute. `each_minute` is called then, if no message came meanwhile.
+    file, for which it looks once a minute. `each_minute` is called then, unless a message came first.
 
     Raises:
         OSError: no socket can be bound.
@@ -112,7 +112,7 @@ class _Listener:
             raise
         lost[0].detach()
         lost[1].close()
-        # `close` may have been called meanwhile, and has seen only the socket before.
+        # `close` may have been called during the bind, and has only seen the old socket.
         return not self._closed.is_set()
 
     def _release(self) -> None:

@@ -200,7 +200,7 @@ class VerdictElection:
         return call_with_timeout(call, self._step_seconds, doing)
 
     def _ask_store(self, call: Callable[[], _T], doing: str) -> _T | None:
-        """Do the same, and wait less once this process is told to go: nothing is lost without the answer."""
+        """Do the same with a shorter limit once a shutdown is requested: the answer is optional."""
         hurried, seconds = self._shutdown_requested, time_limits.STORE_TIMEOUT_SECONDS
         return call_with_timeout(call, self._step_seconds, doing, hurried, shutdown_seconds=seconds)
 

@@ -24,7 +24,7 @@ FATAL_KEY = "firstfault/fatal"
 """Set by a node that can't restart, even if `OUTCOME_KEY` already has a failure after which workers restart."""
 GRACE_KEY = "firstfault/stop-seconds"
 """Set by a node whose healthy workers are stopped, after a signal or for a new rendezvous. Their peers lose their
-connections, and fail; what still runs beside these is as healthy, and has the same time."""
+connections, and fail; the siblings of those failures are healthy, and have the same time."""
 MAX_ROUND_DURATION = dt.timedelta(days=30)
 """Longer than any round: every round ends by setting the outcome, and a lost store ends the wait."""
 

@@ -120,8 +120,8 @@ def connect_to_store(store: Any) -> Any:
 
 def clone_store(store: Any) -> Any:
     """Return a new connection to the store, which `interrupt_connections` can end; it may take minutes."""
-    # torch doesn't tell the descriptor of a connection. It is the one socket with the store's port at its other end
-    # that is new; with more of them, none is taken for it.
+    # torch doesn't expose the descriptor of a connection. It is the one socket with the store's port at its other end
+    # that is new; if there are several, none is touched.
     is_alone = _connecting.acquire(timeout=time_limits.STORE_TIMEOUT_SECONDS)  # a frozen host may block another thread
     try:
         before = _list_sockets()

@@ -125,7 +125,8 @@ class TorchrunAgent(LocalElasticAgent):
         try:
             results = run_node(job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds)))
         except NodeFailedError as failed:
-            # In another thread, torchrun is a part of the caller's process: that gets torch's exceptions, and goes on.
+            # In another thread, torchrun is a part of the caller's process: the caller gets torch's exceptions, and its
+            # process continues.
             is_process = threading.current_thread() is threading.main_thread()
             if is_program and is_process and failed.verdict is not None:
                 code = engine.choose_exit_code(failed.verdict)

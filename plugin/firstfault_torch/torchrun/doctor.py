@@ -151,7 +151,7 @@ def _check_switch() -> _Check:
 
 
 def _check_decisions() -> _Check:
-    """Say whether decisions are carried out; a misspelled value turns that off."""
+    """Report whether decisions are carried out; a misspelled value turns that off."""
     problem = find_mode_problem(os.environ.get(DECISIONS_VARIABLE, ""))
     return _FACT, "decisions", problem or f"mode {read_decision_mode()}"
 

@@ -48,7 +48,7 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
 def choose_exit_code(verdict: SealedVerdict | None, protocol: Mapping[Action, int]) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done.
 
-    `protocol`: the engine's codes. Its scheduler acts on no others, so they come before the user's, who may have set
+    `protocol`: the engine's codes. Its scheduler understands only these, so they override the user's, who may have set
     these for all jobs of an image.
     """
     listed, mode = os.environ.get(CODES_VARIABLE, ""), read_decision_mode()

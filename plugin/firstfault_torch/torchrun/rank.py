@@ -98,7 +98,7 @@ def leaves() -> None:
 
 
 def returns() -> None:
-    """Note that exec has failed, and this process goes on."""
+    """Note that exec has failed, and this process continues."""
     with suppress_internal_errors("going on after a failed exec"):
         monitor = current_monitor()
         if monitor is not None and monitor.node_context is not None and monitor.node_context.files is not None:
@@ -129,7 +129,7 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
     if _is_started_by_rank() and OWN_RANK[-1][2] <= 1:
         # The process above may be the training, and this one its helper: without peers, nobody can know. Then the one
-        # above may end this one at any time, so a SIGKILL is no failure. Only what this process itself tells counts.
+        # above may end this one at any time, so a SIGKILL is no failure. Only what this process itself records counts.
         return monitor
     # A process can't write after SIGKILL. So the document about it is written now, and uploaded by the recorder if
     # the process ends without replacing it.

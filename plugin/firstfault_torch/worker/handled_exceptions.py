@@ -3,13 +3,13 @@
 ``for attempt in range(3): try: step() ... except Exception: ...``: rank 2 handles its own exception and calls the step
 again, its peers are one collective ahead, and all of them time out. The exception is gone by then.
 
-Python 3.12 and later tell of each handled exception (`sys.monitoring`). What is needed to describe it is copied at
-once: a reference would keep its frames alive, and with them a batch that the program wants to free before it tries
-again. A program that handles many exceptions pays for `_BUDGET` units a minute, some milliseconds; then the events are
-turned off until the channel's thread turns them on again. A rank without an agent has no such thread: there they stay
+Python 3.12 and later have an event for each handled exception (`sys.monitoring`). What is needed to describe it is
+copied at once: a reference would keep its frames alive, and with them a batch that the program wants to free before it
+tries again. A program that handles many exceptions pays for `_BUDGET` units a minute, some milliseconds; then the
+events are turned off until the channel's thread turns them on again. A rank without an agent has no such thread: there they stay
 off once the program has handled too many within a minute.
 
-Earlier versions tell of none. There an exception is known if the program formats its traceback, as
+Earlier versions have none. There an exception is known if the program formats its traceback, as
 ``logging.exception`` and ``traceback.print_exc`` do, or if it still refers to it (``errors.append(error)``) from a
 frame that tries again when the worker fails or is about to be stopped. One that was dropped without a traceback isn't.
 """
@@ -42,7 +42,7 @@ _TOOL = "firstfault"
 _TOOL_IDS = (4, 3)
 """Debuggers, coverage and profilers have their own ids, 0 to 2; 5 is for optimizers."""
 _MAX_PLACES = 8
-"""Exceptions are told apart by where they were raised; of each the last one is kept."""
+"""Exceptions are grouped by where they were raised; the last of each group is kept."""
 _MAX_LISTED = 4
 _BUDGET = 10_000
 """Units a minute, of about 0.3 us: one for an event of a library, `_OWN_COST` more for one of the program, and
@@ -91,7 +91,7 @@ class HandledExceptions:
     _note      -> copied, in the main thread, within the budget; else turned off
     refill     on again, once a minute at most: in the channel's thread, or when the budget is used up
     list       what to put in a document or an answer; in any thread
-    close      off for good
+    close      off until the process ends
     """
 
     def __init__(self) -> None:
@@ -106,12 +106,12 @@ class HandledExceptions:
         self._undo: Callable[[], None] = lambda: None
 
     def watch(self) -> None:
-        """Let Python tell of each handled exception, or of those that are formatted, if it can't."""
+        """Subscribe to handled exceptions, or where Python has no such event, to formatted ones."""
         if not self._watch_all():
             self._watch_formatted()
 
     def _watch_all(self) -> bool:
-        """Return False if this version of Python can't tell, or all ids for tools are taken."""
+        """Return False if this version of Python has no such event, or all tool ids are taken."""
         monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12
         for tool in _TOOL_IDS if monitoring is not None else ():
             if monitoring.get_tool(tool) is not None:

@@ -163,7 +163,8 @@ _USERS_JOB = os.environ.get(JOB_VARIABLE, "")
 def _name_job(unique: str) -> None:
     """Give this action's documents a name of their own, after the user's if there is one.
 
-    A name that an image sets is that of all its actions, and each would take another one's verdict for its own last.
+    All actions of an image share a name that the image sets. They would read each other's verdicts as their previous
+    one.
     """
     os.environ[JOB_VARIABLE] = "-".join(filter(None, (_USERS_JOB, unique)))
 

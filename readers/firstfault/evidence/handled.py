@@ -21,7 +21,7 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import HandledException, JobErrors, WorkerError
 
 _MAX_CALLS_BEHIND = 8
-"""A rank that has called more collectives since, and is behind, went on in step after the exception."""
+"""A rank that has called more collectives since, and is behind, continued in step after the exception."""
 _MAX_CALLS_DIVERGED = 64
 """A rank out of step may call the same collectives as its peers for long; after more, the evidence is weak."""
 

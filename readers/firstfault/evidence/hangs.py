@@ -118,7 +118,7 @@ class OutOfStep:
     ranks: dict[int, str]
     """With the reason of each."""
     has_majority: bool = True
-    """Whether the others agree: else each of these ranks may be in step."""
+    """Whether the remaining ranks agree: otherwise each of these ranks may be in step."""
     is_behind: bool = False
     """Whether they are known by their last collectives only: what they called before was the same."""
 

@@ -49,7 +49,7 @@ class FolderLock:
         """The descriptor for a child that is to hold the lock, too."""
         return self._descriptor
 
-    def is_of(self, path: Path) -> bool:
+    def is_at(self, path: Path) -> bool:
         """Whether the directory is still at this path."""
         with contextlib.suppress(OSError):
             return os.path.samestat(path.lstat(), self._status)
@@ -75,7 +75,7 @@ def lock_folder(path: Path) -> FolderLock | None:
 
 
 def remove_stale_folders(own: NodeFolder) -> None:
-    """Remove folders beside `own` that no process uses: those of jobs of this user that were killed as a whole."""
+    """Remove unused folders next to `own`: left by this user's jobs that were killed as a whole."""
     for path in own.path.parent.glob(f"{PREFIX}*"):
         if not _NAME.fullmatch(path.name) or path == own.path:
             continue
@@ -85,7 +85,7 @@ def remove_stale_folders(own: NodeFolder) -> None:
             try:
                 # Another machine may share this folder, and its locks may not be seen here. A folder that is not marked
                 # was made by another version of firstfault, or just now, and isn't locked yet.
-                if (path / _BOOT).read_bytes() == _BOOT_ID.read_bytes() and lock.is_of(path):
+                if (path / _BOOT).read_bytes() == _BOOT_ID.read_bytes() and lock.is_at(path):
                     NodeFolder(path).remove()
             finally:
                 lock.release()

@@ -106,7 +106,7 @@ class Uploads:
             await asyncio.wait({running.task}, timeout=young_for)
             if running.task.done() and running.data == data:
                 return running.task.result()
-            # Other content for the same path is newer, and follows.
+            # Different content for the same path is newer, and is uploaded next.
             if running.task.done() and self._in_progress.get(path) is running:
                 break
         if running is None or running.task.done():

@@ -37,9 +37,9 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
     """Run a failed job of Slurm again, unless its failure would only repeat.
 
     The verdict is that of the job's last start, wherever its steps recorded. If several steps failed, the last one
-    decides: the script went on after the others. A failure of unknown cause counts as one that may be temporary; the
-    same fault twice without progress ends the requeues. Requeues after proven hardware faults, or after a preemption
-    by Slurm, don't count.
+    decides, because the script tolerated the earlier ones. A failure of unknown cause counts as one that may be
+    temporary; the same fault twice without progress ends the requeues. Requeues after proven hardware faults, or after
+    a preemption by Slurm, don't count.
 
     URI is the run's folder, for jobs whose steps left no pointers to it.
 

@@ -46,7 +46,7 @@ def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeue
         count: how many requeues have counted so far.
         max_requeues: how many may count.
     """
-    # The script went on after an earlier step's failure, as in `srun eval.py || true`, and will do so again.
+    # The script tolerated an earlier step's failure, as in `srun eval.py || true`, and will do so again.
     outcome = outcomes[-1]
     proven = [one for one in outcomes if host_evidence()(one.verdict, RetryContext())]
     # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time limit: only Slurm's word

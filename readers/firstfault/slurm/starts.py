@@ -22,7 +22,7 @@ def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -
     """Return the folders in which the steps of one start recorded, in the order of the steps.
 
     Only the steps' own pointers are followed: a name that is guessed from the environment may be another job's. A step
-    whose nodes have no common folder has several, and those on other nodes aren't visible here.
+    whose nodes have no common folder has several, and only those of this node are visible here.
 
     Args:
         job: the job.

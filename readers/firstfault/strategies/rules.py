@@ -222,7 +222,7 @@ def _judge_out_of_step(diagnosis: Diagnosis) -> Verdict | None:
     job, root = diagnosis.job, found.judged.failure
     failures = tuple(root if failure is found.original else failure for failure in job.failures)
     why = [
-        Reason(f"{name_process(root)} {found.judged.why}, which its program handled and went on", (root,)),
+        Reason(f"{name_process(root)} {found.judged.why}, which its program handled before it continued", (root,)),
         Reason(f"it was out of step with its peers: {found.out_of_step}", (root,)),
     ]
     if diagnosis.waits:
