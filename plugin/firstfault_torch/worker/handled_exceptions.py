@@ -6,8 +6,8 @@ again, its peers are one collective ahead, and all of them time out. The excepti
 Python 3.12 and later have an event for each handled exception (`sys.monitoring`). What is needed to describe it is
 copied at once: a reference would keep its frames alive, and with them a batch that the program wants to free before it
 tries again. A program that handles many exceptions pays for `_BUDGET` units a minute, some milliseconds; then the
-events are turned off until the channel's thread turns them on again. A rank without an agent has no such thread: there they stay
-off once the program has handled too many within a minute.
+events are turned off until the channel's thread turns them on again. A rank without an agent has no such thread:
+there they stay off once the program has handled too many within a minute.
 
 Earlier versions have none. There an exception is known if the program formats its traceback, as
 ``logging.exception`` and ``traceback.print_exc`` do, or if it still refers to it (``errors.append(error)``) from a
