@@ -27,13 +27,31 @@ cd "$work"
 parallel=(-q -n "$(($(nproc) < 4 ? $(nproc) + 2 : 5))" --dist loadfile --no-loadscope-reorder --max-worker-restart=0
   --durations=15)
 nothing_chosen=5  # pytest's exit code
+most_seconds=1200  # of one layer; three times what it takes on two busy cores
 status=$nothing_chosen
+
+# Ends the processes of pytest-xdist that still run when the time is over, each with the stacks of its threads. A test's
+# own limit does not end a process that is stopped, or that keeps Python's lock.
+end_late() {
+  sleep "$most_seconds" || return 0
+  local tests
+  tests=$(<"$work/pid")
+  pkill -ABRT -P "$tests"
+  pkill -CONT -P "$tests"
+}
+
 for layer in core:core torch:torch flyte:wheel; do
   python=$root/build/${layer#*:}-venv/bin/python
   printf '\n== tests of the layer %s\n' "${layer%:*}"
   ended=0
-  TESTS_LAYER=${layer%:*} "$python" -m pytest -o "cache_dir=$work/cache" "${parallel[@]}" "$@" \
-    2>"$work/stderr" || ended=$?
+  end_late >/dev/null 2>&1 &
+  limit=$!
+  # in the foreground, because a shell lets what it starts in the background ignore SIGINT
+  (
+    echo "$BASHPID" >"$work/pid"
+    TESTS_LAYER=${layer%:*} exec "$python" -m pytest -o "cache_dir=$work/cache" "${parallel[@]}" "$@" 2>"$work/stderr"
+  ) || ended=$?
+  pkill -P "$limit" sleep || true
   tail -n 100 "$work/stderr" >&2  # of a process that crashed: its stacks
   if [ "$ended" -ne "$nothing_chosen" ] && { [ "$status" -eq "$nothing_chosen" ] || [ "$ended" -ne 0 ]; }; then
     status=$ended
