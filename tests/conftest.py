@@ -25,6 +25,23 @@ _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 os.environ["RES_OPTIONS"] = "attempts:0"
 # a forked process must not collect what an earlier test left as garbage: the end of one of torch's stores crashes it
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+_IS_OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
+_PIPES = [
+    int(file.name)
+    for file in (Path("/proc/self/fd").glob("*") if _IS_OF_XDIST else ())
+    if int(file.name) > 2 and file.is_fifo()
+]
+"""Those between pytest-xdist and this process of it."""
+
+
+def _close_pipes() -> None:
+    """Leave the pipes to pytest-xdist to the process that runs tests: it waits for ever if a child has them."""
+    for pipe in _PIPES:
+        with contextlib.suppress(OSError):
+            os.close(pipe)
+
+
+os.register_at_fork(after_in_child=_close_pipes)
 _HANDLERS = {
     number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 }
@@ -127,6 +144,12 @@ def _layer_of(path: Path) -> str:
 @functools.cache
 def _is_in(path: Path, places: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(_ROOT / "tests" / place) for place in places)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Write down which test this process runs: if it never ends, nothing else tells."""
+    if folder := os.environ.get("TESTS_RUNNING"):
+        Path(folder, os.environ.get("PYTEST_XDIST_WORKER", "main")).write_text(f"{nodeid}\n", encoding="utf-8")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

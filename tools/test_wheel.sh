@@ -30,16 +30,28 @@ nothing_chosen=5  # pytest's exit code
 most_seconds=1200  # of one layer; three times what it takes on two busy cores
 status=$nothing_chosen
 
-# Ends the processes of pytest-xdist that still run when the time is over, each with the stacks of its threads. A test's
-# own limit does not end a process that is stopped, or that keeps Python's lock.
+# Ends the tests if they still run when the time is over, and writes down what ran. A test's own limit does not end a
+# process that is stopped or keeps Python's lock, and pytest-xdist waits for ever for a dead process if a child of it
+# still has its pipe.
 end_late() {
   sleep "$most_seconds" || return 0
   local tests
   tests=$(<"$work/pid")
-  pkill -ABRT -P "$tests"
+  {
+    echo "not finished after $most_seconds s; the last test of each process, and all processes:"
+    tail -n +1 "$work"/running/*
+    ps -u "$(id -u)" -o pid,ppid,stat,etimes,args | cut -c -200
+  } >"$work/late"
+  pkill -ABRT -P "$tests"  # with the stacks of its threads
   pkill -CONT -P "$tests"
+  sleep 20
+  kill -INT "$tests"
+  sleep 40
+  kill -KILL "$tests"
 }
 
+mkdir "$work/running"
+export TESTS_RUNNING=$work/running
 for layer in core:core torch:torch flyte:wheel; do
   python=$root/build/${layer#*:}-venv/bin/python
   printf '\n== tests of the layer %s\n' "${layer%:*}"
@@ -53,6 +65,10 @@ for layer in core:core torch:torch flyte:wheel; do
   ) || ended=$?
   pkill -P "$limit" sleep || true
   tail -n 100 "$work/stderr" >&2  # of a process that crashed: its stacks
+  if [ -f "$work/late" ]; then
+    cat "$work/late"
+    rm "$work/late"
+  fi
   if [ "$ended" -ne "$nothing_chosen" ] && { [ "$status" -eq "$nothing_chosen" ] || [ "$ended" -ne 0 ]; }; then
     status=$ended
   fi

@@ -42,15 +42,29 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
             os._exit(0)  # nothing may run the worker's handlers at exit
         # Without our copy, recv() returns an empty answer as soon as the helper has ended without one.
         its.close()
-        with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or has a handler that waits for all
-            os.waitpid(middle, 0)
         ours.settimeout(MONITOR_START_TIMEOUT_SECONDS)
         answer = b""
         with contextlib.suppress(TimeoutError):
             while more := ours.recv(4096):
                 answer += more
+        # After the answer: a middle process that hangs, on a lock that a thread of this process held at the fork,
+        # must not keep the worker waiting.
+        _reap(middle)
     if answer != b"ok":
         raise InternalError(f"{name} didn't start: {answer.decode(errors='replace') or 'it does not answer'}")
+
+
+def _reap(child: int) -> None:
+    """Reap a child, which has ended or is about to; kill it if it stays."""
+    deadline = time.monotonic() + MONITOR_START_TIMEOUT_SECONDS
+    # no child: the program ignores SIGCHLD, or has a handler that waits for all
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)  # the number is still its own: nothing has reaped it
+                os.waitpid(child, 0)
+                return
+            time.sleep(DETACHED_POLL_SECONDS)
 
 
 def _fork() -> int:
