@@ -156,7 +156,7 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
 
     def rank() -> None:
         @inprocess.Wrapper(
-            **{**FAST, "soft_timeout": 2.0, "hard_timeout": 3.0},
+            **{**FAST, "soft_timeout": 10.0, "hard_timeout": 15.0},
             progress_watchdog_interval=0.1,
             heartbeat_interval=29.0,
         )
@@ -173,11 +173,12 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
 
     process = context.Process(target=rank)
     process.start()
+    its.close()  # so that the end of the rank ends the waits below
     frozen = ours.recv()
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in frozen:
             os.kill(pid, number)
-        time.sleep(5.0 if number == signal.SIGSTOP else 0.5)
+        time.sleep(20.0 if number == signal.SIGSTOP else 0.5)
     ours.send("continue")
     process.join()
     assert process.exitcode == 0
