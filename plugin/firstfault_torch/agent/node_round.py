@@ -60,6 +60,7 @@ class NodeRound:
         watchdog = resolve_watchdog(options.watchdog)
         self.workers = LocalWorkers(node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog)
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
+        self.reporter.find_finished = self.workers.find_finished
         self.survivors: SurvivingWorkers | None = None
         if options.in_process_restart is not None:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)

@@ -43,10 +43,16 @@ def describe_teardown_end(failure: WorkerError) -> str:
 
 def _is_of_teardown(failure: WorkerError) -> bool:
     """Whether a worker's failure is an end after its return: it raised nothing but the exit of its program."""
-    raised = failure.exception
-    is_exit = raised is None or (raised.type == "SystemExit" and not raised.causes)
+    is_exit = failure.exception is None or _is_bare_exit(failure)
     return is_exit and failure.expired is None and not failure.recoverable
 
 
+def _is_bare_exit(failure: WorkerError) -> bool:
+    raised = failure.exception
+    return raised is not None and raised.type == "SystemExit" and not raised.causes
+
+
 def _has_failed(failure: WorkerError) -> bool:
-    return bool(describe_teardown_end(failure)) or failure.exit_code is None
+    """Whether a process failed: one that ran to its end may have left a document about that."""
+    is_unknown = failure.exit_code is None and not _is_bare_exit(failure)
+    return bool(describe_teardown_end(failure)) or is_unknown
