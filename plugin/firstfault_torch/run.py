@@ -157,10 +157,16 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # Verdict and report come before leftovers are killed, because that may take `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
+            results = _find_results(end, sealed, engine)
             seconds = options.stop_seconds
             if signals.shutdown_requested.is_set():
                 seconds = min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             kill_orphans(node_context, seconds)
+            if results is not None:
+                if options.in_process_restart is not None:
+                    results = options.in_process_restart.by_last_rank(results)
+                engine.await_exit(has_rank_0=0 in results, shutdown_requested=signals.shutdown_requested)
+                return results
             failed = NodeFailedError(end.error, end.report, sealed)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
             traceback.clear_frames(failed.error.__traceback__)
@@ -177,6 +183,13 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # A second signal must not end the process before its caller has written the result.
             if node_context.identity.owns_process:
                 signals.ignore_signals_until_exit()
+
+
+def _find_results(end: RoundEnd, sealed: SealedVerdict | None, engine: Engine) -> dict[int, Any] | None:
+    """Return what this node's functions returned, if the attempt succeeds in spite of its verdict; else None."""
+    if sealed is None or not engine.takes_results(sealed):
+        return None
+    return end.finished_results
 
 
 # --- from the end of a round to a verdict ---------------------------------------------------------------------------

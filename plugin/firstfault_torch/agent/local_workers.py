@@ -88,6 +88,8 @@ class LocalWorkers:
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
+        self.finished: frozenset[int] = frozenset()
+        """What `find_finished` returned last in this round."""
         if node_context.files is not None:
             with suppress_internal_errors("opening the channel to the workers"):
                 self._channel = AgentChannel(node_context.files, wake)
@@ -101,6 +103,7 @@ class LocalWorkers:
         self._process_stop = None
         self._is_stopping = False
         self._forgotten = frozenset()
+        self.finished = frozenset()
         self.expired = {}
         if self._channel is not None:
             self._channel.begin(self._reporter.node_context.round)
@@ -213,7 +216,8 @@ class LocalWorkers:
         }
         if not self.are_programs:
             finished &= self.take_results(finished).keys()
-        return frozenset(finished - self.reported().keys())
+        self.finished = frozenset(finished - self.reported().keys())
+        return self.finished
 
     def take_results(self, local_ranks: Collection[int]) -> dict[int, Any]:
         """Return what the functions of these workers returned, as far as it has arrived, by local rank."""

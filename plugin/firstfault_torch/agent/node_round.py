@@ -153,6 +153,17 @@ class NodeRound:
         if is_last:
             self.workers.close()
 
+    @property
+    def finished_results(self) -> dict[int, Any]:
+        """What functions of this node returned before it knew of a failure, by global rank."""
+        results: dict[int, Any] = {}
+        with suppress_internal_errors("reading the results of finished workers"):
+            has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
+            finished = range(self.workers.number) if has_succeeded else self.workers.finished
+            taken = self.workers.take_results(finished)
+            results = {self.places.rank_of(local) or 0: value for local, value in taken.items()}
+        return results
+
     # --- a failure of this node's workers -----------------------------------------------------------------------
 
     def handle_failures(self) -> list[WorkerExit]:
