@@ -35,8 +35,7 @@ def await_mark(name: str) -> None:
         time.sleep(0.02)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, increase_shared_mem=False, max_restarts=2))
-def train(how: str) -> float:
+def trained(how: str) -> float:
     """Return the loss; rank 1 aborts at its interpreter's exit, or in "early" while rank 0 still trains."""
     import torch  # noqa: PLC0415 - only workers need it
     import torch.distributed as dist  # noqa: PLC0415
@@ -56,3 +55,15 @@ def train(how: str) -> float:
     if rank == 1:
         atexit.register(await_mark, "returned")
     return float(total)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, increase_shared_mem=False, max_restarts=2))
+def train(how: str) -> float:
+    """Train, with restarts."""
+    return trained(how)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, increase_shared_mem=False))
+def once(how: str) -> float:
+    """Train without restarts."""
+    return trained(how)
