@@ -1,9 +1,9 @@
 """Trains on gloo to its end, then the last rank fails in its teardown: ``teardown.py HOW``.
 
-atexit, group, destructor: after the program, where a function for the exit, the end of the process group, or an object's
-destructor aborts. last: in the call that ends the process group, which is the program's last one. code: it exits with 7.
-thread: a thread aborts that still works when the program has returned. early: another rank still trains. then: the
-program ends the process group, but has more to do.
+atexit, group, destructor: after the program, where a function for the exit, the end of the process group, or the
+destructor of an object aborts. last: in the call that ends the process group, the last one of the program. code: it
+exits with 7. thread: a thread aborts that still works when the program has returned. early: another rank still trains.
+then: the program ends the process group, but has more to do.
 """
 
 import atexit
@@ -48,7 +48,7 @@ def aborts_later() -> None:
 
 def prepare() -> None:
     """Let the last rank fail where it is asked to."""
-    backend = type(dist.distributed_c10d._get_default_group())  # noqa: SLF001 - what torch calls
+    backend = type(dist.distributed_c10d._get_default_group())
     if HOW in {"group", "last", "then"}:
         backend.shutdown = fails_to_shut_down
     if HOW == "destructor":

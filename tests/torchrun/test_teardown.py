@@ -24,7 +24,13 @@ def _run(folder: Path, how: str, *options: str, **variables: str) -> Job:
 
 @pytest.mark.parametrize(
     ("how", "end"),
-    [("atexit", "SIGABRT"), ("group", "SIGABRT"), ("destructor", "SIGABRT"), ("code", "exit code 7")],
+    [
+        ("atexit", "SIGABRT"),
+        ("group", "SIGABRT"),
+        ("last", "SIGABRT"),
+        ("destructor", "SIGABRT"),
+        ("code", "exit code 7"),
+    ],
 )
 def test_a_failure_after_the_end_of_all_programs(tmp_path: Path, how: str, end: str) -> None:
     """Both nodes print that the job had finished, leave with the code that stops it, and restart no worker."""
@@ -47,9 +53,9 @@ def test_other_modes_only_say_that_it_had_finished(tmp_path: Path, mode: str, li
     assert job.nodes[0].headline.startswith("finished, then SIGABRT")
 
 
-@pytest.mark.parametrize("how", ["early", "thread"])
+@pytest.mark.parametrize("how", ["early", "thread", "then"])
 def test_a_failure_before_the_end_of_a_program(tmp_path: Path, how: str) -> None:
-    """Another rank still trains, or a thread of the program still works: an ordinary failure."""
+    """Another rank still trains, a thread of the program works, or it has more to do: an ordinary failure."""
     job = _run(tmp_path, how)
     assert [node.code for node in job.nodes] == [1, 1]
     assert job.nodes[0].headline.startswith("SIGABRT, rank 1 on host-1")

@@ -184,7 +184,9 @@ class WorkerMonitor:
                 wait_until_all_forked(node)
         # While nothing of the task has run: later the program may have no descriptor left to hold back.
         process_state.hold_files_back()
-        self._undo.append(watch_process_groups(self.in_flight))
+        # a function's result is still to come: its return is its end
+        finishes = self.finishes if is_program else _do_nothing
+        self._undo.append(watch_process_groups(self.in_flight, finishes))
         self._undo.append(process_state.watch_threads())
         self._handled.watch()
         self._undo.append(self._handled.close)
@@ -352,6 +354,10 @@ class WorkerMonitor:
         spool = open_worker_spool(self.node_context, self.place.local_rank, error_file)
         if spool is not None:
             spool.withdraw(name)
+
+
+def _do_nothing() -> None:
+    """Do nothing at a call that ends the process group."""
 
 
 def _finish_after_threads(channel: WorkerChannel, worker: int) -> None:

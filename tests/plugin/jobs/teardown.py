@@ -24,7 +24,7 @@ def end_group() -> None:
     """End the process group, whose backend fails to shut down."""
     import torch.distributed as dist  # noqa: PLC0415 - only workers need it
 
-    backend = type(dist.distributed_c10d._get_default_group())  # noqa: SLF001 - what torch calls
+    backend = type(dist.distributed_c10d._get_default_group())
     backend.shutdown = lambda _group: os.abort()
     dist.destroy_process_group()
 
