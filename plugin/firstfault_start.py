@@ -212,8 +212,8 @@ def _watch(module: str) -> None:
     _watch_exception(module)
     atexit.register(ends)
     if module == _SCRIPT:
-        # Python calls this when the program has ended, then waits for its threads, such as one that writes a checkpoint,
-        # and then calls the function that was registered last: before any of the program's own.
+        # Python calls this when the program has ended, and then waits for its threads, such as one that writes a
+        # checkpoint. The function that was registered last is called after that, before any of the program's own.
         with contextlib.suppress(AttributeError):
             threading._register_atexit(atexit.register, finishes)  # type: ignore[attr-defined]  # noqa: SLF001
     if _GROUPS in sys.modules:

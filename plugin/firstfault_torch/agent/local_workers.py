@@ -221,6 +221,8 @@ class LocalWorkers:
 
     def take_results(self, local_ranks: Collection[int]) -> dict[int, Any]:
         """Return what the functions of these workers returned, as far as it has arrived, by local rank."""
+        if self.are_programs:
+            return {}
         # A worker that died while it wrote leaves half a result, and reading it would block.
         read = partial(handed_over, self._context, local_ranks)
         doing = "reading the workers' results"

@@ -161,7 +161,7 @@ class NodeRound:
             has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
             finished = range(self.workers.number) if has_succeeded else self.workers.finished
             taken = self.workers.take_results(finished)
-            results = {self.places.rank_of(local) or 0: value for local, value in taken.items()}
+            results.update({self.places.rank_of(local) or 0: value for local, value in taken.items()})
         return results
 
     # --- a failure of this node's workers -----------------------------------------------------------------------
