@@ -53,7 +53,7 @@ ENDED = died(2, "", None, world_size=4, exception=EXIT, category="exit")
 def test_what_agents_report(
     failures: tuple[model.WorkerError, ...], roster: tuple[model.NodePresence, ...], is_proven: bool
 ) -> None:
-    """All ranks of all nodes had returned, and nothing but their teardown failed; else the failure is an ordinary one."""
+    """All ranks of all nodes had returned and only their teardown failed; else the failure is an ordinary one."""
     job = make_job(*failures, roster=roster)
     assert bool(prove_completion(job)) is is_proven
     conclusion = conclude(job)

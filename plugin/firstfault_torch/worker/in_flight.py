@@ -91,7 +91,7 @@ class InFlight:
         """The exception that has left the task function, and is being recorded."""
 
     @property
-    def is_of_main_thread(self) -> bool:
+    def is_main_thread(self) -> bool:
         """Whether this is the worker's main thread, and not one of a process that it has forked."""
         return threading.get_ident() == self._main and os.getpid() == self._owner
 
@@ -101,7 +101,7 @@ class InFlight:
         One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
         """
         # A forked child has a copy of this object, and the same thread id: its exceptions aren't this worker's.
-        if not self.is_of_main_thread or not may_fail(error):
+        if not self.is_main_thread or not may_fail(error):
             return
         if self._asked and not self.began_before_asked(error):
             return
@@ -210,7 +210,7 @@ def watch_process_groups(in_flight: InFlight, finishes: Callable[[], None] = lam
                 ignore_worker_signals(handled_only=True),
             ):
                 in_flight.seen(error)
-        elif not args and not kwargs and in_flight.is_of_main_thread:
+        elif not args and not kwargs and in_flight.is_main_thread:
             with suppress_internal_errors("looking for the end of the program"):
                 # Below this frame is that of `_call_hook`, and then the caller's.
                 if is_last_call(sys._getframe(2)):  # noqa: SLF001 - documented

@@ -25,7 +25,7 @@ def prove_completion(job: JobErrors) -> str:
     # A node may be lost or terminated after its ranks had returned: its agent's failure has its own verdict.
     if not is_whole or any(failure.subject is not Subject.WORKER for failure in job.failures):
         return ""
-    if not all(map(_is_of_teardown, job.failures)):
+    if not all(map(_is_teardown_end, job.failures)):
         return ""
     return "its rank had returned before it" if size == 1 else f"all {counted(size, 'rank')} had returned before it"
 
@@ -41,7 +41,7 @@ def describe_teardown_end(failure: WorkerError) -> str:
     return failure.signal or (f"exit code {failure.exit_code}" if failure.exit_code else "")
 
 
-def _is_of_teardown(failure: WorkerError) -> bool:
+def _is_teardown_end(failure: WorkerError) -> bool:
     """Whether a worker's failure is an end after its return: it raised nothing but the exit of its program."""
     is_exit = failure.exception is None or _is_bare_exit(failure)
     return is_exit and failure.expired is None and not failure.recoverable
