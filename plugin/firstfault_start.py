@@ -31,6 +31,8 @@ WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 rank's process as `identify` names it, `OWN_RANK`'s numbers, `BEGAN`'s time, and perhaps `_BELOW`, and
 `LOADED` or `_TRAINS`."""
 RANK = "rank"
+_SCRIPT = "script"
+"""The module for a worker that is a program."""
 LOADED, _TRAINS = "loaded", "trains"
 """What the rank's process had done when it started another one: imported torch; made a process group."""
 _BELOW = "below"
@@ -71,7 +73,7 @@ def begin_worker() -> None:
     elif os.environ.pop(WORKER_VARIABLE, "") == str(os.getppid()):  # else a worker has started it, as a shell does
         _end_with_parent()
         IN_PROGRAM.append(os.getpid())
-        _watch("script")
+        _watch(_SCRIPT)
 
 
 def begin_rank() -> None:
@@ -203,8 +205,17 @@ def _watch(module: str) -> None:
         if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
             _call(module, "exits")
 
+    def finishes() -> None:
+        if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
+            _call(module, "finishes")
+
     _watch_exception(module)
     atexit.register(ends)
+    if module == _SCRIPT:
+        # Python calls this when the program has ended, and then waits for its threads, such as one that writes a
+        # checkpoint. The function that was registered last is called after that, before any of the program's own.
+        with contextlib.suppress(AttributeError):
+            threading._register_atexit(atexit.register, finishes)  # type: ignore[attr-defined]  # noqa: SLF001
     if _GROUPS in sys.modules:
         _call(module, "watch")
         return

@@ -102,6 +102,12 @@ class Engine(Protocol):
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
         """Return the exit code of a node's process that leaves after this verdict; None: without one."""
 
+    def takes_results(self, verdict: SealedVerdict) -> bool:
+        """Whether the attempt succeeds in spite of this verdict, with what the functions returned before the failure.
+
+        Only for a failure of the teardown. Then `publish` writes no error.
+        """
+
     def enforces(self, job: JobErrors) -> bool:
         """Whether the engine carries out a decision on this attempt; else the decision is advice."""
 
@@ -196,6 +202,11 @@ class PlainEngine:
         """Return the exception that torchrun's launcher raises in place of torch's; None: torch's."""
         del verdict
         return None
+
+    def takes_results(self, verdict: SealedVerdict) -> bool:
+        """Return False: the caller gets the failure, as from torch."""
+        del verdict
+        return False
 
     def enforces(self, job: JobErrors) -> bool:
         """Nothing retries the job."""

@@ -149,18 +149,17 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             end = launch_agent(job, node_context, settings, partial(_publish_and_exit, exit_settings))
             peers = end.peers
             if end.error is None:
-                results = end.results or {}
-                if options.in_process_restart is not None:
-                    results = options.in_process_restart.by_last_rank(results)
-                engine.await_exit(has_rank_0=0 in results, shutdown_requested=signals.shutdown_requested)
-                return results
+                return _leave_with_results(end.results or {}, exit_settings)
             # Verdict and report come before leftovers are killed, because that may take `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
+            is_finished = sealed is not None and engine.takes_results(sealed)
             seconds = options.stop_seconds
             if signals.shutdown_requested.is_set():
                 seconds = min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             kill_orphans(node_context, seconds)
+            if is_finished:  # only the teardown failed
+                return _leave_with_results(end.finished_results, exit_settings)
             failed = NodeFailedError(end.error, end.report, sealed)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
             traceback.clear_frames(failed.error.__traceback__)
@@ -177,6 +176,14 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # A second signal must not end the process before its caller has written the result.
             if node_context.identity.owns_process:
                 signals.ignore_signals_until_exit()
+
+
+def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict[int, Any]:
+    """Return what this node's functions returned, by rank, when the node may exit."""
+    if settings.options.in_process_restart is not None:
+        results = settings.options.in_process_restart.by_last_rank(results)
+    settings.engine.await_exit(has_rank_0=0 in results, shutdown_requested=settings.shutdown_requested)
+    return results
 
 
 # --- from the end of a round to a verdict ---------------------------------------------------------------------------

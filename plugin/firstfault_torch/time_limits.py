@@ -55,6 +55,10 @@ CLEAN_EXIT_GRACE_SECONDS = 3.0
 """A worker that called sys.exit(0), for its siblings to exit. Then it shuts down gloo's connections."""
 SEND_TIMEOUT_SECONDS = 0.5
 """A sender of a message, for the receiver's queue. Then the message is lost."""
+FINISHED_REPORTS_TIMEOUT_SECONDS = 0.5
+"""The agent of a failed node, for the thread that reads messages. Then it counts the workers as unfinished."""
+RESULTS_TIMEOUT_SECONDS = 1.0
+"""The agent of a failed node, for results of finished workers. Then it counts those workers as unfinished."""
 CHANNEL_RETRY_SECONDS = 1.0
 """A receiver of messages that failed to read one, for memory or descriptors. Then it reads again."""
 CHANNEL_CHECK_SECONDS = 60.0

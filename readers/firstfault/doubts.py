@@ -6,6 +6,7 @@ from firstfault.evidence.texts import is_unexplained_write
 from firstfault.model import Scope, Verdict, WorkerError
 from firstfault.model.failure import ABOUT_CATEGORIES
 
+FINISHED_REASON = "the job had finished, so its results are there"
 TIME_LIMIT_REASON = "the attempt reached its time limit"
 _UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
 _NO_PROOF_REASON = "maybe temporary, but that isn't proven"

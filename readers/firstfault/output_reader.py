@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault import model
 from firstfault.conclude import Conclusion, conclude, find_outcome, find_sealed_strategy, has_failed
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
+from firstfault.evidence.completion import prove_completion
 from firstfault.layout import DECK, OUTPUTS, VERDICT_JSON, Layout
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
@@ -104,8 +105,13 @@ class MultiErrorFileOutputReader:
     # --- Flyte's OutputReader -----------------------------------------------------------------------------------
 
     def is_error(self) -> bool:
-        """Whether the attempt failed, also if it has outputs. Failures that the job recovered from don't count."""
-        return has_failed(self.job())
+        """Whether the attempt failed, also if it has outputs. Failures that the job recovered from don't count.
+
+        Neither does one of its teardown if the nodes published no error: the outputs are those of the finished job.
+        """
+        job = self.job()
+        is_finished = not job.seals and bool(prove_completion(job)) and self.exists()
+        return has_failed(job) and not is_finished
 
     def read_error(self) -> ExecutionError:
         """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from firstfault.doubts import (
     CATEGORIES_WITHOUT_CAUSE,
+    FINISHED_REASON,
     TIME_LIMIT_REASON,
     explain_replaced_request,
     explain_unknown,
@@ -38,7 +39,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, OF_LOGS
+from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, OF_LOGS, TEARDOWN
 from firstfault.model.job import Progress
 
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
@@ -422,6 +423,8 @@ def default_policy() -> ComposablePolicy:
 
 
 def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
+    if verdict.category == TEARDOWN:
+        return Vote(retry=False, reason=FINISHED_REASON)
     refusal = _find_refusal(verdict.root)
     return Vote(retry=not refusal, reason=f"{refusal} asks for no retry" if refusal else "")
 
@@ -503,6 +506,8 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
     Without a proof a scheduler does what it does without firstfault. That the same fault hit all ranks is none: an
     outage of a storage hits them all.
     """
+    if verdict.category == TEARDOWN:
+        return FINISHED_REASON
     if refusal := _find_refusal(verdict.root):
         return f"{refusal} asks for no retry"
     if verdict.code == CANCELLED:

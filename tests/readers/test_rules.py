@@ -81,11 +81,22 @@ def shutdown_requested(rank: int, operation: str, line: int, code: str = "dist.{
     return replace(failure, exception=model.ExceptionInfo("RuntimeError", failure.message, frames=frames))
 
 
+def ended_in_teardown(*finished: int) -> model.JobErrors:
+    """Rank 3 aborted and rank 2 was stopped when the ranks `finished` had returned; ranks 0 and 1 had ended well."""
+    at = {node: {"node": f"worker-{node}", "group_rank": node, "nodes": 2} for node in (0, 1)}
+    roster = (
+        make_presence(model.Phase.SUCCEEDED, ranks=(0, 1), **at[0]),
+        make_presence(model.Phase.FAILED, ranks=(2, 3), finished_ranks=finished, **at[1]),
+    )
+    return make_job(died(3, "SIGABRT", -6, world_size=4), stopped(2, IN_SLEEP, world_size=4), roster=roster)
+
+
 IN_FAULT = STACK.format("/app/train.py", "fault")
 LAST_TRIES = [victim(rank) for rank in (0, 1, 2)]
 LEFT = stopped(3, IN_TORCHS_WAIT)
 OF_TWO = done(received(1), passed(0, 4), nodes=1)
 CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
+    "teardown": (ended_in_teardown(2, 3), ended_in_teardown(3)),
     "long-wait": (late_fault(120_000), late_fault(31_000)),
     "lost-node": ("agent-killed-rank0-of4", "agent-told-rank0-of4"),
     "terminated-node": ("agent-told-rank0-of4", "agent-killed-rank0-of4"),

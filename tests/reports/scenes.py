@@ -258,6 +258,15 @@ def _terminated() -> Report:
     return report_conclusion(build_job(_sigterm(1, 0), *others))
 
 
+def _teardown() -> Report:
+    reason = f"rank 3 on {_NODES[1]} failed: SIGABRT"
+    root = process(3, 0, None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, category="signal")
+    job = build_job(root, *(stopped(rank, 420.0 + rank, reason) for rank in (0, 1, 2)))
+    ranks = {0: (0, 1), 1: (2, 3)}
+    roster = (replace(entry, finished_ranks=ranks[entry.place.group_rank or 0]) for entry in job.roster)
+    return report_conclusion(replace(job, roster=tuple(roster)))
+
+
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
     error = raised("RuntimeError", timeout, frames=(*_OWN, _REDUCE))
@@ -327,6 +336,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "preemption": _terminated,
         "interrupted": _interrupted,
         "node_lost": _lost_node,
+        "teardown": _teardown,
         "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
         "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
         "unknown": lambda: report_conclusion(build_job(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),

@@ -109,6 +109,22 @@ def test_earlier_rounds_are_forgotten(agent: Agent, worker: OpenChannel, folder:
         assert {**failed[0], **content} == failed[0]
 
 
+def test_finished_workers(agent: Agent, worker: OpenChannel) -> None:
+    """What a worker reports before it dies counts, of this round, and doesn't wake the agent."""
+    late = worker(1)
+    agent.channel.begin(1)
+    late.report_finished()
+    worker(0, round_=1).report_finished()
+    finished = agent.channel.finished(LONG_S)
+    assert finished.keys() == {0}
+    assert finished[0]["pid"] == os.getpid()
+    assert finished[0]["monotonic_ns"] <= time.monotonic_ns()
+    assert agent.channel.failed() == {}
+    assert not agent.woken.acquire(blocking=False), "an end is not a failure"
+    agent.channel.begin(2)
+    assert agent.channel.finished(LONG_S) == {}
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_worker_that_does_not_answer(
     others: int, agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch

@@ -533,3 +533,38 @@ def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, spool: Pat
     _report(prefix, spool, WorkerExit(1, 123, 0, time.time_ns(), now + 2), stop)
     sent = [bool(failure.sent_signals) for failure in prefix.failures()]
     assert sorted(sent) == ([False, True] if later else [False])
+
+
+def _finishes(folder: Path, local_rank: int, ready: Any, *, by_child: bool = False) -> None:
+    """Report the end of a program to the agent; with `by_child`, from a program that this process has started."""
+    pid = os.fork() if by_child else 0
+    if pid == 0:
+        WorkerChannel(NodeFolder(folder), 0, local_rank, lambda _: {}).report_finished()
+    if by_child and pid == 0:
+        os._exit(0)
+    if by_child:
+        os.waitpid(pid, 0)
+    _plain(ready)
+
+
+def test_workers_that_have_come_to_their_end(start: Callable[..., list[Any]], prefix: Prefix, spool: Path) -> None:
+    """A worker counts if its own process reported it, before any stop; a function also needs its result."""
+    folder = spool.parents[1]
+    node_context = replace(prefix.node_context(), node_folder=str(folder))
+    reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
+    processes = start(
+        partial(_finishes, folder, 0), partial(_finishes, folder, 1), partial(_finishes, folder, 2, by_child=True)
+    )
+    queues = {rank: _fork.SimpleQueue() for rank in range(3)}
+    queues[1].put("loss")
+    context = SimpleNamespace(_pc=SimpleNamespace(processes=processes), _return_values={}, _ret_vals=queues)
+    local._context, local._watch = context, ExitWatch(processes)
+    assert local.find_finished() == {1}
+    assert local.take_results(local.finished) == {1: "loss"}
+    local.are_programs = True
+    assert local.find_finished() == {0, 1}
+    local.stopped = WorkerStop("another worker of this node had failed", 0)
+    assert local.find_finished() == frozenset()
+    local._watch.stop()
+    local.close()

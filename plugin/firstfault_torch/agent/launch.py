@@ -7,7 +7,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch.distributed.elastic import events, metrics
@@ -63,6 +63,8 @@ class RoundEnd:
     """This node's."""
     restart_refusal: RestartRecord | None = None
     """The decision against a restart that ended the attempt; None: there was none."""
+    finished_results: dict[int, Any] = field(default_factory=dict)
+    """Of a failed node, by global rank: what functions had returned before the node knew of a failure."""
     peers: Peers | None = None
     """The agents of all other nodes; None: there is only this node, or the round hadn't begun."""
 
@@ -193,6 +195,7 @@ def _end_failed_round(agent: ReportingAgent | None, error: Exception, node_conte
         error=error,
         group_rank=node.places.of().group_rank or 0,
         restart_refusal=node.restarts.restart_refusal,
+        finished_results=node.finished_results,
         peers=node.peers,
     )
 

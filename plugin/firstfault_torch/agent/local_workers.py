@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,15 @@ from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
 from firstfault_torch.agent.stop_processes import GracePeriod, ProcessStop, collect_snapshots, worker_sessions
 from firstfault_torch.agent.timers import TimerServer, open_timers
-from firstfault_torch.compat.torch_agent import close_program_files, traceback_files, unfinished, worker_processes
+from firstfault_torch.compat.torch_agent import (
+    close_program_files,
+    handed_over,
+    traceback_files,
+    unfinished,
+    worker_processes,
+)
 from firstfault_torch.descriptors import KeptDescriptor
-from firstfault_torch.guard import logger, start_in_thread, suppress_internal_errors
+from firstfault_torch.guard import call_with_timeout, logger, start_in_thread, suppress_internal_errors
 from firstfault_torch.node.channel import AgentChannel, from_message, handled_from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
@@ -82,6 +88,8 @@ class LocalWorkers:
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
+        self.finished: frozenset[int] = frozenset()
+        """What `find_finished` returned last in this round."""
         if node_context.files is not None:
             with suppress_internal_errors("opening the channel to the workers"):
                 self._channel = AgentChannel(node_context.files, wake)
@@ -95,6 +103,7 @@ class LocalWorkers:
         self._process_stop = None
         self._is_stopping = False
         self._forgotten = frozenset()
+        self.finished = frozenset()
         self.expired = {}
         if self._channel is not None:
             self._channel.begin(self._reporter.node_context.round)
@@ -188,6 +197,36 @@ class LocalWorkers:
         """Return the reports of failed workers of this round, by local rank."""
         failed = self._channel.failed() if self._channel is not None else {}
         return {rank: report for rank, report in failed.items() if rank not in self._forgotten}
+
+    def find_finished(self) -> frozenset[int]:
+        """Return the local ranks that had come to their end before this agent knew of a failure.
+
+        Each has reported it, and still was the process that the agent had started: a wrapper may run several programs.
+        The result of a function must also have arrived.
+        """
+        if self._channel is None or self._watch is None:
+            return frozenset()
+        stop, pids = self.stopped, [process.pid for process in worker_processes(self._context)]
+        reports = self._channel.finished(time_limits.FINISHED_REPORTS_TIMEOUT_SECONDS)
+        finished = {
+            rank
+            for rank, report in reports.items()
+            # What the workers make of the stop may look like an end: a signal handler may let the program return.
+            if pids[rank] == report["pid"] and (stop is None or report["monotonic_ns"] < stop.began_ns)
+        }
+        if not self.are_programs:
+            finished &= self.take_results(finished).keys()
+        self.finished = frozenset(finished - self.reported().keys())
+        return self.finished
+
+    def take_results(self, local_ranks: Collection[int]) -> dict[int, Any]:
+        """Return what the functions of these workers returned, as far as it has arrived, by local rank."""
+        if self.are_programs:
+            return {}
+        # A worker that died while it wrote leaves half a result, and reading it would block.
+        read = partial(handed_over, self._context, local_ranks)
+        doing = "reading the workers' results"
+        return call_with_timeout(read, time_limits.RESULTS_TIMEOUT_SECONDS, doing, local=True) or {}
 
     def discard_exits(self, local_ranks: frozenset[int]) -> None:
         """Take workers as ended without a failure: the remaining ranks had continued without them."""

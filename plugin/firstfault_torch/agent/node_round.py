@@ -60,6 +60,7 @@ class NodeRound:
         watchdog = resolve_watchdog(options.watchdog)
         self.workers = LocalWorkers(node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog)
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
+        self.reporter.find_finished = self.workers.find_finished
         self.survivors: SurvivingWorkers | None = None
         if options.in_process_restart is not None:
             self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
@@ -151,6 +152,17 @@ class NodeRound:
         self.workers.close_stderr()
         if is_last:
             self.workers.close()
+
+    @property
+    def finished_results(self) -> dict[int, Any]:
+        """What functions of this node returned before it knew of a failure, by global rank."""
+        results: dict[int, Any] = {}
+        with suppress_internal_errors("reading the results of finished workers"):
+            has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
+            finished = range(self.workers.number) if has_succeeded else self.workers.finished
+            taken = self.workers.take_results(finished)
+            results.update({self.places.rank_of(local) or 0: value for local, value in taken.items()})
+        return results
 
     # --- a failure of this node's workers -----------------------------------------------------------------------
 

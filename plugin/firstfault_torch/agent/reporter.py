@@ -70,6 +70,8 @@ class Reporter:
         self._log_tails: StderrRelay | None = None
         self.progress: Callable[[], model.Progress] = model.Progress
         """Returns how far the workers came in this round."""
+        self.find_finished: Callable[[], frozenset[int]] = frozenset
+        """Returns the local ranks that had come to their end before the round's first failure."""
         self._pool: ThreadPoolExecutor | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
@@ -152,6 +154,10 @@ class Reporter:
             logs = tuple(tail for _, tail in sorted(self._own_logs.items()))
             setup = read_node_setup(self.node_context.identity)
             presence = replace(presence, receipts=tuple(self.report.receipts), log_tails=logs, setup=setup)
+            with suppress_internal_errors("finding the finished workers"):
+                places = (self._place_of(local) for local in sorted(self.find_finished()))
+                finished = tuple(place.rank for place in places if place.rank is not None)
+                presence = replace(presence, finished_ranks=finished)
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         path, data = document_writer.as_entry(presence)
@@ -225,7 +231,10 @@ class Reporter:
         """Write a document about one death unless the worker's own are complete; runs in an upload thread."""
         # The worker's own document suffices, unless it is about an exception in flight or an exit that the stop caused.
         ended = [failure for failure in own if not failure.in_flight and not _is_exit_on_stop(failure, stop, death)]
-        if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
+        by_itself = expiry is None and (stop is None or not stop.ended(death))
+        # Its end explains nothing if it exited with another code, or if a signal ended it after it had finished.
+        is_explained = not (death.exit_code > 0 or (by_itself and self._is_in_teardown(death)))
+        if ended and (is_explained or not all(map(_is_bare_exit, ended))):
             self._keep_log(death, ended[-1])
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
@@ -240,6 +249,11 @@ class Reporter:
         stack, log = self._fatal_stack(rank), self._get_log_tail(death)
         traces = ExitEvidence(kept, resources, stack, log, seen)
         self.write(describe_exit(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
+
+    def _is_in_teardown(self, death: WorkerExit) -> bool:
+        with suppress_internal_errors("finding the finished workers"):
+            return bool(death.signal) and death.local_rank in self.find_finished()
+        return False
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the remaining ranks have recovered from it."""

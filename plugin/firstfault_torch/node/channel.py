@@ -26,6 +26,10 @@ _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 STATE, PULSE, SNAPSHOT = "state", "pulse", "snapshot"
 """An agent's questions: the state of a worker that it is about to stop; whether one makes progress; where it is."""
+FAILED, FINISHED = "failed", "finished"
+"""A worker's reports: its exception has left the function; its function or program has come to its end."""
+_ECHO = "echo"
+"""An agent's message to itself: what arrived before it has been read."""
 _MAX_GROUPS = 24
 """Process groups in one message, which holds at most 128 KiB."""
 _MAX_TEXT = 2000
@@ -160,6 +164,10 @@ class AgentChannel:
         self._wake = wake
         self._round = 0
         self._failed: dict[int, dict[str, Any]] = {}
+        self._finished: dict[int, dict[str, Any]] = {}
+        self._echoes = itertools.count(1)
+        self._heard = 0
+        """The last echo that was read."""
         self._answers: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
         """By question and local rank: when it arrived, and the last answer."""
         self._arrived = threading.Condition()
@@ -171,12 +179,26 @@ class AgentChannel:
         # same lock, so such a message can't land in the new round.
         with self._arrived:
             self._round = round_
-            self._failed, self._answers = {}, {}
+            self._failed, self._finished, self._answers = {}, {}, {}
 
     def failed(self) -> dict[int, dict[str, Any]]:
         """Return the reports of the round's failed workers, by local rank."""
         with self._arrived:
             return dict(self._failed)
+
+    def finished(self, seconds: float) -> dict[int, dict[str, Any]]:
+        """Return the reports of the round's finished workers, by local rank.
+
+        Waits up to `seconds` until all messages that have arrived so far are read.
+        """
+        number = next(self._echoes)
+        # A worker's message is in the socket's queue before the worker can die, but the thread may not have read it.
+        # The socket keeps the order, so this message comes after it.
+        content = {"kind": _ECHO, "round": self._round, "local_rank": -1, "number": number}
+        is_sent = _send(self._files.agent_socket, content)
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._heard >= number, seconds if is_sent else 0)
+            return dict(self._finished)
 
     def ask(self, local_ranks: Iterable[int], seconds: float, question: str = STATE) -> dict[int, dict[str, Any]]:
         """Ask workers a question; return the answers that come in time, by local rank.
@@ -214,12 +236,16 @@ class AgentChannel:
         self._listener.close()
 
     def _take(self, message: dict[str, Any]) -> None:
-        local_rank, has_failed = int(message["local_rank"]), message["kind"] == "failed"
+        local_rank, has_failed = int(message["local_rank"]), message["kind"] == FAILED
         with self._arrived:
             if message["round"] != self._round:
                 return
             if has_failed:
                 self._failed[local_rank] = message
+            elif message["kind"] == FINISHED:
+                self._finished[local_rank] = message
+            elif message["kind"] == _ECHO:
+                self._heard = max(self._heard, int(message["number"]))
             else:
                 self._answers[str(message["kind"]), local_rank] = (time.monotonic(), message)
             self._arrived.notify_all()
@@ -247,7 +273,12 @@ class WorkerChannel:
 
     def report_failure(self, content: dict[str, Any]) -> None:
         """Inform the agent that this worker's exception has left the task function."""
-        _send(self._agent, {**self._who, **content, "kind": "failed"})
+        _send(self._agent, {**self._who, **content, "kind": FAILED})
+
+    def report_finished(self) -> None:
+        """Inform the agent that this worker's function has returned, or that its program has run to its end."""
+        content = {"pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
+        _send(self._agent, {**self._who, **content, "kind": FINISHED})
 
     def _reply(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {}

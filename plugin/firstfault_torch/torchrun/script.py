@@ -73,6 +73,13 @@ def fails(error: BaseException) -> None:
             record_end(_monitor(), error, os.getppid())
 
 
+def finishes() -> None:
+    """Inform the agent that this program has run to its end: its threads have ended, its exit functions haven't run."""
+    with suppress_internal_errors("reporting the end of the program"):
+        if _outermost and _has_returned(_outermost[-1]) and _monitor().in_flight.left is None:
+            _monitor().finishes()
+
+
 def exits() -> None:
     """Record that this process is about to exit: if it still has a process group, its peers may wait for it."""
     with suppress_internal_errors("recording an exit"):
@@ -96,14 +103,19 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
 
 def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program, given its outermost frame."""
-    # `co_code` returns the original instructions: CPython 3.11 specializes a separate copy.
-    if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN"):
+    if _has_returned(frame):
         return SystemExit("its program reached its end")
     error = _exit_at(frame)
     # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame is still at the
     # same instruction.
     vars(error)[NOTED] = next((noted for at, noted in _called if at == frame.f_lasti), None)
     return error
+
+
+def _has_returned(frame: FrameType) -> bool:
+    """Whether a program's outermost frame has reached its end, and wasn't left by an exit or another exception."""
+    # `co_code` returns the original instructions: CPython 3.11 specializes a separate copy.
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
 def _exit_at(frame: FrameType) -> SystemExit:

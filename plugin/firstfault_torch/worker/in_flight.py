@@ -32,6 +32,7 @@ from firstfault.model import FrameInfo
 from firstfault_torch.compat.torch_worker import group_teardown
 from firstfault_torch.guard import ignore_worker_signals, iter_chain, suppress_internal_errors
 from firstfault_torch.node_context import Moment
+from firstfault_torch.worker.last_call import is_last_call
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
@@ -89,13 +90,18 @@ class InFlight:
         self.left: BaseException | None = None
         """The exception that has left the task function, and is being recorded."""
 
+    @property
+    def is_main_thread(self) -> bool:
+        """Whether this is the worker's main thread, and not one of a process that it has forked."""
+        return threading.get_ident() == self._main and os.getpid() == self._owner
+
     def seen(self, error: BaseException) -> None:
         """Record an exception before its clean-up closes the sockets; once, and only in the main thread.
 
         One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
         """
         # A forked child has a copy of this object, and the same thread id: its exceptions aren't this worker's.
-        if threading.get_ident() != self._main or os.getpid() != self._owner or not may_fail(error):
+        if not self.is_main_thread or not may_fail(error):
             return
         if self._asked and not self.began_before_asked(error):
             return
@@ -181,8 +187,10 @@ class InFlight:
                 self._recorded.append((error, name))
 
 
-def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
+def watch_process_groups(in_flight: InFlight, finishes: Callable[[], None] = lambda: None) -> Callable[[], None]:
     """Let ``torch.distributed.destroy_process_group`` first record the exception in flight; return the undo function.
+
+    Without one, `finishes` is called if the program does nothing more than to end its default group.
 
     It replaces the function's code, so that it also works for names that were imported from torch before.
     """
@@ -202,6 +210,11 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
                 ignore_worker_signals(handled_only=True),
             ):
                 in_flight.seen(error)
+        elif not args and not kwargs and in_flight.is_main_thread:
+            with suppress_internal_errors("looking for the end of the program"):
+                # Below this frame is that of `_call_hook`, and then the caller's.
+                if is_last_call(sys._getframe(2)):  # noqa: SLF001 - documented
+                    finishes()
         return destroy(*args, **kwargs)
 
     # The name first: another thread may call the function as soon as its code is replaced. `undo` has the reverse

@@ -11,6 +11,7 @@ cause is recorded before any peer fails. The way of an exception:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -97,6 +98,8 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         if os.getpid() == worker:
             with suppress_internal_errors("withdrawing handled exceptions"):
                 monitor.in_flight.withdraw_handled(None)
+            with suppress_internal_errors("reporting the end of the function"):
+                monitor.finishes()
             monitor.close()
     finally:
         _monitors.remove(monitor)
@@ -142,6 +145,7 @@ class WorkerMonitor:
         answer     the agent asks, in the channel's thread: _asked -> record what is in flight -> _answered
         fails      an exception left the task function: before _answered its own failure, afterwards an answer
         exits      a clean exit: a document on the node, uploaded only if the node fails
+        finishes   the function has returned, or the program has run to its end: the agent learns it
         close      undo the hooks; the channel stays open
 
     The main thread calls all but `answer`, which may run at the same time as any of them.
@@ -180,7 +184,9 @@ class WorkerMonitor:
                 wait_until_all_forked(node)
         # While nothing of the task has run: later the program may have no descriptor left to hold back.
         process_state.hold_files_back()
-        self._undo.append(watch_process_groups(self.in_flight))
+        # a function's result is still to come: its return is its end
+        finishes = self.finishes if is_program else _do_nothing
+        self._undo.append(watch_process_groups(self.in_flight, finishes))
         self._undo.append(process_state.watch_threads())
         self._handled.watch()
         self._undo.append(self._handled.close)
@@ -248,6 +254,19 @@ class WorkerMonitor:
             return  # a handler's answer to the signal with which the agent stops this process
         if self._write(error, held=True) and is_kept:
             threading.Thread(target=_leave_later, name="firstfault-leave", daemon=True).start()
+
+    def finishes(self) -> None:
+        """Inform the agent that the function has returned, or the program has run to its end.
+
+        What fails from here on is its teardown, unless other threads still work, such as one that writes a checkpoint.
+        """
+        if self._channel is None:
+            return
+        if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
+            # Python waits for them, and then calls what was registered last, before anything of the program's.
+            atexit.register(_finish_after_threads, self._channel, os.getpid())
+        else:
+            self._channel.report_finished()
 
     def loses_agent(self, agent_pid: int) -> None:
         """Write a document about the agent's death instead."""
@@ -335,6 +354,15 @@ class WorkerMonitor:
         spool = open_worker_spool(self.node_context, self.place.local_rank, error_file)
         if spool is not None:
             spool.withdraw(name)
+
+
+def _do_nothing() -> None:
+    """Do nothing at a call that ends the process group."""
+
+
+def _finish_after_threads(channel: WorkerChannel, worker: int) -> None:
+    if os.getpid() == worker:  # a forked child inherits the registered functions
+        channel.report_finished()
 
 
 # --- from an exception to its document ------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, StoreError
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
-from firstfault.model.job import pods_live
+from firstfault.model.failure import TEARDOWN
+from firstfault.model.job import Action, pods_live
 from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import decode, encode_seal
@@ -92,7 +93,7 @@ class FlyteEngine:
         self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
     ) -> SealedVerdict:
         """Upload the verdict, and leave it to the stock entrypoint if that fails; write the deck."""
-        if not self.in_pod:
+        if not self.in_pod or self.takes_results(verdict):
             return verdict
         if verdict.conclusion is not None and (mode := read_decision_mode()) != ACT:  # peers take over the document
             verdict = _decide_as_flytekit(verdict, is_told=mode == OBSERVE)
@@ -135,9 +136,17 @@ class FlyteEngine:
         del verdict
         return 0
 
+    def takes_results(self, verdict: SealedVerdict) -> bool:
+        """Whether Flyte gets the outputs: the job had finished, and the task's policy doesn't ask for a retry."""
+        return _is_finished(verdict) and read_decision_mode() == ACT
+
     def enforces(self, job: JobErrors) -> bool:
         """Whether Flyte carries out the decision: it reads no error files after a whole pod died."""
         return read_decision_mode() == ACT and pods_live(job)
+
+
+def _is_finished(verdict: SealedVerdict) -> bool:
+    return verdict.verdict.category == TEARDOWN and verdict.decision.action is Action.STOP
 
 
 def _decide_as_flytekit(verdict: SealedVerdict, *, is_told: bool) -> SealedVerdict:
@@ -148,6 +157,8 @@ def _decide_as_flytekit(verdict: SealedVerdict, *, is_told: bool) -> SealedVerdi
     if is_told and (verdict.seal.kind is not kind or (is_recoverable and verdict.seal.origin is not Origin.USER)):
         decision = verdict.decision
         logger.warning("observed: would have told Flyte %s: %s", decision.action.value, decision.reason)
+    if is_told and _is_finished(verdict):
+        logger.warning("observed: would have written the outputs: %s", verdict.decision.reason)
     seal = replace(verdict.seal, kind=kind, origin=Origin.USER)
     return replace(verdict, seal=seal, document=encode_seal(seal))
 

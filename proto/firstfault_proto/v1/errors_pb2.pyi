@@ -334,7 +334,7 @@ class ResourceEvidence(_message.Message):
     def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., watermark_wall_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
-    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "log_tails", "setup", "progress")
+    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "log_tails", "setup", "progress", "finished_ranks")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +346,7 @@ class RosterEntry(_message.Message):
     LOG_TAILS_FIELD_NUMBER: _ClassVar[int]
     SETUP_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_RANKS_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     phase: Phase
     place: Place
@@ -357,7 +358,8 @@ class RosterEntry(_message.Message):
     log_tails: _containers.RepeatedCompositeFieldContainer[LogTail]
     setup: NodeSetup
     progress: TrainingProgress
-    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., log_tails: _Optional[_Iterable[_Union[LogTail, _Mapping]]] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ..., progress: _Optional[_Union[TrainingProgress, _Mapping]] = ...) -> None: ...
+    finished_ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., log_tails: _Optional[_Iterable[_Union[LogTail, _Mapping]]] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ..., progress: _Optional[_Union[TrainingProgress, _Mapping]] = ..., finished_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TrainingProgress(_message.Message):
     __slots__ = ("collectives", "seconds", "idle_seconds")

@@ -154,6 +154,8 @@ RECORDED_ONLY = "SYSTEM:FlightRecorder"
 
 CTRL_C = "USER:CtrlC"
 """The code of a process interrupted by Ctrl-C in a terminal, as opposed to a SIGINT from another process."""
+TEARDOWN = "teardown"
+"""The category of a failure after the job had finished."""
 CANCELLED = "USER:Cancelled"
 """The code of an agent if somebody cancelled its job, according to the scheduler."""
 DIED = "USER:Died"

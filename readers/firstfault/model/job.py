@@ -86,6 +86,9 @@ class NodePresence:
     """In an entry of phase failed."""
     progress: Progress = Progress()
     """In an entry of phase failed or succeeded."""
+    finished_ranks: tuple[int, ...] = ()
+    """In an entry of phase failed: the ranks that returned from their function or program before this node knew of any
+    failure. In an entry of phase succeeded, all ranks did."""
     newer: bool = False
     """See `WorkerError.newer`."""
 
@@ -227,6 +230,10 @@ class JobErrors:
     """Documents of a large cascade that weren't opened, grouped by fault, the largest group first."""
     restarts: tuple[RestartRecord, ...] = ()
     """Restart decisions after each failed round of the attempt, and stalls, oldest first."""
+    completion: str = ""
+    """The sentence that proves from a job's log that it had finished before its failures; empty: no proof there.
+
+    For a job under firstfault the roster has the proof."""
 
     @property
     def places(self) -> list[Place]:

@@ -50,6 +50,8 @@ class Snapshot:
     """Names of files that aren't documents."""
     notes: tuple[str, ...] = field(default=())
     """Sentences about unread files; any note makes the coverage incomplete."""
+    completion: str = ""
+    """See `JobErrors.completion`."""
     unopened: tuple[model.Unopened, ...] = ()
     """Documents of the judged round that weren't opened, because similar documents were."""
     unopened_history: int = 0
@@ -93,6 +95,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         history=_in_order(_with_logs(_merge_documents(history), logs)),
         handled=_in_order(tuple(document for document in handled if judged.has(document))),
         roster=roster,
+        completion=snapshot.completion,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
         coverage=_build_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
         round=judged.number,

@@ -7,7 +7,7 @@ import re
 from firstfault.doubts import RETRY_REQUESTS
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
-from firstfault.model.failure import ABOUT_CATEGORIES
+from firstfault.model.failure import ABOUT_CATEGORIES, TEARDOWN
 from firstfault.report.engine_words import EngineWords, find_words_of_root
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
@@ -77,6 +77,8 @@ def _describe_fault(verdict: Verdict, name: str) -> str:
     """Return what happened, in the words of the field."""
     if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
         return name
+    if verdict.category == TEARDOWN:  # "SIGABRT in the teardown"; the ranks follow
+        return name.removeprefix("finished, then ").partition(" of ")[0]
     about = ABOUT_CATEGORIES.get(verdict.category, {})
     if name in _GENERIC_EXCEPTIONS:
         name = about.get("short_of_generic", name)

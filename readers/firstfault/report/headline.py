@@ -6,6 +6,7 @@ import re
 
 from firstfault.evidence.texts import find_message
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
+from firstfault.model.failure import TEARDOWN
 from firstfault.strategies.headlines import describe_failure
 from firstfault.utils.text import one_line, size
 
@@ -21,6 +22,8 @@ _LOST = "the agent died and "
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
     """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
     root, headline = verdict.root, verdict.headline
+    if verdict.category == TEARDOWN:
+        return headline, ""  # the process's end alone would be about the training
     begin, cut, _ = headline.rpartition("...")
     whole = one_line(verdict.message, _LONG)
     # a headline that ends in "..." was cut; the message begins with the same words and has the rest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
-from firstfault.model.failure import CTRL_C, FROM_OUTSIDE
+from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, TEARDOWN
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
@@ -74,6 +74,8 @@ def _give_advice(case: Case, code: str) -> str:
         if code:
             return f"{_UNDETERMINED_ADVICE}: all were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
+    if verdict.category == TEARDOWN:
+        return advice
     # this rank had left the training while its peers still waited for it
     if root is not None and locate_main_thread(root).exit_stage:
         return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"

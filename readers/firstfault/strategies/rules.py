@@ -61,6 +61,7 @@ from firstfault.strategies.inferred_verdict import (
 )
 from firstfault.strategies.reasons import MAX_SUSPECTS, get_failures, get_time_sort_key, to_suspects
 from firstfault.strategies.running import needs_documents, takes_diagnosis
+from firstfault.strategies.teardown_verdict import build_teardown_verdict
 from firstfault.strategies.unknown_verdict import build_unknown_cause_verdict
 from firstfault.utils.text import counted, duration, one_line
 
@@ -307,6 +308,8 @@ def _judge_original_failures(diagnosis: Diagnosis) -> Verdict | None:
 
 
 RULES = (
+    # the work is done
+    Rule("teardown", build_teardown_verdict, "high"),
     # a process had a fault, or a node ended
     Rule("long-wait", _judge_long_wait, "medium"),
     Rule("lost-node", _judge_lost_node, "high"),

@@ -395,7 +395,7 @@ def _describe_status(
 ) -> str:
     if state is None:
         return "timeout"
-    if conclusion is not None or state is JobState.FAILED:
+    if state is JobState.FAILED or (conclusion is not None and reader.is_error()):
         return "failed"
     return "succeeded" if reader.exists() or not plan.task.python_interface.outputs else "failed"
 

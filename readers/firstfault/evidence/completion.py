@@ -1,0 +1,58 @@
+"""Whether a job had finished before its first failure: then a failure of its teardown takes nothing away.
+
+The proof is whole or none: one rank that hadn't returned makes any failure an ordinary one.
+"""
+
+from __future__ import annotations
+
+from firstfault.model import JobErrors, Phase, Subject, WorkerError
+from firstfault.model.job import nodes_done
+from firstfault.utils.text import counted
+
+
+def prove_completion(job: JobErrors) -> str:
+    """Return a sentence that proves that the job had finished before its first failure; empty: nothing proves it.
+
+    A log has its own proof (`JobErrors.completion`). Under firstfault every rank of every node must have returned from
+    its function, or have run its program to its end, before its agent knew of any failure.
+    """
+    if job.completion or not job.failures:
+        return job.completion
+    ranks = {rank for entry in job.roster for rank in entry.finished_ranks}
+    ranks |= {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
+    size = max(place.world_size for place in job.places)
+    is_whole = size > 0 and ranks >= set(range(size)) and nodes_done(job.roster, job.coverage.expected)
+    # A node may be lost or terminated after its ranks had returned: its agent's failure has its own verdict.
+    if not is_whole or any(failure.subject is not Subject.WORKER for failure in job.failures):
+        return ""
+    if not all(map(_is_teardown_end, job.failures)):
+        return ""
+    return "its rank had returned before it" if size == 1 else f"all {counted(size, 'rank')} had returned before it"
+
+
+def find_teardown_failures(job: JobErrors) -> list[WorkerError]:
+    """Return the failures of processes that ended on their own, earliest first; those without a time come last."""
+    own = [failure for failure in job.failures if not failure.stopped_by_agent and _has_failed(failure)]
+    return sorted(own, key=lambda item: (item.timestamp_ns or 1 << 62, -1 if item.rank is None else item.rank))
+
+
+def describe_teardown_end(failure: WorkerError) -> str:
+    """Return how a process ended in its teardown: "SIGABRT", "exit code 1"; empty: only its text is known."""
+    return failure.signal or (f"exit code {failure.exit_code}" if failure.exit_code else "")
+
+
+def _is_teardown_end(failure: WorkerError) -> bool:
+    """Whether a worker's failure is an end after its return: it raised nothing but the exit of its program."""
+    is_exit = failure.exception is None or _is_bare_exit(failure)
+    return is_exit and failure.expired is None and not failure.recoverable
+
+
+def _is_bare_exit(failure: WorkerError) -> bool:
+    raised = failure.exception
+    return raised is not None and raised.type == "SystemExit" and not raised.causes
+
+
+def _has_failed(failure: WorkerError) -> bool:
+    """Whether a process failed: one that ran to its end may have left a document about that."""
+    is_unknown = failure.exit_code is None and not _is_bare_exit(failure)
+    return bool(describe_teardown_end(failure)) or is_unknown
