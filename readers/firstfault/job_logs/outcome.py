@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
-from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, find_completion, find_doubts
+from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, Completion, find_doubts
 from firstfault.job_logs.completion.words import CompletionKind, find_completion_kind
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
@@ -15,11 +15,8 @@ from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.collector import Attempt
     from firstfault.job_logs.framing.labels import Label, LogRecord
-
-TAIL_LINES_READ = 40
-"""Lines at the end of a stream in which it may report its success."""
 
 
 def is_success_report(text: str) -> bool:
@@ -87,7 +84,7 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
     return bool(last_failures)
 
 
-def explain_missing_proof(attempt: Attempt) -> str:
+def explain_missing_proof(attempt: Attempt, proof: Completion | None) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
@@ -100,14 +97,8 @@ def explain_missing_proof(attempt: Attempt) -> str:
     files, of_training = {stream.file for stream in streams}, {one.file for one in streams if one.progress is not None}
     if len(files) > 1 and len(of_training) * 2 < len(files):
         return f"no line reports a failure, but only {len(of_training)} of {len(files)} files are logs of a training"
-    completion = find_completion(attempt)
-    if completion is None:
+    if proof is None:
         return f"can't tell whether the job succeeded: {quoted}"
-    below = (record for stream in streams for record in _tail(stream) if record.number > completion.last)
-    if doubts := find_doubts(drop_ignored_exceptions(sorted(below, key=lambda record: record.number))):
-        return f"can't tell whether the job succeeded: it reports {one_line(redact(doubts[-1].text.strip()), 100)!r}"
+    if proof.doubt:
+        return f"can't tell whether the job succeeded: it reports {one_line(redact(proof.doubt.strip()), 100)!r}"
     return ""
-
-
-def _tail(stream: Stream) -> list[LogRecord]:
-    return list(stream.tail)[-TAIL_LINES_READ:]

@@ -18,6 +18,7 @@ from firstfault.job_logs.completion.words import (
     is_noise,
     shows_more_work,
 )
+from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.utils.text import one_line
@@ -38,6 +39,10 @@ _MANY_STREAMS = 64
 _MAX_LINES_DOUBTED = 100
 """Lines above a result in which a failure takes its value away."""
 
+_EXIT_FUNCTION = r"""
+  _run_finalizers | _exit_function | _run_exitfuncs | __del__ | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
+| \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
+"""
 _PATTERNS = Patterns(
     {
         # the bar of an outer loop at its end
@@ -52,6 +57,13 @@ _PATTERNS = Patterns(
         "last_words": r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b",
         "not_of_training": r"""(?i)
             \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b[^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
+        """,
+        "exit_function": rf"(?i){_EXIT_FUNCTION}",
+        "exit_frame": rf"(?i)^\s+File[ ]\".*,[ ]in[ ](?:{_EXIT_FUNCTION})\s*$",
+        "teardown_noise": r"""(?i)
+            terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
+          | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
+          | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
         """,
         "metric": r"(?i)\b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d",
     }
@@ -69,10 +81,18 @@ class Completion:
     last: int
     """Of the last one."""
     text: str
+    doubt: str = ""
+    """A line below that reports a failure."""
+    noise: str = ""
+    """A line below that reports what matters no more."""
 
     def describe(self) -> str:
         """Return a sentence with the proof."""
-        return f"line {self.number} reports its end: {one_line(redact(self.text.strip()), 100)!r}"
+        return f"line {self.number} reports its end: {_quote(self.text)}"
+
+    def describe_with_noise(self) -> str:
+        """Return the same with what is ignored below it."""
+        return f"{self.describe()}; ignored below it: {_quote(self.noise)}" if self.noise else self.describe()
 
 
 def find_completion(attempt: Attempt) -> Completion | None:
@@ -105,8 +125,23 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> Completion | None:
             if _has_failed_before(attempt, streams[0].file, above, last.number):
                 continue
         if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
-            return Completion(kind, streams[0].file, first.number, last.number, first.text)
+            last_number = max(record.number for kind, record in later if kind >= CompletionKind.RESULT or record is last)
+            below = drop_teardown_noise([record for record in tail if record.number > last_number])
+            doubts = [] if least is CompletionKind.STATUS else find_doubts(below)
+            noise = _find_noise([record for record in tail if record.number > first.number])
+            doubt = doubts[-1].text if doubts else ""
+            return Completion(kind, streams[0].file, first.number, last_number, first.text, doubt, noise)
     return None
+
+
+def _find_noise(records: Sequence[LogRecord]) -> str:
+    """Return the last line about an exception that ended nothing; empty: there's none."""
+    found = (record.text for record in reversed(records) if PATTERNS["exception"].match(record.text.strip()))
+    return next(found, "")
+
+
+def _quote(text: str) -> str:
+    return repr(one_line(redact(text.strip()), 100))
 
 
 def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int:
@@ -198,6 +233,30 @@ def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
     is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
     reports = (record for record in drop_below_error(records) if is_failure(record.text))
     return [one for one in reports if not handled(one.text) and not noise(one.text)]
+
+
+def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without what a program prints while it ends: exceptions of finalizers, a store that's gone."""
+    kept: list[LogRecord] = []
+    blocks: dict[Label, list[LogRecord]] = {}
+    for record in records:
+        block = blocks.get(record.label)
+        if TRACEBACK in record.text:
+            blocks[record.label] = [record]
+        elif block is not None:
+            block.append(record)
+            if not record.text[:1].isspace():
+                kept += [] if any(_PATTERNS["exit_frame"].search(one.text) for one in block) else block
+                del blocks[record.label]
+        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(record.text):
+            kept.append(record)
+    kept += itertools.chain.from_iterable(blocks.values())
+    return sorted(kept, key=lambda record: record.number)
+
+
+def is_exit_function(name: str) -> bool:
+    """Whether a function runs when a program ends or gives its resources back."""
+    return _PATTERNS["exit_function"].fullmatch(name) is not None
 
 
 def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
