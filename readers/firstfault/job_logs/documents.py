@@ -10,7 +10,7 @@ from firstfault import model
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.assignment import Assignment
 from firstfault.job_logs.completion.proof import Completion, find_completion
-from firstfault.job_logs.completion.teardown import find_teardown_ends
+from firstfault.job_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import has_final_success, is_success_report
 from firstfault.job_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
@@ -57,7 +57,8 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     if not failed and not agents:
         return AttemptReading([], assignment.notes, proof)
     ends = find_teardown_ends(attempt, proof, failed, assignment.launcher_failures)
-    if ends is None and has_final_success(attempt, _find_last_failures(attempt, failed)):
+    last_failures = _find_last_failures(attempt, failed)
+    if ends is None and (has_final_success(attempt, last_failures) or has_outlived(attempt, proof, last_failures)):
         return AttemptReading([], assignment.notes, proof)
     if ends is None:
         proof = None

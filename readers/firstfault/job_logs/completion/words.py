@@ -79,7 +79,8 @@ _PATTERNS = Patterns(
         # results of the whole
         "result": r"""
             ^\W{0,3}RESULTS?\b\W
-          | (?i:\bfinal\b)[^\n=:]{0,60}[=:][^\n]{0,12}\d
+          | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics? | results? | scores? | (?:\w+_)?loss | acc(?:uracy)? | reward
+            | perplexity | ppl | bleu | m?ap | f1 | auc | wer | error)\b)[^\n]{0,80}\d
           | (?i:\btrain_(?:runtime|samples_per_second|steps_per_second)\b)
           | (?i:\bpeak[ ](?:gpu[ ]|cuda[ ])?memory\b)
           | (?i:\b(?:total|overall)[ ](?:\w+[ ]){0,2}(?:time|runtime|duration)\b)[^\n]{0,20}\d
