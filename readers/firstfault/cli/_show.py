@@ -14,6 +14,7 @@ import click
 
 from firstfault.cli import _support as cli
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
+from firstfault.model.failure import TEARDOWN
 from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
@@ -181,6 +182,8 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         place = read.reader.errors_uri if read.uri else uri
         cli.fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
         return cli.EXIT.UNREADABLE
+    if conclusion.verdict.category == TEARDOWN:
+        return cli.EXIT.OK  # the work is done: nothing has to run again, and what depends on it may start
     return cli.EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else cli.EXIT.ROOT_CAUSE
 
 
@@ -240,7 +243,8 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
-        why = "no line reports a failure" if read.is_of_logs else why
+        if read.is_of_logs:
+            why = "; ".join(filter(None, ("no line reports a failure", read.job.completion)))
         if not forms.as_json:
             click.echo(f"no error: {why}", err=forms.html == _STDOUT)
             for record in read.job.restarts if read.is_of_logs else ():

@@ -9,7 +9,8 @@ A pipeline of small stages:
 5. `processes`: streams, reports and boxes to processes
 6. `assignment`: tracebacks and messages to processes, surest evidence first
 7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
-8. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
+8. `completion`: lines that prove that the job had finished; failures below them are of its teardown
+9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
 
 ``launchers.toml`` has what one launcher prints, and ``vocabulary.toml`` what others print, too. The result, a
 `Snapshot`, is judged, reported and retried like that of a recorded job. The entry point ``firstfault.job_logs`` names
@@ -28,6 +29,7 @@ from typing import IO, TypeAlias, cast
 
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.collector import LogCollector
+from firstfault.job_logs.completion.proof import Completion
 from firstfault.job_logs.documents import build_documents
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
@@ -139,9 +141,9 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         return Snapshot(notes=tuple(notes)) if notes else None
     attempts = collector.attempts()
     built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]
-    found = [documents for documents, _ in built]
-    notes = (*notes, *collector.notes, *built[-1][1])
-    why = "" if found[-1] else explain_missing_proof(attempts[-1])
+    found, proof = [reading.documents for reading in built], built[-1].proof
+    notes = (*notes, *collector.notes, *built[-1].notes)
+    why = "" if found[-1] else explain_missing_proof(attempts[-1], proof)
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED
     # without it, the failure of an earlier attempt would be the outcome of the job
@@ -151,7 +153,15 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         roster=(NodePresence(phase, place),) if is_listed else (),
         notes=(*notes, why) if why else notes,
         restarts=tuple(_restarts(found)),
+        completion=_describe_completion(proof, has_failed=bool(found[-1])) if not why else "",
     )
+
+
+def _describe_completion(proof: Completion | None, *, has_failed: bool) -> str:
+    """Return the sentence that proves the completion; failures below it are of the teardown."""
+    if proof is None:
+        return ""
+    return proof.describe() if has_failed else proof.describe_with_noise()
 
 
 def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartRecord]:

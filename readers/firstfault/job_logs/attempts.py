@@ -45,6 +45,8 @@ class Progress(NamedTuple):
     step: int
     number: int
     """Of the line."""
+    total: int = 0
+    """How many the training has; 0: the line doesn't show it."""
 
 
 def progress_in(record: LogRecord) -> Progress | None:
@@ -53,7 +55,9 @@ def progress_in(record: LogRecord) -> Progress | None:
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
     found = PATTERNS["step"].search(text)
-    return Progress(found["what"], int(found["step"]), record.number) if found is not None else None
+    if found is None:
+        return None
+    return Progress(found["what"], int(found["step"]), record.number, int(found["total"] or 0))
 
 
 def is_substantial(record: LogRecord) -> bool:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
+from firstfault.job_logs.completion.loops import Loops
+from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
@@ -35,6 +37,8 @@ _MAX_EXCERPT_LINES = 200
 """Lines from a traceback on."""
 _MAX_EXCERPTS = 64
 """Tracebacks kept per label: the first and the last ones."""
+_MAX_COMPLETIONS = 64
+"""Lines that may report a completion, kept per label although they are far above its end."""
 _MAX_COMMANDS = 100
 """Shell commands in one file that may start another job; later ones are ordinary lines."""
 
@@ -65,6 +69,9 @@ class Stream:
     excerpts: list[Excerpt] = field(default_factory=list)
     progress: Progress | None = None
     """The last one that was printed."""
+    loops: Loops = field(default_factory=Loops)
+    completions: deque[LogRecord] | None = None
+    """The last lines that may report a completion."""
     declared_ranks: set[int] = field(default_factory=set)
     """Ranks that it printed as its own; several: it's shared by several processes."""
     _size: int = 0
@@ -80,7 +87,13 @@ class Stream:
 
     def take(self, record: LogRecord, most: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
-        self.progress = progress or self.progress
+        if progress is not None:
+            self.progress = progress
+            if progress.total:
+                self.loops.take(progress.what, progress.step, progress.total, record.number)
+        if may_report_completion(record.text):
+            self.completions = deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
+            self.completions.append(record)
         self.tail.append(record)
         self._size += len(record.text) + _LINE_OVERHEAD_CHARS
         while self._size > most and len(self.tail) > 1:
@@ -106,6 +119,10 @@ class Stream:
             part(record.number).tail.append(record)
         for record in self.by_torch:
             part(record.number).by_torch.append(record)
+        for record in self.completions or ():
+            at = part(record.number)
+            at.completions = at.completions or deque()
+            at.completions.append(record)
         for excerpt in self.excerpts:
             begin = excerpt.lines[excerpt.at].number
             of = index.find_attempt(self.where, begin)
@@ -113,6 +130,7 @@ class Stream:
             part(begin).excerpts.append(replace(excerpt, lines=lines))
         if self.progress is not None:
             part(self.progress.number).progress = self.progress
+            part(self.progress.number).loops = self.loops
         return found
 
     def _excerpt(self, record: LogRecord) -> None:

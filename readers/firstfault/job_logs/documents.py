@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault import model
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.assignment import Assignment
+from firstfault.job_logs.completion.proof import Completion, find_completion
+from firstfault.job_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import has_final_success, is_success_report
 from firstfault.job_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
@@ -28,11 +30,19 @@ Place = tuple[str, int, int]
 """A file, and the numbers of the first and the last line in it."""
 
 
-def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerError], list[str]]:
-    """Return a document for each process, node and launcher that failed or was stopped, and what couldn't be read.
+class AttemptReading(NamedTuple):
+    """What the logs of one attempt show."""
 
-    Both are empty if nothing failed, or if the job succeeded after all failures.
-    """
+    documents: list[model.WorkerError]
+    """One for each process, node and launcher that failed or was stopped; empty: nothing failed."""
+    notes: list[str]
+    """What couldn't be read."""
+    proof: Completion | None = None
+    """Of its completion; also if documents are of its teardown."""
+
+
+def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
+    """Return what failed in an attempt: nothing, if the job succeeded after all failures."""
     processes = Processes(attempt)
     assignment = Assignment(attempt, processes)
     assignment.run()
@@ -43,16 +53,24 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
     if not agents and not any(process.has_failed for process in processes.all):
         processes.take_launcher_ends()
     failed = [process for process in processes.all if process.has_failed]
-    if (not failed and not agents) or has_final_success(attempt, _find_last_failures(attempt, failed)):
-        return [], assignment.notes
-    mark_remaining(attempt, processes, failed)
+    proof = find_completion(attempt)
+    if not failed and not agents:
+        return AttemptReading([], assignment.notes, proof)
+    ends = find_teardown_ends(attempt, proof, failed, assignment.launcher_failures)
+    last_failures = _find_last_failures(attempt, failed)
+    if ends is None and (has_final_success(attempt, last_failures) or has_outlived(attempt, proof, last_failures)):
+        return AttemptReading([], assignment.notes, proof)
+    if ends is None:
+        proof = None
+        mark_remaining(attempt, processes, failed)
     shown = [process for process in processes.all if process.rank is not None or process.has_failed]
+    documents = [*map(_describe_process, shown if ends is None else ends), *agents]
     world = max([attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
     nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
-    documents = [*map(_describe_process, shown), *agents]
     size = len(nodes - {""}) or 1
     places = [replace(item.place, round=round_, world_size=world, group_world_size=size) for item in documents]
-    return [replace(item, place=place) for item, place in zip(documents, places, strict=True)], assignment.notes
+    completed = [replace(item, place=place) for item, place in zip(documents, places, strict=True)]
+    return AttemptReading(completed, assignment.notes, proof)
 
 
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:

@@ -7,28 +7,22 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
+from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, Completion, find_doubts
+from firstfault.job_logs.completion.words import CompletionKind, find_completion_kind
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.collector import Attempt
     from firstfault.job_logs.framing.labels import Label, LogRecord
-
-MIN_STEPS_RESUMED = 2
-"""Steps that a training prints after a failure if it was restarted; a rank may print one more before it notices."""
-TAIL_LINES_READ = 40
-"""Lines at the end of a stream in which it may report its success."""
 
 
 def is_success_report(text: str) -> bool:
     """Whether a line reports that a training, a process or a job has succeeded."""
-    reports = (PATTERNS[name].search(text) for name in ("job_succeeded", "succeeded"))
-    found = min(filter(None, reports), key=lambda report: report.start(), default=None)
-    if found is None or len(text) > 400:  # noqa: PLR2004 - a report is short
-        return False
-    return PATTERNS["negation"].search(text[: found.end()]) is None and PATTERNS["failure_report"].search(text) is None
+    kind = find_completion_kind(text)
+    return kind is not None and kind >= CompletionKind.WORD
 
 
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
@@ -51,13 +45,6 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
     return kept
 
 
-def _find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return the records, below a report of success, that report a failure."""
-    is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
-    reports = (record for record in drop_ignored_exceptions(records) if is_failure(record.text))
-    return [one for one in reports if not handled(one.text) and not noise(one.text)]
-
-
 def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
     """Whether lines after all failures prove that the job succeeded, so the program or its launcher handled them.
 
@@ -78,7 +65,7 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
             key=lambda record: record.number,
         )
         proofs = [at for at, record in enumerate(later) if is_success_report(record.text)]
-        if not proofs or _find_doubts(later[proofs[-1] + 1 :]):
+        if not proofs or find_doubts(drop_ignored_exceptions(later[proofs[-1] + 1 :])):
             return False
         last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}
         if last.label.is_process:
@@ -97,7 +84,7 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
     return bool(last_failures)
 
 
-def explain_missing_proof(attempt: Attempt) -> str:
+def explain_missing_proof(attempt: Attempt, proof: Completion | None) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
@@ -110,15 +97,8 @@ def explain_missing_proof(attempt: Attempt) -> str:
     files, of_training = {stream.file for stream in streams}, {one.file for one in streams if one.progress is not None}
     if len(files) > 1 and len(of_training) * 2 < len(files):
         return f"no line reports a failure, but only {len(of_training)} of {len(files)} files are logs of a training"
-    proofs = [record for stream in streams for record in _tail(stream) if is_success_report(record.text)]
-    if not proofs:
+    if proof is None:
         return f"can't tell whether the job succeeded: {quoted}"
-    proven_at = max(record.number for record in proofs)
-    later = [record for stream in streams for record in _tail(stream) if record.number > proven_at]
-    if doubts := _find_doubts(later):
-        return f"can't tell whether the job succeeded: it reports {one_line(redact(doubts[-1].text.strip()), 100)!r}"
+    if proof.doubt:
+        return f"can't tell whether the job succeeded: it reports {one_line(redact(proof.doubt.strip()), 100)!r}"
     return ""
-
-
-def _tail(stream: Stream) -> list[LogRecord]:
-    return list(stream.tail)[-TAIL_LINES_READ:]

@@ -13,6 +13,7 @@ from firstfault.exceptions.fatal_text import find_native_lines
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
+from firstfault.job_logs.completion.proof import drop_below_error
 from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
 from firstfault.job_logs.outcome import drop_ignored_exceptions, is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
@@ -72,7 +73,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
 
 def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     """Return what a process printed last about a failure; `log_end` is the number of the log's last line."""
-    lines = drop_ignored_exceptions(lines)
+    lines = drop_below_error(drop_ignored_exceptions(lines))
     text = "\n".join(record.text for record in lines)
     if not lines or not has_failure_word(text):
         return OwnReport()

@@ -1,0 +1,272 @@
+"""Weighs what an attempt's logs say about its completion, and what speaks against it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.job_logs.attempts import progress_in
+from firstfault.job_logs.completion.words import (
+    CompletionKind,
+    find_completion_kind,
+    is_below_error,
+    is_continuation,
+    is_noise,
+    shows_more_work,
+)
+from firstfault.job_logs.framing.lines import TRACEBACK
+from firstfault.job_logs.launchers import ReportKind
+from firstfault.job_logs.vocabulary import PATTERNS
+from firstfault.utils.text import one_line
+from firstfault.utils.toml import Patterns
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.framing.labels import Label, LogRecord
+
+MIN_STEPS_RESUMED = 2
+"""Steps that a training prints if it goes on; a line below its end may name one, as "best epoch 7" does."""
+MAX_LATER_LINES = 40
+"""Lines, apart from noise and repetitions, that a program may print below a sentence about its end."""
+_MIN_RANKS = 2
+_MAX_TAIL_LINES = 1000
+"""Lines at the end of each stream that are weighed; of many streams, fewer."""
+_MANY_STREAMS = 64
+_MAX_LINES_DOUBTED = 100
+"""Lines above a result in which a failure takes its value away."""
+
+_EXIT_FUNCTION = r"""
+  _run_finalizers | _exit_function | _run_exitfuncs | __del__ | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
+| \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
+"""
+_PATTERNS = Patterns(
+    {
+        # the bar of an outer loop at its end
+        "finished_bar": r"""(?i)
+            ^\W{0,3}(?P<name>[^|\d]{0,60}?)\s*100%\|[^|\n]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[
+        """,
+        "name_of_outer": r"(?i)\b(?:train\w*|fit\w*|total|overall|progress|epochs|steps|iterations)\b",
+        "name_of_stage": r"(?i)\b(?:eval\w*|valid\w*|test\w*|load\w*|sav\w*|map|data\w*|download\w*|generat\w*)\b",
+        # a counter without a total
+        "open_counter": r"(?i)\b(?:epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)",
+        # the last words of ranks that end
+        "last_words": r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b",
+        "not_of_training": r"""(?i)
+            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b[^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
+        """,
+        "exit_function": rf"(?i){_EXIT_FUNCTION}",
+        "exit_frame": rf"(?i)^\s+File[ ]\".*,[ ]in[ ](?:{_EXIT_FUNCTION})\s*$",
+        "teardown_noise": r"""(?i)
+            terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
+          | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
+          | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
+        """,
+        "metric": r"(?i)\b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The lines that prove that a job had finished."""
+
+    kind: CompletionKind
+    file: str
+    number: int
+    """Of the first line that proves it; failures below are of the teardown."""
+    last: int
+    """Of the last one."""
+    text: str
+    doubt: str = ""
+    """A line below that reports a failure."""
+    noise: str = ""
+    """A line below that reports what matters no more."""
+
+    def describe(self) -> str:
+        """Return a sentence with the proof."""
+        return f"line {self.number} reports its end: {_quote(self.text)}"
+
+    def describe_with_noise(self) -> str:
+        """Return the same with what is ignored below it."""
+        return f"{self.describe()}; ignored below it: {_quote(self.noise)}" if self.noise else self.describe()
+
+
+def find_completion(attempt: Attempt) -> Completion | None:
+    """Return the proof that an attempt had finished; None: nothing proves it."""
+    for file, _, report in attempt.reports:
+        if report.kind is ReportKind.SUCCEEDED:
+            return Completion(CompletionKind.STATUS, file, report.number, report.number, report.text)
+    by_file: dict[str, list[Stream]] = {}
+    for stream in attempt.streams.values():
+        by_file.setdefault(stream.file, []).append(stream)
+    found = [one for streams in by_file.values() if (one := _weigh(attempt, streams)) is not None]
+    return max(found, key=lambda one: one.kind, default=None)
+
+
+def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> Completion | None:
+    """Return the proof in the lines of one file."""
+    most = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
+    tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
+    tail = sorted(itertools.chain.from_iterable(tails), key=lambda record: record.number)
+    last_step = _find_last_step(streams, tail)
+    candidates = {record.number: (kind, record) for kind, record in _list_candidates(streams, tails)}
+    later = [one for number, one in sorted(candidates.items()) if number >= last_step]
+    for least in (CompletionKind.STATUS, CompletionKind.WORD, CompletionKind.RESULT, CompletionKind.COUNTER):
+        proofs = [(kind, record) for kind, record in later if kind >= least]
+        if not proofs:
+            continue
+        (kind, first), (_, last) = proofs[0], proofs[-1]
+        if least <= CompletionKind.RESULT:
+            above = [record for record in tail if last_step < record.number < last.number][-_MAX_LINES_DOUBTED:]
+            if _has_failed_before(attempt, streams[0].file, above, last.number):
+                continue
+        if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
+            last_number = max(record.number for kind, record in later if kind >= CompletionKind.RESULT or record is last)
+            below = drop_teardown_noise([record for record in tail if record.number > last_number])
+            doubts = [] if least is CompletionKind.STATUS else find_doubts(below)
+            noise = _find_noise([record for record in tail if record.number > first.number])
+            doubt = doubts[-1].text if doubts else ""
+            return Completion(kind, streams[0].file, first.number, last_number, first.text, doubt, noise)
+    return None
+
+
+def _find_noise(records: Sequence[LogRecord]) -> str:
+    """Return the last line about an exception that ended nothing; empty: there's none."""
+    found = (record.text for record in reversed(records) if PATTERNS["exception"].match(record.text.strip()))
+    return next(found, "")
+
+
+def _quote(text: str) -> str:
+    return repr(one_line(redact(text.strip()), 100))
+
+
+def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int:
+    """Return the number of the line from which on the training printed at most one further step.
+
+    A line below its end may name a step, as "best epoch: 7" does.
+    """
+    begin = tail[0].number if tail else 0
+    above = [one.progress.number for one in streams if one.progress is not None and one.progress.number < begin]
+    found: set[int] = set()
+    for record in reversed(tail):
+        progress = progress_in(record)
+        if progress is not None and not _PATTERNS["not_of_training"].search(record.text):
+            found.add(progress.step)
+            if len(found) >= MIN_STEPS_RESUMED:
+                return record.number
+    return max(above, default=0)
+
+
+def _list_candidates(
+    streams: Sequence[Stream], tails: Sequence[Sequence[LogRecord]]
+) -> Iterator[tuple[CompletionKind, LogRecord]]:
+    """Yield the lines that may prove a completion: at the end of each stream, and those that were kept from above."""
+    last_lines: list[LogRecord] = []
+    for stream, tail in zip(streams, tails, strict=True):
+        near_end = list(itertools.islice((one for one in reversed(tail) if not is_noise(one.text)), MAX_LATER_LINES))
+        begin = near_end[-1].number if near_end else 0
+        kept = (record for record in stream.completions or () if record.number < begin or not near_end)
+        loop = stream.loops.find_finished()
+        for record in itertools.chain(kept, near_end):
+            if (kind := find_completion_kind(record.text)) is not None:
+                yield kind, record
+            elif _is_finished_bar(record.text):
+                yield CompletionKind.COUNTER, record
+            elif loop is not None and record.number == loop.number and _counts_all(record.text):
+                yield CompletionKind.COUNTER, record
+        if stream.label.is_process and near_end:
+            last_lines.append(near_end[0])
+    if alike := _find_last_words(streams, last_lines):
+        yield CompletionKind.WORD, alike
+
+
+def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> LogRecord | None:
+    """Return the last of the lines with which all ranks of a job ended, if they are alike and about an end."""
+    ranks = {stream.label.rank if stream.label.rank is not None else stream.label.task for stream in streams}
+    ranks.discard(None)
+    shapes = {PATTERNS["varying_part"].sub("#", record.text.strip()) for record in last}
+    if len(shapes) != 1 or len(ranks) < _MIN_RANKS or ranks != set(range(len(ranks))) or len(last) < len(ranks):
+        return None
+    text = last[0].text
+    is_end = _PATTERNS["last_words"].search(text) and progress_in(last[0]) is None
+    if not is_end or PATTERNS["failure_report"].search(text) or PATTERNS["negation"].search(text):
+        return None
+    return max(last, key=lambda record: record.number)
+
+
+def _is_finished_bar(text: str) -> bool:
+    if "100%|" not in text or (found := _PATTERNS["finished_bar"].search(text)) is None:
+        return False
+    is_named = _PATTERNS["name_of_outer"].search(found["name"]) and not _PATTERNS["name_of_stage"].search(found["name"])
+    return bool(is_named) and found["step"] == found["total"]
+
+
+def _counts_all(text: str) -> bool:
+    """Whether no counter in a line is below its end, or lacks it."""
+    pairs = re.findall(r"(?<![\d.])(\d{1,9}) ?/ ?(\d{1,9})(?![\d.])", text)
+    return all(int(step) >= int(total) for step, total in pairs) and not _PATTERNS["open_counter"].search(text)
+
+
+def _has_failed_before(attempt: Attempt, file: str, above: Iterable[LogRecord], number: int) -> bool:
+    """Whether something failed between the last step and a result, which a wrapper prints in any case."""
+    ends = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
+    has_end = any(of == file and report.kind in ends and report.number < number for of, _, report in attempt.reports)
+    return has_end or bool(attempt.entries) or bool(find_doubts(above))
+
+
+def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:
+    """Whether little but noise follows a line, and no other work that isn't finished, too."""
+    below = [record for record in tail if record.number > number and not is_noise(record.text)]
+    shapes = {PATTERNS["varying_part"].sub("#", record.text)[:80] for record in below}
+    if len(shapes) > MAX_LATER_LINES:
+        return False
+    work = [at for at, record in enumerate(below) if shows_more_work(record.text)]
+    return not work or any(_PATTERNS["metric"].search(record.text) for record in below[work[-1] :])
+
+
+def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return the records that report a failure, apart from noise and from what the program handled."""
+    is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
+    reports = (record for record in drop_below_error(records) if is_failure(record.text))
+    return [one for one in reports if not handled(one.text) and not noise(one.text)]
+
+
+def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without what a program prints while it ends: exceptions of finalizers, a store that's gone."""
+    kept: list[LogRecord] = []
+    blocks: dict[Label, list[LogRecord]] = {}
+    for record in records:
+        block = blocks.get(record.label)
+        if TRACEBACK in record.text:
+            blocks[record.label] = [record]
+        elif block is not None:
+            block.append(record)
+            if not record.text[:1].isspace():
+                kept += [] if any(_PATTERNS["exit_frame"].search(one.text) for one in block) else block
+                del blocks[record.label]
+        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(record.text):
+            kept.append(record)
+    kept += itertools.chain.from_iterable(blocks.values())
+    return sorted(kept, key=lambda record: record.number)
+
+
+def is_exit_function(name: str) -> bool:
+    """Whether a function runs when a program ends or gives its resources back."""
+    return _PATTERNS["exit_function"].fullmatch(name) is not None
+
+
+def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without those of a level below error, and without the lines that belong to such a message."""
+    kept: list[LogRecord] = []
+    dropped: set[Label] = set()
+    for record in records:
+        if is_below_error(record.text):
+            dropped.add(record.label)
+        elif record.label not in dropped or not is_continuation(record.text):
+            dropped.discard(record.label)
+            kept.append(record)
+    return kept

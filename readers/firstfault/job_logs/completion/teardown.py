@@ -1,0 +1,79 @@
+"""Separates what failed in the teardown of a job from what failed in its work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.job_logs.completion.proof import MAX_LATER_LINES, Completion, is_exit_function
+from firstfault.job_logs.completion.words import CompletionKind, is_noise
+from firstfault.job_logs.launchers import LauncherReport, ReportKind
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.collector import Attempt
+    from firstfault.job_logs.processes import Process
+    from firstfault.job_logs.tracebacks import Traceback
+
+_ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
+
+
+def find_teardown_ends(
+    attempt: Attempt, completion: Completion | None, failed: Sequence[Process], launcher_failures: Sequence[Traceback]
+) -> list[Process] | None:
+    """Return the processes that ended with an error after the job had finished.
+
+    Below the words of a completion, only a launcher's report of an error is a failure. What the processes print
+    themselves while they end is noise.
+
+    Returns:
+        None if a failure isn't of the teardown: then none is, because the job may have failed.
+    """
+    # a counter at its end shows that the steps are done, but not that their results are saved
+    if completion is None or completion.kind is CompletionKind.COUNTER:
+        return None
+    reported = [process for process in failed if _is_end_reported(process) or not _is_noise(process)]
+    begins = [(file, first) for process in failed if not _is_finalizer(process) for file, first, _ in process.lines]
+    begins += [(file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)]
+    begins += [(file, entry.number) for file, _, entry in attempt.entries]
+    begins += [(found.stream.file, found.lines[0]) for found in launcher_failures]
+    if any(file != completion.file or first < completion.number for file, first in begins):
+        return None
+    if not all(_is_of_teardown(process, completion) for process in failed):
+        return None
+    return reported
+
+
+def has_outlived(attempt: Attempt, completion: Completion | None, last_failures: Mapping[str, int]) -> bool:
+    """Whether a status of success ends a log that went on for long after all failures: they weren't of this job."""
+    if completion is None or completion.kind is not CompletionKind.STATUS or last_failures.keys() != {completion.file}:
+        return False
+    lines = (record for stream in attempt.streams.values() if stream.file == completion.file for record in stream.tail)
+    between = (one for one in lines if last_failures[completion.file] < one.number < completion.number)
+    return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
+
+
+def _is_end(report: LauncherReport, completion: Completion) -> bool:
+    """Whether a report is about an end with an error; without a code or a signal, a process may have been stopped."""
+    if report.kind is ReportKind.TERMINATED and completion.kind is CompletionKind.STATUS:
+        return False  # announced before the end of the job, which then came in time
+    return report.kind in _ENDS and (report.kind is not ReportKind.ENDED or bool(report.exit_code or report.signal))
+
+
+def _is_of_teardown(process: Process, completion: Completion) -> bool:
+    """Whether a process can't have failed in the job's work: a program's own exception may be of a later part of it."""
+    return completion.kind is CompletionKind.STATUS or process.raised is None or _is_noise(process)
+
+
+def _is_end_reported(process: Process) -> bool:
+    """Whether a launcher reports that a process ended with an error."""
+    return process.exit_code is not None or process.is_oom or bool(process.signal and not process.reports_own_end)
+
+
+def _is_finalizer(process: Process) -> bool:
+    """Whether a process, which isn't reported to have ended, printed an exception of its finalizers."""
+    return process.raised is not None and _is_noise(process) and not _is_end_reported(process)
+
+
+def _is_noise(process: Process) -> bool:
+    """Whether a process printed no exception, or only one of a function that runs when a program ends."""
+    return process.raised is None or any(is_exit_function(frame.function) for frame in process.raised.frames)
