@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.job_logs.causes.survival import drop_survived_tracebacks, shows_failure
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
@@ -202,6 +203,7 @@ class Assignment:
                 own = [found for found in own if counts[found.fault] <= failing]
             processes = [one for one in everything if not node or one.node in {node, ""}]
             own = [found for found in own if not self._is_outlived(found, processes)]
+            own = drop_survived_tracebacks(self.attempt, processes, own)
             if own and not self._has_continued(own):
                 self._assign_on_node(own, processes)
 
@@ -271,13 +273,13 @@ class Assignment:
         above = [record for record in stream.tail if record.number < first_report]
         above = list(itertools.takewhile(lambda record: not PATTERNS["launcher_file"].search(record.text), above))
         text = "\n".join(record.text for record in above)
-        silent = [one for one in ended if one.raised is None and not one.text.strip()]
+        silent = [one for one in ended if one.raised is None and not shows_failure(one.text)]
         # an unlabeled traceback that fits none of these processes would be given to each of them
         is_ambiguous = any(one.raised is not None and not one.is_known for one in everything)
         if not is_ambiguous and silent == ended and len({(one.exit_code, one.signal) for one in ended}) == 1:
             blamed = _ranks_in_errors(record.text for record in above)
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
-                process.text = text
+                process.text = "\n".join(filter(str.strip, (process.text, text)))
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
         # if torch's agent had the chance to report an exit, its report isn't just cut off
         elif not everything and not (self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)):

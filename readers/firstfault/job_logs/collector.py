@@ -35,6 +35,8 @@ _MAX_EXCERPT_LINES = 200
 """Lines from a traceback on."""
 _MAX_EXCERPTS = 64
 """Tracebacks kept per label: the first and the last ones."""
+STEPS_PROVING_SURVIVAL = 3
+"""A rank may print one more step, and a buffered one, before it notices that another rank is gone."""
 _MAX_COMMANDS = 100
 """Shell commands in one file that may start another job; later ones are ordinary lines."""
 
@@ -65,6 +67,8 @@ class Stream:
     excerpts: list[Excerpt] = field(default_factory=list)
     progress: Progress | None = None
     """The last one that was printed."""
+    last_steps: deque[Progress] = field(default_factory=lambda: deque(maxlen=STEPS_PROVING_SURVIVAL))
+    """The first line of each of the last steps."""
     declared_ranks: set[int] = field(default_factory=set)
     """Ranks that it printed as its own; several: it's shared by several processes."""
     _size: int = 0
@@ -81,6 +85,8 @@ class Stream:
     def take(self, record: LogRecord, most: int, progress: Progress | None) -> None:
         """Keep a line as far as there is room."""
         self.progress = progress or self.progress
+        if progress is not None and all(step.step != progress.step for step in self.last_steps):
+            self.last_steps.append(progress)
         self.tail.append(record)
         self._size += len(record.text) + _LINE_OVERHEAD_CHARS
         while self._size > most and len(self.tail) > 1:
@@ -91,6 +97,10 @@ class Stream:
         if names_a_rank and (found := PATTERNS["declared_rank"].match(record.text)):
             self.declared_ranks.add(int(found["rank"]))
         self._excerpt(record)
+
+    def has_steps_after(self, number: int) -> bool:
+        """Whether several steps were printed below a line."""
+        return len(self.last_steps) == STEPS_PROVING_SURVIVAL and self.last_steps[0].number > number
 
     def parts(self, index: AttemptIndex) -> dict[int, Stream]:
         """Return what was printed in each attempt, by its number."""
@@ -113,6 +123,8 @@ class Stream:
             part(begin).excerpts.append(replace(excerpt, lines=lines))
         if self.progress is not None:
             part(self.progress.number).progress = self.progress
+        for step in self.last_steps:
+            part(step.number).last_steps.append(step)
         return found
 
     def _excerpt(self, record: LogRecord) -> None:
