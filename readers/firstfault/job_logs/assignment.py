@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.job_logs.causes.device_ranks import find_ranks_by_device
 from firstfault.job_logs.causes.survival import drop_survived_tracebacks, shows_failure
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
@@ -204,7 +205,12 @@ class Assignment:
             processes = [one for one in everything if not node or one.node in {node, ""}]
             own = [found for found in own if not self._is_outlived(found, processes)]
             own = drop_survived_tracebacks(self.attempt, processes, own)
-            if own and not self._has_continued(own):
+            if not own or self._has_continued(own):
+                continue
+            by_rank = find_ranks_by_device(self.attempt, self.processes, own)
+            for rank, found in by_rank.items():
+                self.processes.find(rank=rank, node=node).set_exception(found)
+            if not by_rank:
                 self._assign_on_node(own, processes)
 
     @staticmethod
