@@ -33,4 +33,5 @@ def test_the_cause_in_a_log(show: Callable[[str], dict[str, Any]], name: str) ->
     verdict = show(case["log"])["verdict"]
     assert case["headline"] in verdict["headline"]
     assert (verdict["ranks"], verdict["category"]) == (case.get("ranks", []), case["category"])
+    assert verdict["node"] == case["node"] if "node" in case else True
     assert not case.get("absent") or case["absent"] not in json.dumps(verdict)

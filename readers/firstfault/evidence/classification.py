@@ -21,7 +21,16 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
-from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
+from firstfault.model.failure import (
+    CANCELLED,
+    CRASHES,
+    DIED,
+    FROM_OUTSIDE,
+    RECORDED_ONLY,
+    STOPS,
+    ended_by,
+    get_shell_signal,
+)
 
 ORIGINAL_FAILURE_REASON = "failed on its own, and retried the step"
 """The reason for a rank that is classified by its first try."""
@@ -132,6 +141,8 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
         for failure in job.failures
         if failure.subject is Subject.AGENT and failure.category in {"node_lost", *FROM_OUTSIDE}
     }
+    if "" in gone:  # a scheduler ended the whole job
+        gone |= {failure.node for failure in job.failures}
     return _demote_waiting_majority([_classify(failure, gone) for failure in job.failures])
 
 
@@ -252,7 +263,8 @@ def _classify_by_role(
 
 def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category in FROM_OUTSIDE:
-        return ClassifiedFailure(failure, FailureClass.EXTERNAL, FROM_OUTSIDE[failure.category])
+        why = "was canceled" if failure.code == CANCELLED else FROM_OUTSIDE[failure.category]
+        return ClassifiedFailure(failure, FailureClass.EXTERNAL, why)
     if failure.category == "node_lost":
         return ClassifiedFailure(failure, FailureClass.NODE_LOST, "disappeared without a report")
     if failure.exception is None:

@@ -199,7 +199,9 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             earliest[fault.failure.node] = fault
 
     def follows(fault: ClassifiedFailure) -> bool:
-        gone, first = ends.get(fault.failure.node, []), earliest.get(fault.failure.node)
+        # the end of an unnamed node is the end of the whole job
+        gone = [*ends.get(fault.failure.node, []), *(ends.get("", []) if fault.failure.node else [])]
+        first = earliest.get(fault.failure.node)
         is_exit = fault.failure_class is FailureClass.OWN_EXIT and fault.failure.subject is Subject.WORKER
         if is_exit and first is not None and _is_terminated(fault) and clocks.before(first.failure, fault.failure):
             return True

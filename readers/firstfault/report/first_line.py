@@ -7,7 +7,7 @@ import re
 from firstfault.doubts import RETRY_REQUESTS
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
-from firstfault.model.failure import ABOUT_CATEGORIES
+from firstfault.model.failure import ABOUT_CATEGORIES, JOB_END_CODES
 from firstfault.report.engine_words import EngineWords, find_words_of_root
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
@@ -76,6 +76,8 @@ def _describe_subject(verdict: Verdict) -> str:
 def _describe_fault(verdict: Verdict, name: str) -> str:
     """Return what happened, in the words of the field."""
     if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
+        return name
+    if verdict.code in JOB_END_CODES:
         return name
     about = ABOUT_CATEGORIES.get(verdict.category, {})
     if name in _GENERIC_EXCEPTIONS:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
-from firstfault.model.failure import CTRL_C, FROM_OUTSIDE
+from firstfault.model.failure import CANCELLED, CTRL_C, FROM_OUTSIDE, HANGUP, PREEMPTED, REQUEUED
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
@@ -60,14 +60,24 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
         yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
 
 
+_ADVICE_BY_CODE = {
+    CANCELLED: "resume from a checkpoint",
+    CTRL_C: "resume from a checkpoint",
+    HANGUP: "start the job in tmux or with setsid (torchrun handles SIGHUP itself, despite nohup)",
+    PREEMPTED: "check the queue: the scheduler may have requeued the job already",
+    REQUEUED: "wait for the scheduler, which has requeued the job",
+}
+"""What to do after a job was ended from outside, by the verdict's code."""
+
+
 def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
     # from the special case to the general one; the advice of the category is the last resort
     if verdict.is_at_time_limit:
         return "raise the time limit, or resume from a checkpoint"
-    if verdict.code == CTRL_C:
-        return "resume from a checkpoint"
+    if verdict.code in _ADVICE_BY_CODE:
+        return _ADVICE_BY_CODE[verdict.code]
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:

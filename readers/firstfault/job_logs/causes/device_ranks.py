@@ -68,9 +68,6 @@ def _trim_message(found: Traceback, tracebacks: Sequence[Traceback]) -> Tracebac
 
 def _find_device(found: Traceback) -> int | None:
     devices = {
-        int(number)
-        for match in _own_device().finditer(found.text)
-        for number in match.groups()
-        if number is not None
+        int(number) for match in _own_device().finditer(found.text) for number in match.groups() if number is not None
     }
     return devices.pop() if len(devices) == 1 else None
