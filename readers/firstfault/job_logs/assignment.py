@@ -11,7 +11,12 @@ from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.job_logs.causes.device_ranks import find_ranks_by_device
-from firstfault.job_logs.causes.survival import drop_survived_tracebacks, shows_failure
+from firstfault.job_logs.causes.survival import (
+    choose_ending,
+    drop_survived_tracebacks,
+    find_thread_fault,
+    shows_failure,
+)
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
@@ -85,6 +90,8 @@ class Assignment:
                 process.set_exception(last)
             if process.raised is None and not process.stopped and lines:
                 process.set_own_report(find_last_error(lines, self._ends[process.streams[0].file]))
+        if process.raised is not None and (fault := find_thread_fault(tracebacks, process.raised)):
+            process.set_exception(fault)
         times = [record.time_ns for record in lines if record.time_ns is not None]
         if process.time_ns is None and times:
             process.time_ns = times[-1]
@@ -229,13 +236,13 @@ class Assignment:
         is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
             for process in failing:
-                process.set_exception(tracebacks[-1])
+                process.set_exception(choose_ending(tracebacks))
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             last = tracebacks[-1]  # one process: its last exception ended it
             if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
-            by_fault = {last.fault: last}
+            by_fault = {last.fault: choose_ending(tracebacks)}
         for found in by_fault.values():
             process = Process(node=found.stream.label.node)
             process.set_exception(found)

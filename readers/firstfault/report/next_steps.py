@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,6 +71,26 @@ _ADVICE_BY_CODE = {
 """What to do after a job was ended from outside, by the verdict's code."""
 
 
+_VENDOR_TOOLS = (
+    (
+        re.compile(r"\b(?:HIP|ROCm|RCCL|amdgpu|HSA_STATUS_\w+|hip[A-Z]\w+)\b"),
+        {"CUDA_LAUNCH_BLOCKING=1": "AMD_SERIALIZE_KERNEL=3", "Xid errors": "amdgpu's errors"},
+    ),
+    (
+        re.compile(r"\b(?:HCCL|Ascend|torch_npu|npu:\d|ACL stream)\b"),
+        {"CUDA_LAUNCH_BLOCKING=1": "ASCEND_LAUNCH_BLOCKING=1", "Xid errors": "errors of the NPU (npu-smi info)"},
+    ),
+    (
+        re.compile(r"\b(?:HPU|hpu:\d|Gaudi|habana\w*)\b", re.IGNORECASE),
+        {
+            "CUDA_LAUNCH_BLOCKING=1": "ENABLE_CONSOLE=true LOG_LEVEL_ALL=4",
+            "Xid errors": "errors of habanalabs (hl-smi)",
+        },
+    ),
+)
+"""Patterns of other vendors' texts, each with replacements for NVIDIA's names in advice."""
+
+
 def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
@@ -91,6 +112,16 @@ def _give_advice(case: Case, code: str) -> str:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "find out what killed it: check the node's events and the kernel log"
+    return advice if root is None else _name_tool_of_vendor(advice, f"{root.message}\n{root.printed}")
+
+
+def _name_tool_of_vendor(advice: str, text: str) -> str:
+    """Return advice about a GPU with the names that its vendor uses."""
+    for vendor, replacements in _VENDOR_TOOLS:
+        if vendor.search(text):
+            for nvidia, other in replacements.items():
+                advice = advice.replace(nvidia, other)
+            break
     return advice
 
 

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.job_logs.attempts import is_substantial
 from firstfault.job_logs.vocabulary import PATTERNS
 
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt
     from firstfault.job_logs.processes import Process
     from firstfault.job_logs.tracebacks import Traceback
+    from firstfault.model import ExceptionInfo
 
+_RESOURCE_CATEGORIES = {"cuda_oom", "host_oom", "disk_full", "gpu_hardware", "gpu_kernel"}
+"""Categories of faults that end one thread, while other threads notice only that it's gone."""
 _MIN_LINES_AFTER_LOGGED = 10
 """Lines about other things below a logged exception that prove that its process continued."""
 
@@ -64,6 +70,35 @@ def drop_survived_tracebacks(
     remaining = [found for found in tracebacks if not any(found is other for other in survived)]
     is_by_signal = any(one.signal for one in processes) and not any(one.exit_code for one in processes)
     return remaining if remaining or is_by_signal else list(tracebacks)
+
+
+def choose_ending(tracebacks: Sequence[Traceback]) -> Traceback:
+    """Return the traceback that explains the end of one process: its last one, or an earlier one of a resource.
+
+    A thread of rank 3 runs out of GPU memory and ends. Minutes later, the main thread gives up waiting for it.
+    """
+    return find_thread_fault(tracebacks, tracebacks[-1].exception) or tracebacks[-1]
+
+
+def find_thread_fault(tracebacks: Sequence[Traceback], raised: ExceptionInfo) -> Traceback | None:
+    """Return the fault of a resource that had ended a thread of a process, if `raised` has no cause of its own."""
+    of_threads = [found for found in tracebacks if found.is_in_thread and found.exception != raised]
+    if not of_threads or _find_specific_category(raised):
+        return None
+    return next((found for found in of_threads if ends_resource(found.exception)), None)
+
+
+def ends_resource(exception: ExceptionInfo) -> bool:
+    """Whether an exception is about memory, a disk or a GPU: it may explain a later one of the same process."""
+    return _find_specific_category(exception) in _RESOURCE_CATEGORIES
+
+
+def _find_specific_category(exception: ExceptionInfo) -> str:
+    """Return the category of a fault that the text of an exception identifies; empty: none."""
+    first = find_first_cause(exception)
+    judged = classify(first.message, first.type, (*first.bases, "BaseException"))
+    is_fault = judged.role is Role.PRIMARY and judged.is_specific
+    return judged.category if is_fault else ""
 
 
 def _has_later_steps(attempt: Attempt, found: Traceback) -> bool:
