@@ -188,7 +188,9 @@ class Assignment:
     def _take_launcher_exception(self, found: Traceback) -> bool:
         """Take a traceback that a launcher printed, or that names its rank; return whether it is one."""
         spawned = PATTERNS["spawn_process_error"].search("\n".join((*found.lines_around, found.text)))
-        logged = _ranks_in_errors(found.lines_around)
+        # the last error above a launcher's own traceback is a worker's
+        is_launchers = found.is_of_launcher or found.is_summary
+        logged = set() if is_launchers else _ranks_in_errors(found.lines_around)
         if spawned is not None or (len(logged) == 1 and not found.is_handled and not found.is_before_success):
             process = self.processes.find(rank=int(spawned["rank"]) if spawned is not None else min(logged))
             if spawned is not None or not self._is_survived(process, found):
@@ -196,7 +198,7 @@ class Assignment:
                 return True
         if found.is_of_launcher and not found.is_summary:
             self.launcher_failures.append(found)
-        return found.is_of_launcher or found.is_summary
+        return is_launchers
 
     def _assign_tracebacks(self, tracebacks: Sequence[Traceback]) -> None:
         everything = self.processes.all
