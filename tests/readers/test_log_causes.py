@@ -35,3 +35,23 @@ def test_the_cause_in_a_log(show: Callable[[str], dict[str, Any]], name: str) ->
     assert (verdict["ranks"], verdict["category"]) == (case.get("ranks", []), case["category"])
     assert verdict["node"] == case["node"] if "node" in case else True
     assert not case.get("absent") or case["absent"] not in json.dumps(verdict)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [f"{hour:02}:{minute:02}:55.477 [I] " for hour in (2, 5, 7, 12) for minute in (11, 22, 33)],
+        [f"{hour:02}:{minute:02} " for hour in (2, 5, 7, 12) for minute in (11, 22, 33)],
+        [f"[{number}] " for number in range(14, 26)],
+        [f"{number}: " for number in range(14, 26)],
+    ],
+    ids=["times", "hours and minutes", "counters in brackets", "counters"],
+)
+def test_times_and_counters_are_no_labels(show: Callable[[str], dict[str, Any]], before: list[str]) -> None:
+    """Hours and numbers of lines before the lines of one process name no ranks."""
+    lines = [f"{prefix}step {number} loss 2" for number, prefix in enumerate(before)]
+    raised = ["Traceback (most recent call last):", '  File "/job/train.py", line 12, in main', "    go()", "KeyError: 1"]
+    found = show("\n".join([*lines, *raised]))
+    assert found["verdict"]["headline"].startswith("KeyError")
+    assert found["verdict"]["ranks"] == []
+    assert found["verdict"]["victims"]["count"] == 0
