@@ -25,6 +25,7 @@ class ReportKind(enum.Enum):
     REST_STOPPED = "all other processes, which their launcher ended"
     TERMINATED = "a launcher, a task or a job that was terminated from outside"
     LOST = "a node that is gone"
+    BLOCKED = "a process that waits in the kernel, perhaps for a file system"
     OOM = "a kernel that killed a process for its memory"
     GPU = "a GPU, about which its driver reported an error in the kernel's log"
     RESTARTED = "a launcher that starts its processes again"
