@@ -39,7 +39,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, OF_LOGS, TEARDOWN
+from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, HANGUP, OF_LOGS, REQUEUED, TEARDOWN
 from firstfault.model.job import Progress
 
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
@@ -58,6 +58,10 @@ _PROGRAM_CATEGORIES = {"user_code", "input", "config", "data", "numerics"}
 _NATIVE_TYPES = {"RuntimeError", "SystemError", "MemoryError"}
 """Builtin exceptions that torch's native code raises for drivers, devices and memory."""
 _ENGINES_OF_PODS = {"flyte", "flyte2"}
+_NO_RETRY_BY_CODE = {
+    CANCELLED: "a person or a script canceled the job",
+    REQUEUED: "the scheduler has requeued the job",
+}
 _GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
 """Categories that only a signal or silence shows, as a time limit, a liveness probe or the program itself does."""
 
@@ -439,8 +443,8 @@ def _find_refusal(root: WorkerError | None) -> str:
 def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.is_at_time_limit:
         return Vote(retry=False, reason=TIME_LIMIT_REASON)
-    if verdict.code == CANCELLED:
-        return Vote(retry=False, reason="somebody cancelled the job")
+    if verdict.code in _NO_RETRY_BY_CODE:
+        return Vote(retry=False, reason=_NO_RETRY_BY_CODE[verdict.code])
     # SIGINT to one node of an elastic job: the remaining nodes restart without it, as torch does
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
         return Vote(retry=True, reason="a node was interrupted, the remaining nodes continue", origin=Origin.SYSTEM)
@@ -510,9 +514,9 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
         return FINISHED_REASON
     if refusal := _find_refusal(verdict.root):
         return f"{refusal} asks for no retry"
-    if verdict.code == CANCELLED:
-        return "somebody cancelled the job"
-    if verdict.code == CTRL_C:
+    if verdict.code in _NO_RETRY_BY_CODE:
+        return _NO_RETRY_BY_CODE[verdict.code]
+    if verdict.code in {CTRL_C, HANGUP}:
         return "a person interrupted it"
     if repeat := _find_repeat(verdict, context):
         return repeat

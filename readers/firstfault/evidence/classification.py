@@ -21,7 +21,16 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
 from firstfault.model import ExceptionInfo, ExpiredDeadline, JobErrors, Subject, WorkerError, Writer
-from firstfault.model.failure import CRASHES, DIED, FROM_OUTSIDE, RECORDED_ONLY, STOPS, ended_by, get_shell_signal
+from firstfault.model.failure import (
+    CANCELLED,
+    CRASHES,
+    DIED,
+    FROM_OUTSIDE,
+    RECORDED_ONLY,
+    STOPS,
+    ended_by,
+    get_shell_signal,
+)
 
 ORIGINAL_FAILURE_REASON = "failed on its own, and retried the step"
 """The reason for a rank that is classified by its first try."""
@@ -60,6 +69,11 @@ _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
 _WAIT_CATEGORY = "hang"
 """Category of the signatures of waits that timed out."""
+_DEVICE_ASSERT = "device-assert"
+NONFINITE_ASSERTION = re.compile(
+    r"\bAssertion [`'][^`'\n]{0,200}\b(?:nan|inf|finite|infinite|non-?finite)\b", re.IGNORECASE
+)
+"""A kernel's assertion about its values: the exception only reports that one has failed."""
 _LINE_NUMBER = re.compile(r":\d+ in ")
 _MIN_MAJORITY_FACTOR = 3
 """Ranks in one function count as waiting if, with other waits, they outnumber the rest by this factor."""
@@ -132,6 +146,8 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
         for failure in job.failures
         if failure.subject is Subject.AGENT and failure.category in {"node_lost", *FROM_OUTSIDE}
     }
+    if "" in gone:  # a scheduler ended the whole job
+        gone |= {failure.node for failure in job.failures}
     return _demote_waiting_majority([_classify(failure, gone) for failure in job.failures])
 
 
@@ -252,7 +268,8 @@ def _classify_by_role(
 
 def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category in FROM_OUTSIDE:
-        return ClassifiedFailure(failure, FailureClass.EXTERNAL, FROM_OUTSIDE[failure.category])
+        why = "was canceled" if failure.code == CANCELLED else FROM_OUTSIDE[failure.category]
+        return ClassifiedFailure(failure, FailureClass.EXTERNAL, why)
     if failure.category == "node_lost":
         return ClassifiedFailure(failure, FailureClass.NODE_LOST, "disappeared without a report")
     if failure.exception is None:
@@ -314,13 +331,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     if found.role is Role.PRIMARY:
         why = "raised its own exception" if not found.is_specific else f"reports its own fault ({found.signature})"
         judged = _classify_by_role(failure, found, why, in_flight=in_flight)
-        # the recorded space and limits prove more than the text
-        if judged.category == "storage" and full_disk(failure, exception):
-            return replace(judged, category="disk_full")
-        if found.signature == _MISSING_FILE and any(_LOADER_FILE in frame.file for frame in exception.frames):
-            return replace(judged, category="data")  # a sample, not a file that the job was configured to use
-        is_limited = judged.category == "host_oom" and failure.system.memory_limit
-        return replace(judged, category="config") if is_limited else judged
+        return _refine_category(failure, exception, found, judged)
     # "connection reset" outside of torch's collectives isn't necessarily about a peer: it may be a bug in the program,
     # the connection to a child process, or the connection to an external service
     if found.role is Role.SECONDARY and not _is_about_group(exception):
@@ -341,6 +352,24 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     signature = found.signature if found.signature in _KEPT_SIGNATURES else ""
     return _classify_by_role(failure, found, why, signature=signature, in_flight=in_flight)
+
+
+def _refine_category(
+    failure: WorkerError,
+    exception: ExceptionInfo,
+    found: Classification,
+    judged: ClassifiedFailure,
+) -> ClassifiedFailure:
+    """Return a process's own fault with the category that its document or its output proves."""
+    # the recorded space and limits prove more than the text
+    if judged.category == "storage" and full_disk(failure, exception):
+        return replace(judged, category="disk_full")
+    if found.signature == _MISSING_FILE and any(_LOADER_FILE in frame.file for frame in exception.frames):
+        return replace(judged, category="data")  # a sample, not a file that the job was configured to use
+    if found.signature == _DEVICE_ASSERT and NONFINITE_ASSERTION.search(failure.printed):
+        return replace(judged, category="numerics")
+    is_limited = judged.category == "host_oom" and failure.system.memory_limit
+    return replace(judged, category="config") if is_limited else judged
 
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:

@@ -17,7 +17,7 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, BlameCounts, Diagnosis, FirstFault
 from firstfault.evidence.hangs import find_stragglers
 from firstfault.evidence.progress import drop_messages, get_waited_ns, group_progress
-from firstfault.evidence.texts import find_message
+from firstfault.evidence.texts import find_message, is_unexplained_write
 from firstfault.evidence.watchdogs import demote_ranks_that_gave_up
 from firstfault.exceptions import texts as exception_texts
 from firstfault.exceptions.exceptions_in_text import get_short_name
@@ -167,6 +167,7 @@ def _explain_met_peer_error(judged: ClassifiedFailure, counts: dict[tuple[int, s
 
 def _choose_first(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_counts: BlameCounts) -> FirstFault:
     faults = _drop_failures_that_blame_a_fault(_drop_aftermath(faults, clocks), clocks)
+    faults = _drop_writes_to_full_disk(faults)
     faults = sorted(faults, key=lambda fault: _build_sort_key(fault, blame_counts))
     may_be_first = clocks.contenders([fault.failure for fault in faults])
     contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
@@ -199,7 +200,9 @@ def _drop_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list
             earliest[fault.failure.node] = fault
 
     def follows(fault: ClassifiedFailure) -> bool:
-        gone, first = ends.get(fault.failure.node, []), earliest.get(fault.failure.node)
+        # the end of an unnamed node is the end of the whole job
+        gone = [*ends.get(fault.failure.node, []), *(ends.get("", []) if fault.failure.node else [])]
+        first = earliest.get(fault.failure.node)
         is_exit = fault.failure_class is FailureClass.OWN_EXIT and fault.failure.subject is Subject.WORKER
         if is_exit and first is not None and _is_terminated(fault) and clocks.before(first.failure, fault.failure):
             return True
@@ -237,6 +240,20 @@ def _drop_failures_that_blame_a_fault(faults: Sequence[ClassifiedFailure], clock
         return any(clocks.gap_ns(fault.failure, item.failure) < _MAX_ACCUSATION_LEAD_NS for item in accused)
 
     return [fault for fault in faults if not accuses(fault)]
+
+
+def _drop_writes_to_full_disk(faults: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    """Drop failed writes without a reason if another rank's error has the reason: a full disk.
+
+    On a full file system that all ranks share, some of them get ENOSPC, and others find that less was written.
+    """
+    if not any(fault.category == "disk_full" for fault in faults):
+        return list(faults)
+    return [
+        fault
+        for fault in faults
+        if fault.category not in {"storage", "checkpoint"} or not is_unexplained_write(fault.failure)
+    ]
 
 
 def _build_sort_key(fault: ClassifiedFailure, blame_counts: BlameCounts) -> tuple[object, ...]:

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.job_logs.causes.device_ranks import find_ranks_by_device
+from firstfault.job_logs.causes.survival import (
+    choose_ending,
+    drop_survived_tracebacks,
+    find_thread_fault,
+    shows_failure,
+)
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
@@ -83,6 +90,8 @@ class Assignment:
                 process.set_exception(last)
             if process.raised is None and not process.stopped and lines:
                 process.set_own_report(find_last_error(lines, self._ends[process.streams[0].file]))
+        if process.raised is not None and (fault := find_thread_fault(tracebacks, process.raised)):
+            process.set_exception(fault)
         times = [record.time_ns for record in lines if record.time_ns is not None]
         if process.time_ns is None and times:
             process.time_ns = times[-1]
@@ -179,7 +188,9 @@ class Assignment:
     def _take_launcher_exception(self, found: Traceback) -> bool:
         """Take a traceback that a launcher printed, or that names its rank; return whether it is one."""
         spawned = PATTERNS["spawn_process_error"].search("\n".join((*found.lines_around, found.text)))
-        logged = _ranks_in_errors(found.lines_around)
+        # the last error above a launcher's own traceback is a worker's
+        is_launchers = found.is_of_launcher or found.is_summary
+        logged = set() if is_launchers else _ranks_in_errors(found.lines_around)
         if spawned is not None or (len(logged) == 1 and not found.is_handled and not found.is_before_success):
             process = self.processes.find(rank=int(spawned["rank"]) if spawned is not None else min(logged))
             if spawned is not None or not self._is_survived(process, found):
@@ -187,7 +198,7 @@ class Assignment:
                 return True
         if found.is_of_launcher and not found.is_summary:
             self.launcher_failures.append(found)
-        return found.is_of_launcher or found.is_summary
+        return is_launchers
 
     def _assign_tracebacks(self, tracebacks: Sequence[Traceback]) -> None:
         everything = self.processes.all
@@ -202,7 +213,13 @@ class Assignment:
                 own = [found for found in own if counts[found.fault] <= failing]
             processes = [one for one in everything if not node or one.node in {node, ""}]
             own = [found for found in own if not self._is_outlived(found, processes)]
-            if own and not self._has_continued(own):
+            own = drop_survived_tracebacks(self.attempt, processes, own)
+            if not own or self._has_continued(own):
+                continue
+            by_rank = find_ranks_by_device(self.attempt, self.processes, own)
+            for rank, found in by_rank.items():
+                self.processes.find(rank=rank, node=node).set_exception(found)
+            if not by_rank:
                 self._assign_on_node(own, processes)
 
     @staticmethod
@@ -221,13 +238,13 @@ class Assignment:
         is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
             for process in failing:
-                process.set_exception(tracebacks[-1])
+                process.set_exception(choose_ending(tracebacks))
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             last = tracebacks[-1]  # one process: its last exception ended it
             if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
-            by_fault = {last.fault: last}
+            by_fault = {last.fault: choose_ending(tracebacks)}
         for found in by_fault.values():
             process = Process(node=found.stream.label.node)
             process.set_exception(found)
@@ -271,13 +288,13 @@ class Assignment:
         above = [record for record in stream.tail if record.number < first_report]
         above = list(itertools.takewhile(lambda record: not PATTERNS["launcher_file"].search(record.text), above))
         text = "\n".join(record.text for record in above)
-        silent = [one for one in ended if one.raised is None and not one.text.strip()]
+        silent = [one for one in ended if one.raised is None and not shows_failure(one.text)]
         # an unlabeled traceback that fits none of these processes would be given to each of them
         is_ambiguous = any(one.raised is not None and not one.is_known for one in everything)
         if not is_ambiguous and silent == ended and len({(one.exit_code, one.signal) for one in ended}) == 1:
             blamed = _ranks_in_errors(record.text for record in above)
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
-                process.text = text
+                process.text = "\n".join(filter(str.strip, (process.text, text)))
                 process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
         # if torch's agent had the chance to report an exit, its report isn't just cut off
         elif not everything and not (self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)):

@@ -39,6 +39,8 @@ _MAX_EXCERPTS = 64
 """Tracebacks kept per label: the first and the last ones."""
 _MAX_COMPLETIONS = 64
 """Lines that may report a completion, kept per label although they are far above its end."""
+STEPS_PROVING_SURVIVAL = 3
+"""A rank may print one more step, and a buffered one, before it notices that another rank is gone."""
 _MAX_COMMANDS = 100
 """Shell commands in one file that may start another job; later ones are ordinary lines."""
 
@@ -72,6 +74,8 @@ class Stream:
     loops: Loops = field(default_factory=Loops)
     completions: deque[LogRecord] | None = None
     """The last lines that may report a completion."""
+    last_steps: deque[Progress] = field(default_factory=lambda: deque(maxlen=STEPS_PROVING_SURVIVAL))
+    """The first line of each of the last steps."""
     declared_ranks: set[int] = field(default_factory=set)
     """Ranks that it printed as its own; several: it's shared by several processes."""
     _size: int = 0
@@ -91,6 +95,8 @@ class Stream:
             self.progress = progress
             if progress.total:
                 self.loops.take(progress.what, progress.step, progress.total, record.number)
+            if all(step.step != progress.step for step in self.last_steps):
+                self.last_steps.append(progress)
         if may_report_completion(record.text):
             self.completions = deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
             self.completions.append(record)
@@ -104,6 +110,10 @@ class Stream:
         if names_a_rank and (found := PATTERNS["declared_rank"].match(record.text)):
             self.declared_ranks.add(int(found["rank"]))
         self._excerpt(record)
+
+    def has_steps_after(self, number: int) -> bool:
+        """Whether several steps were printed below a line."""
+        return len(self.last_steps) == STEPS_PROVING_SURVIVAL and self.last_steps[0].number > number
 
     def parts(self, index: AttemptIndex) -> dict[int, Stream]:
         """Return what was printed in each attempt, by its number."""
@@ -131,6 +141,8 @@ class Stream:
         if self.progress is not None:
             part(self.progress.number).progress = self.progress
             part(self.progress.number).loops = self.loops
+        for step in self.last_steps:
+            part(step.number).last_steps.append(step)
         return found
 
     def _excerpt(self, record: LogRecord) -> None:

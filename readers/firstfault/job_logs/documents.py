@@ -11,11 +11,12 @@ from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.assignment import Assignment
 from firstfault.job_logs.completion.proof import Completion, find_completion
 from firstfault.job_logs.completion.teardown import find_teardown_ends, has_outlived
+from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import ReportKind
-from firstfault.job_logs.outcome import has_final_success, is_success_report
+from firstfault.job_logs.outcome import explain_missing_proof, has_final_success, is_success_report
 from firstfault.job_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
 from firstfault.job_logs.stops import mark_remaining, mark_stops
-from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
+from firstfault.model.failure import CANCELLED, CTRL_C, DIED, HANGUP, OF_LOGS, PREEMPTED, REQUEUED
 from firstfault.utils.text import clean, clean_end
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from firstfault.job_logs.tracebacks import Traceback
 
 _LOG_BYTES = 32 * 1024
+_NODE_FAILURE = "node failure"
+_CODES_BY_REASON = {"cancelled": CANCELLED, "job requeue": REQUEUED, "preemption": PREEMPTED, "preempted": PREEMPTED}
 _RECOVERABLE = "FlyteRecoverableException"
 
 Place = tuple[str, int, int]
@@ -50,10 +53,12 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     agents = [_describe_launcher_failure(found) for found in assignment.launcher_failures]
     agents += _describe_launcher_reports(attempt, processes, assignment.launcher_failures)
     _forget_shutdown_errors(attempt, processes)
+    proof = find_completion(attempt)
     if not agents and not any(process.has_failed for process in processes.all):
         processes.take_launcher_ends()
+        if not any(process.has_failed for process in processes.all):
+            agents += find_canceled_step(attempt, proof)
     failed = [process for process in processes.all if process.has_failed]
-    proof = find_completion(attempt)
     if not failed and not agents:
         return AttemptReading([], assignment.notes, proof)
     ends = find_teardown_ends(attempt, proof, failed, assignment.launcher_failures)
@@ -113,9 +118,12 @@ def _describe_launcher_reports(
     first_deaths: dict[str, int] = {}
     for file, number in deaths:
         first_deaths[file] = min(number, first_deaths.get(file, number))
+    has_lost_node = any(report.kind is ReportKind.LOST for _, _, report in attempt.reports)
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):
-        name = report.node or report.ip or processes.resolve_node(node)
+        name = "" if report.is_of_job else report.node or report.ip or processes.resolve_node(node)
+        if report.kind is ReportKind.TERMINATED and report.reason == _NODE_FAILURE and has_lost_node:
+            continue  # another line names the lost node; this one has the node that reports it
         if report.kind is ReportKind.LOST:
             category, code = "node_lost", "SYSTEM:NodeLost"
         elif report.kind is ReportKind.OOM and report.pid is None and not has_failed:
@@ -127,21 +135,41 @@ def _describe_launcher_reports(
         ):
             continue  # a launcher or a service manager ends the rest after one process has ended
         elif report.kind is ReportKind.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
-            done.add("" if "limit" in report.reason else name)
+            done.add("" if report.is_of_job else name)
             category, code = _classify_termination(report)
         else:
             continue
-        yield _describe_launcher(name, (file, report.number, report.number), category, code, report.text)
+        place = (file, report.number, report.number)
+        document = _describe_launcher(name, place, category, code, report.text)
+        yield replace(document, timestamp_ns=parse_time_ns(report.at))
+
+
+def find_canceled_step(attempt: Attempt, proof: Completion | None) -> Iterator[model.WorkerError]:
+    """Yield a document for a job's step that was canceled.
+
+    Slurm also cancels a step after one of its tasks failed, so this is the reason only if nothing else is.
+    """
+    ends = {ReportKind.ENDED, ReportKind.OOM, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.RESTARTED}
+    canceled = [found for found in attempt.reports if found[2].reason and found[2].kind is ReportKind.REST_STOPPED]
+    if not canceled or any(report.kind in ends for _, _, report in attempt.reports):
+        return
+    file, _, report = canceled[0]
+    if explain_missing_proof(attempt, proof):
+        place = (file, report.number, report.number)
+        document = _describe_launcher("", place, *_classify_termination(report), report.text)
+        yield replace(document, timestamp_ns=parse_time_ns(report.at))
 
 
 def _classify_termination(report: LauncherReport) -> tuple[str, str]:
     """Return the category and the code of a termination from outside."""
     if "limit" in report.reason:
         return "preemption", model.TIME_LIMIT
-    if "node failure" in report.reason:
+    if report.reason == _NODE_FAILURE:
         return "node_lost", f"SYSTEM:{report.signal or 'Terminated'}"
-    if report.reason == "cancelled":
-        return "preemption", CANCELLED
+    if report.reason in _CODES_BY_REASON:
+        return "preemption", _CODES_BY_REASON[report.reason]
+    if report.signal == "SIGHUP":
+        return "interrupted", HANGUP
     is_interrupted = "SIGINT" in f"{report.signal} {report.text} {report.reason}".upper()
     code = CTRL_C if "^C" in report.text else f"SYSTEM:{report.signal or 'Terminated'}"
     return "interrupted" if is_interrupted else "preemption", code

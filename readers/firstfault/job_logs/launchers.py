@@ -25,6 +25,7 @@ class ReportKind(enum.Enum):
     REST_STOPPED = "all other processes, which their launcher ended"
     TERMINATED = "a launcher, a task or a job that was terminated from outside"
     LOST = "a node that is gone"
+    BLOCKED = "a process that waits in the kernel, perhaps for a file system"
     OOM = "a kernel that killed a process for its memory"
     GPU = "a GPU, about which its driver reported an error in the kernel's log"
     RESTARTED = "a launcher that starts its processes again"
@@ -38,6 +39,8 @@ class ReportPattern(NamedTuple):
     pattern: str
     reason: str = ""
     """For a termination: "time limit" and the like, or the name of a group in the pattern."""
+    is_of_job: bool = False
+    """Whether the scheduler ended the whole job: the machine that reports it isn't the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class LauncherReport:
     xid: int = 0
     """Number of a GPU driver's error."""
     reason: str = ""
+    is_of_job: bool = False
+    """Whether it's about the whole job, whichever machine reports it."""
+    at: str = ""
+    """When it happened, according to its text."""
 
 
 class LauncherTable:
@@ -78,7 +85,7 @@ class LauncherTable:
         self.prefix = re.compile("|".join(numbered))
         """Matches what any launcher puts before a line; see `read_prefix`."""
         self.reports = tuple(
-            ReportPattern(ReportKind[row["kind"]], row["pattern"], row.get("reason", ""))
+            ReportPattern(ReportKind[row["kind"]], row["pattern"], row.get("reason", ""), row.get("of_job", False))
             for row in table["report"]
             if row["launcher"] not in without
         )
@@ -128,6 +135,8 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
             xid=int(named.get("xid", 0)),
             is_oom="oom" in named or row.kind is ReportKind.OOM,
             reason=named.get(row.reason, row.reason).lower() if row.reason != "signal" else "",
+            is_of_job=row.is_of_job,
+            at=named.get("at", ""),
         ),
         code,
     )

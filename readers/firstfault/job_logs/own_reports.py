@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.credentials import redact
@@ -89,6 +91,8 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         )
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
         return cut_off
+    if swallowed := _find_swallowed_error(lines):
+        return swallowed
     last_few = lines[-_LINES_AFTER_EXCEPTION:]
     for at_end, record in enumerate(last_few):
         named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
@@ -108,6 +112,33 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     ):
         return OwnReport(None, last, lines=(end[0].number, end[-1].number))
     return OwnReport()
+
+
+@cache
+def _full_trace_advice() -> re.Pattern[str]:
+    """Match a framework's advice on how to see the traceback of an error that it caught."""
+    return re.compile(
+        r"\b(?:complete|full|whole|entire)\b[^\n]{0,30}\b(?:stack ?trace|traceback|exception)\b",
+        re.IGNORECASE,
+    )
+
+
+@cache
+def _error_summary() -> re.Pattern[str]:
+    """Match the line in which a framework reports an error without its traceback."""
+    return re.compile(r"\s{0,4}(?:\w{1,30} )?(?:Error|Failed|Failure|Exception)\b(?! ignored)", re.IGNORECASE)
+
+
+def _find_swallowed_error(lines: Sequence[LogRecord]) -> OwnReport | None:
+    """Return the report of an error whose traceback a framework left out, with its advice on how to see it."""
+    last_few = [record for record in lines if record.text.strip()][-2 * _LINES_AFTER_EXCEPTION :]
+    advice = next((at for at, record in enumerate(last_few) if _full_trace_advice().search(record.text)), None)
+    above = last_few[max((advice or 0) - _LAST, 0) : advice or 0]
+    report = next((record for record in above if _error_summary().match(record.text)), None)
+    if advice is None or report is None or any(map(_shows_handling, last_few[advice + 1 :])):
+        return None
+    text = redact(f"{report.text}\n{last_few[advice].text}")
+    return OwnReport(None, text, lines=(report.number, last_few[advice].number))
 
 
 def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from firstfault.job_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, NO_EXIT_STATUS, SCHEDULER_STOPPED, Process, Processes
 from firstfault.job_logs.vocabulary import HARDWARE_XIDS, PATTERNS
@@ -28,6 +29,7 @@ def mark_stops(attempt: Attempt, processes: Processes) -> None:
     _mark_terminated(attempt, processes)
     _match_oom_kills(attempt, processes)
     _match_hardware_errors(attempt, processes)
+    mark_blocked_tasks(attempt, processes)
 
 
 def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:

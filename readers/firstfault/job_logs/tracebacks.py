@@ -12,6 +12,7 @@ from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
+from firstfault.job_logs.causes.survival import ends_resource
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo
@@ -39,6 +40,8 @@ class Traceback:
     """The line above and the first one below."""
     is_mixed: bool = False
     """Whether lines of another traceback are among its lines."""
+    is_in_thread: bool = False
+    """Whether Python printed it for a thread, which it ended."""
 
     @property
     def fault(self) -> tuple[str, str, str]:
@@ -74,7 +77,12 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
             continue
         # nor does a library's thread
         is_in_thread = any("Exception in thread " in record.text for record in above)
-        if is_in_thread and all(is_library_file(frame.file) for frame in printed.exception.frames):
+        is_of_library = all(is_library_file(frame.file) for frame in printed.exception.frames)
+        if is_in_thread and is_of_library and not ends_resource(printed.exception):
+            continue
+        # nor does a function that Python calls while a process exits
+        frames = printed.exception.frames
+        if frames and frames[0].function in WORDS["exit_functions"]:
             continue
         # a line without a level or a date may belong to the exception's message, or be the program's next output
         more = printed.exception.message.splitlines()[1:]
@@ -94,6 +102,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
             is_before_success=any(map(is_success_report, (*later, *below))),
             lines_around=around,
             is_mixed=excerpt.is_mixed,
+            is_in_thread=is_in_thread,
         )
 
 

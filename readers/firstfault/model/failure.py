@@ -156,10 +156,18 @@ CTRL_C = "USER:CtrlC"
 """The code of a process interrupted by Ctrl-C in a terminal, as opposed to a SIGINT from another process."""
 TEARDOWN = "teardown"
 """The category of a failure after the job had finished."""
+HANGUP = "USER:Hangup"
+"""The code of an agent that got SIGHUP: its terminal was closed."""
 CANCELLED = "USER:Cancelled"
 """The code of an agent if somebody cancelled its job, according to the scheduler."""
+REQUEUED = "SYSTEM:Requeued"
+"""The code of an agent if the scheduler ended the job to run it again."""
+PREEMPTED = "SYSTEM:Preempted"
+"""The code of an agent if the scheduler preempted the job, which may be in the queue again."""
 DIED = "USER:Died"
 """The code of a process if its launcher only reported that it died."""
+JOB_END_CODES = {TIME_LIMIT, CANCELLED, REQUEUED, PREEMPTED}
+"""The codes of an agent if the scheduler ended the whole job."""
 FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
 """Categories of an agent that was terminated from outside, each with the verb for a sentence."""
 

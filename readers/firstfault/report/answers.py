@@ -12,7 +12,7 @@ from firstfault.exceptions.stack_dumps import find_crash_frames
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import CATEGORIES, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import FROM_OUTSIDE
+from firstfault.model.failure import CANCELLED, FROM_OUTSIDE, JOB_END_CODES
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.fault_owner import FaultOwner, describe_fault_owner
@@ -88,6 +88,8 @@ def build_answers(case: Case) -> Answers:
 
 def _fault_owner(case: Case) -> FaultOwner:
     verdict = case.verdict
+    if verdict.code == CANCELLED:
+        return FaultOwner.NONE
     # a person may have aborted a job if all its nodes were terminated
     may_be_aborted = verdict.category == "preemption" and count_terminated_nodes(case.job).are_all
     if verdict.scope is Scope.UNDETERMINED or may_be_aborted:
@@ -119,6 +121,8 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
             names = " or ".join(shorten_list(suspects, MAX_LISTED_ITEMS))
             return f"{names.replace('or and ', 'or one of ')} (suspected)"
         return f"{verdict.node}, rank unknown" if verdict.node else "rank unknown"
+    if verdict.code in JOB_END_CODES and not verdict.node:
+        return "the whole job"
     on = f" on {verdict.node}" if verdict.node else ""
     if (machine := find_machine(job, verdict)) and len(verdict.ranks) <= 1:
         on += f" ({machine})"

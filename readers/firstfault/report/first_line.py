@@ -7,7 +7,7 @@ import re
 from firstfault.doubts import RETRY_REQUESTS
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
-from firstfault.model.failure import ABOUT_CATEGORIES, TEARDOWN
+from firstfault.model.failure import ABOUT_CATEGORIES, JOB_END_CODES, TEARDOWN
 from firstfault.report.engine_words import EngineWords, find_words_of_root
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
@@ -79,6 +79,8 @@ def _describe_fault(verdict: Verdict, name: str) -> str:
         return name
     if verdict.category == TEARDOWN:  # "SIGABRT in the teardown"; the ranks follow
         return name.removeprefix("finished, then ").partition(" of ")[0]
+    if verdict.code in JOB_END_CODES:
+        return name
     about = ABOUT_CATEGORIES.get(verdict.category, {})
     if name in _GENERIC_EXCEPTIONS:
         name = about.get("short_of_generic", name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
-from firstfault.model.failure import CTRL_C, FROM_OUTSIDE, TEARDOWN
+from firstfault.model.failure import CANCELLED, CTRL_C, FROM_OUTSIDE, HANGUP, PREEMPTED, REQUEUED, TEARDOWN
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
@@ -60,14 +61,44 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
         yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
 
 
+_ADVICE_BY_CODE = {
+    CANCELLED: "resume from a checkpoint",
+    CTRL_C: "resume from a checkpoint",
+    HANGUP: "start the job in tmux or with setsid (torchrun handles SIGHUP itself, despite nohup)",
+    PREEMPTED: "check the queue: the scheduler may have requeued the job already",
+    REQUEUED: "wait for the scheduler, which has requeued the job",
+}
+"""What to do after a job was ended from outside, by the verdict's code."""
+
+
+_VENDOR_TOOLS = (
+    (
+        re.compile(r"\b(?:HIP|ROCm|RCCL|amdgpu|HSA_STATUS_\w+|hip[A-Z]\w+)\b"),
+        {"CUDA_LAUNCH_BLOCKING=1": "AMD_SERIALIZE_KERNEL=3", "Xid errors": "amdgpu's errors"},
+    ),
+    (
+        re.compile(r"\b(?:HCCL|Ascend|torch_npu|npu:\d|ACL stream)\b"),
+        {"CUDA_LAUNCH_BLOCKING=1": "ASCEND_LAUNCH_BLOCKING=1", "Xid errors": "errors of the NPU (npu-smi info)"},
+    ),
+    (
+        re.compile(r"\b(?:HPU|hpu:\d|Gaudi|habana\w*)\b", re.IGNORECASE),
+        {
+            "CUDA_LAUNCH_BLOCKING=1": "ENABLE_CONSOLE=true LOG_LEVEL_ALL=4",
+            "Xid errors": "errors of habanalabs (hl-smi)",
+        },
+    ),
+)
+"""Patterns of other vendors' texts, each with replacements for NVIDIA's names in advice."""
+
+
 def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
     # from the special case to the general one; the advice of the category is the last resort
     if verdict.is_at_time_limit:
         return "raise the time limit, or resume from a checkpoint"
-    if verdict.code == CTRL_C:
-        return "resume from a checkpoint"
+    if verdict.code in _ADVICE_BY_CODE:
+        return _ADVICE_BY_CODE[verdict.code]
     if case.is_alone:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
@@ -83,6 +114,16 @@ def _give_advice(case: Case, code: str) -> str:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "find out what killed it: check the node's events and the kernel log"
+    return advice if root is None else _name_tool_of_vendor(advice, f"{root.message}\n{root.printed}")
+
+
+def _name_tool_of_vendor(advice: str, text: str) -> str:
+    """Return advice about a GPU with the names that its vendor uses."""
+    for vendor, replacements in _VENDOR_TOOLS:
+        if vendor.search(text):
+            for nvidia, other in replacements.items():
+                advice = advice.replace(nvidia, other)
+            break
     return advice
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import CTRL_C
+from firstfault.model.failure import CANCELLED, CTRL_C, HANGUP, PREEMPTED, REQUEUED
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks, shorten_list
@@ -74,9 +74,13 @@ def _list_unknown_about_root(case: Case) -> Iterator[str]:
         yield f"which machine ran {verdict.node}: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent disappeared: it left no report"
-    if verdict.category == "preemption" and not verdict.is_at_time_limit:
+    if verdict.code == CANCELLED:
+        yield "who canceled the job, a person or a script"
+    elif verdict.code in {PREEMPTED, REQUEUED}:
+        pass
+    elif verdict.category == "preemption" and not verdict.is_at_time_limit:
         yield _why_terminated(case.job, engine)
-    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code != CTRL_C:
+    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code not in {CTRL_C, HANGUP}:
         yield "what sent SIGINT: the launcher wasn't in the foreground of a terminal"
     if root is not None:
         yield from _list_unknown_about_exit(root)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from firstfault.evidence.texts import find_message
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import TIME_LIMIT, Origin, Subject, WorkerError, Writer
-from firstfault.model.failure import CTRL_C, explain_end
+from firstfault.model.failure import CANCELLED, CTRL_C, HANGUP, JOB_END_CODES, PREEMPTED, REQUEUED, explain_end
 from firstfault.utils.text import extract_sentence, one_line
 
 MAX_HEADLINE_CHARS = 160
 _MAX_RANKS_IN_TEXT = 8
 """As many ranks as fit into a line."""
+_WORDS_FOR_JOB_ENDS = {CANCELLED: "canceled", REQUEUED: "requeued", PREEMPTED: "preempted"}
+_WORDS_FOR_INTERRUPTS = {CTRL_C: "Ctrl-C, SIGINT", HANGUP: "SIGHUP, the terminal was closed"}
 _SIGINT_EXITS = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
 """How a process ends after SIGINT. A shell exits with 130."""
 
@@ -22,6 +24,8 @@ def name_process(failure: WorkerError) -> str:
     node = failure.node
     if failure.rank is not None:
         return f"rank {failure.rank} on {node}" if node else f"rank {failure.rank}"
+    if failure.subject is Subject.AGENT and failure.code in JOB_END_CODES and not node:
+        return "the job"
     if failure.subject is Subject.AGENT:
         return f"the agent of {node}" if node else "an agent"
     return node or "an unnamed process"
@@ -34,9 +38,9 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
     category, what = find_category(root), find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing
     if category == "preemption":
-        what = "terminated"
+        what = _WORDS_FOR_JOB_ENDS.get(root.code, "terminated")
     if category == "interrupted":
-        what = f"interrupted ({'Ctrl-C, SIGINT' if root.code == CTRL_C else what})"
+        what = f"interrupted ({_WORDS_FOR_INTERRUPTS.get(root.code, what)})"
         subject, text = (root.node, "") if root.subject is Subject.AGENT and root.node else (subject, text)
     if root.code == TIME_LIMIT:
         what = "time limit"

@@ -54,8 +54,15 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
 def _is_newest_first(lines: Sequence[str]) -> bool:
     found = [match["field"] or match["begin"] for line in lines if (match := PATTERNS["time_of_line"].search(line))]
     times = [time for time, _ in itertools.groupby(found)]
+    # processes that start together print the same lines in any order within a second
+    if not times or _cut_to_seconds(times[0]) <= _cut_to_seconds(times[-1]):
+        return False
     pairs = list(itertools.pairwise(times))
     return len(times) >= _MIN_TIMES and sum(later < earlier for earlier, later in pairs) > _MIN_SHARE * len(pairs)
+
+
+def _cut_to_seconds(time: str) -> str:
+    return time[: len("2025-03-18T13:21:50")] if "-" in time else time[: len("1742304110")]
 
 
 def _find_message_column(header: str) -> int | None:

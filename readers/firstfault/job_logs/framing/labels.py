@@ -5,6 +5,7 @@ A prefix that most lines share, with a varying part, is learned from the log its
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,9 @@ _MIN_LABEL_SHARE = 0.6
 _NEARLY_ALL = 0.9
 _MIN_LINES_OF_COLLECTOR = 20
 _LEAST_LINES, _FEW_LINES = 4, 2
+_HOURS = 24
+_MINUTES = re.compile(r"[0-5]\d(?=[:\s.,\]]|$)")
+"""Behind an hour and a colon."""
 
 
 class Label(NamedTuple):
@@ -216,6 +220,8 @@ def _is_stamped(text: str) -> bool:
 def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
     """Whether a form of label begins most lines, or the lines of tracebacks."""
     matches = [match for line in lines if line.strip() and (match := form.match(line))]
+    if _are_times_or_counters(matches):
+        return False
     names = Counter(match["name"] for match in matches if not PATTERNS["no_label"].search(match["name"]))
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
@@ -226,6 +232,20 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
         names_none = map(PATTERNS["no_label"].search, (match["name"] for match in before))
         return len(before) * 2 > len(of_frames) and not any(names_none)
     return count >= enough and (is_of_each_rank or len(names) * 2 <= count)
+
+
+def _are_times_or_counters(matches: Sequence[re.Match[str]]) -> bool:
+    """Whether numbers before lines are hours, or count the lines or the steps of one process."""
+    numbered = [found for found in matches if found["name"].isdecimal()]
+    if 2 * len(numbered) <= len(matches):
+        return False
+    numbers = [int(found["name"]) for found in numbered]
+    times = sum(_MINUTES.match(found.string, found.end()) is not None for found in numbered)
+    if times >= _NEARLY_ALL * len(numbered) and max(numbers) < _HOURS:
+        return True
+    is_rising = all(earlier < later for earlier, later in itertools.pairwise(numbers))
+    # tasks are numbered from 0, and a file of one task repeats its number
+    return len(numbers) >= _LEAST_LINES and is_rising and numbers[0] > 1
 
 
 def _is_prefix(text: str) -> bool:
