@@ -33,7 +33,7 @@ _RANKS_STATED = re.compile(
 )
 """What states the number of ranks."""
 _NODES_STATED = re.compile(
-    r"(?:--nnodes|--nodes|\bnnodes|num_nodes|SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|\bNNODES)[\"')]*[ =:]{1,3}[\"'(]*(\d{1,5})\b"
+    r"(?:--nnodes|--nodes|\bnnodes|SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|\bNNODES)[\"')]*[ =:]{1,3}[\"'(]*(\d{1,5})\b"
     r"|(?:srun|sbatch|salloc)[^\n]{0,200}? -N ?(\d{1,5})\b|\bon (\d{1,5}) nodes?\b",
     re.IGNORECASE,
 )

@@ -28,7 +28,7 @@ from typing import IO, TypeAlias, cast
 
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.collector import LogCollector
-from firstfault.job_logs.documents import build_documents
+from firstfault.job_logs.documents import build_documents, build_size
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
@@ -151,6 +151,8 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         roster=(NodePresence(phase, place),) if is_listed else (),
         notes=(*notes, why) if why else notes,
         restarts=tuple(_restarts(found)),
+        size=build_size(attempts[-1], found[-1]),
+        named_ranks=frozenset(attempts[-1].size.named_ranks),
     )
 
 

@@ -47,12 +47,23 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
         return [], assignment.notes
     mark_remaining(attempt, processes, failed)
     shown = [process for process in processes.all if process.rank is not None or process.has_failed]
-    world = max([attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
+    ranks = [process.rank for process in processes.all if process.rank is not None]
+    # a number of ranks that no line states isn't a size: "all 2 ranks" may be two of many
+    world = attempt.world_size if attempt.world_size > max(ranks, default=-1) else 0
     nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
     documents = [*map(_describe_process, shown), *agents]
     size = len(nodes - {""}) or 1
     places = [replace(item.place, round=round_, world_size=world, group_world_size=size) for item in documents]
     return [replace(item, place=place) for item, place in zip(documents, places, strict=True)], assignment.notes
+
+
+def build_size(attempt: Attempt, documents: Iterable[model.WorkerError]) -> model.JobSize:
+    """Return the size of the job, as far as its logs prove it."""
+    machines = {entry.host for _, node, entry in attempt.entries if not node}
+    machines |= {report.node or report.ip for _, _, report in attempt.reports}
+    for stream in attempt.streams.values():
+        machines |= {stream.label.ip} if stream.label.ip else {stream.label.node} - attempt.size.vague_names
+    return attempt.size.build_size({item.rank for item in documents if item.rank is not None}, machines)
 
 
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:

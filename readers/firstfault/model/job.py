@@ -199,6 +199,16 @@ class Unopened:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSize:
+    """The size of a job as its logs show it; 0: unknown."""
+
+    ranks: int = 0
+    nodes: int = 0
+    at_least: tuple[str, ...] = ()
+    """Those of both, "ranks" and "nodes", that no line states: there may be more."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobErrors:
     """Everything that was read about one attempt."""
 
@@ -227,6 +237,10 @@ class JobErrors:
     """Documents of a large cascade that weren't opened, grouped by fault, the largest group first."""
     restarts: tuple[RestartRecord, ...] = ()
     """Restart decisions after each failed round of the attempt, and stalls, oldest first."""
+    size: JobSize | None = None
+    """According to logs; None: documents and roster have it."""
+    named_ranks: frozenset[int] = frozenset()
+    """Ranks that lines of logs name, whether or not they have failures."""
 
     @property
     def places(self) -> list[Place]:

@@ -420,7 +420,8 @@ def _list_ranks(
             known[claimed] = RankState(claimed, event.state, failure.node, local, later=event.later, line=line)
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
     missing = (State.UNREPORTED, find_engine_words(job, verdict).missing)
-    for rank in {*places, *range(world_size(job))} - set(known):
+    highest = max((failure.rank for failure in job.failures if failure.rank is not None), default=-1)
+    for rank in {*places, *range(max(world_size(job), highest + 1 if job.size is not None else 0))} - set(known):
         state, line = (State.FINISHED, "") if rank in finished else missing
         where, local = places.get(rank, ("", None))
         known[rank] = RankState(rank, state, where, local, line=line)
