@@ -152,7 +152,7 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         notes=(*notes, why) if why else notes,
         restarts=tuple(_restarts(found)),
         size=build_size(attempts[-1], found[-1]),
-        named_ranks=frozenset(attempts[-1].size.named_ranks),
+        named_ranks=tuple(sorted(attempts[-1].size.named_ranks)),
     )
 
 

@@ -83,9 +83,6 @@ class Assignment:
                 process.set_exception(last)
             if process.raised is None and not process.stopped and lines:
                 process.set_own_report(find_last_error(lines, self._ends[process.streams[0].file]))
-        times = [record.time_ns for record in lines if record.time_ns is not None]
-        if process.time_ns is None and times:
-            process.time_ns = times[-1]
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
 

@@ -13,7 +13,7 @@ from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import has_final_success, is_success_report
 from firstfault.job_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
 from firstfault.job_logs.stops import mark_remaining, mark_stops
-from firstfault.model.failure import CANCELLED, CTRL_C, DIED, OF_LOGS
+from firstfault.model.failure import CANCELLED, CTRL_C, DIED, LAST_LINES_OF_SUCCESS, OF_LOGS, UNSEEN
 from firstfault.utils.text import clean, clean_end
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def _describe_launcher_reports(
             category, code = _classify_termination(report)
         else:
             continue
-        yield _describe_launcher(name, (file, report.number, report.number), category, code, report.text)
+        document = _describe_launcher(name, (file, report.number, report.number), category, code, report.text)
+        yield replace(document, timestamp_ns=report.time_ns)
 
 
 def _classify_termination(report: LauncherReport) -> tuple[str, str]:
@@ -146,7 +147,7 @@ def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
     place = (found.stream.file, *found.lines)
     document = _describe_launcher(found.stream.label.node, place, category, f"SYSTEM:{name}", found.text)
-    return replace(document, exception=found.exception)
+    return replace(document, exception=found.exception, timestamp_ns=found.time_ns)
 
 
 def _describe_launcher(node: str, place: Place, category: str, code: str, message: str) -> model.WorkerError:
@@ -176,7 +177,8 @@ def _describe_process(process: Process) -> model.WorkerError:
     is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
     sent_signals: tuple[model.SentSignal, ...] = ()
     if process.stopped and raised is None:
-        signal = "SIGTERM" if process.stopped != NO_EXIT_STATUS else "unknown"
+        is_unseen = process.stopped in {NO_EXIT_STATUS, LAST_LINES_OF_SUCCESS}
+        signal = UNSEEN if is_unseen else "SIGTERM"
         sent_signals = (model.SentSignal(signal, process.stopped),)
     is_own_report = raised is not None or message or process.reports_own_end
     return model.WorkerError(
@@ -184,7 +186,8 @@ def _describe_process(process: Process) -> model.WorkerError:
         clean(process.raised_text or message, MAX_TEXT),
         model.Kind.RECOVERABLE if is_recoverable else model.Kind.NON_RECOVERABLE,
         model.Origin.USER if raised is not None else model.Origin.UNKNOWN,
-        timestamp_ns=process.time_ns,
+        # an exception may be much older than the end of its process
+        timestamp_ns=process.time_ns or (process.launcher_time_ns if raised is None else None),
         worker=process.node,
         place=model.Place(
             rank=process.rank,

@@ -61,6 +61,8 @@ class LauncherReport:
     xid: int = 0
     """Number of a GPU driver's error."""
     reason: str = ""
+    time_ns: int | None = None
+    """Of the line, or in it."""
 
 
 class LauncherTable:

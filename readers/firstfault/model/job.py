@@ -239,7 +239,7 @@ class JobErrors:
     """Restart decisions after each failed round of the attempt, and stalls, oldest first."""
     size: JobSize | None = None
     """According to logs; None: documents and roster have it."""
-    named_ranks: frozenset[int] = frozenset()
+    named_ranks: tuple[int, ...] = ()
     """Ranks that lines of logs name, whether or not they have failures."""
 
     @property

@@ -62,7 +62,7 @@ class Snapshot:
     """Oldest first."""
     size: model.JobSize | None = None
     """As `JobErrors.size`, like the next one."""
-    named_ranks: frozenset[int] = frozenset()
+    named_ranks: tuple[int, ...] = ()
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
