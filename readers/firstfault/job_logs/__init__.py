@@ -30,7 +30,7 @@ from typing import IO, TypeAlias, cast
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.completion.proof import Completion
-from firstfault.job_logs.documents import build_documents
+from firstfault.job_logs.documents import build_documents, build_size
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
@@ -154,6 +154,8 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         notes=(*notes, why) if why else notes,
         restarts=tuple(_restarts(found)),
         completion=_describe_completion(proof, has_failed=bool(found[-1])) if not why else "",
+        size=build_size(attempts[-1], found[-1]),
+        named_ranks=tuple(sorted(attempts[-1].size.named_ranks)),
     )
 
 

@@ -92,9 +92,6 @@ class Assignment:
                 process.set_own_report(find_last_error(lines, self._ends[process.streams[0].file]))
         if process.raised is not None and (fault := find_thread_fault(tracebacks, process.raised)):
             process.set_exception(fault)
-        times = [record.time_ns for record in lines if record.time_ns is not None]
-        if process.time_ns is None and times:
-            process.time_ns = times[-1]
         if not process.lines and lines:
             process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
 

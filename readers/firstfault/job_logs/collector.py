@@ -13,8 +13,9 @@ from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
-from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes
+from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
+from firstfault.job_logs.framing.sizes import SizeMarks
 from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
 from firstfault.job_logs.vocabulary import PATTERNS
 
@@ -189,6 +190,7 @@ class Attempt:
     """Rank of the first worker of each node, from torchrun's command line."""
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
+    size: SizeMarks = field(default_factory=SizeMarks)
 
 
 class LogCollector:
@@ -218,12 +220,14 @@ class LogCollector:
         if is_reversed:
             self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
         pending, everything = read_ahead(lines, _LINES_READ_AHEAD)
+        self._all.size.vague_names.add(label.node)
         for commands_left in range(_MAX_COMMANDS, -1, -1):
             # each command may put other prefixes before its lines
             is_command = PATTERNS["shell_command"].match
             later_commands = (at for at, (_, line) in enumerate(pending) if at and is_command(line))
             prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
             everything = self._read_command(everything, file, label, prefixes, is_last=commands_left == 0)
+            self._all.size.vague_names.update(*(one.learned_names for one in (prefixes, prefixes.inner) if one))
             pending, everything = read_ahead(everything, _LINES_READ_AHEAD)
             if not pending:
                 return
@@ -241,6 +245,7 @@ class LogCollector:
                 continue
             if line.startswith("==> ") and (header := PATTERNS["file_header"].match(line)):
                 self._labels[file] = get_file_label(header["path"])
+                self._all.size.vague_names.add(self._labels[file].node)
                 continue
             for record in prefixes.parse(number, line, self._labels.get(file, label)):
                 self._take(file, record)
@@ -313,7 +318,9 @@ class LogCollector:
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
+            report = replace(report, time_ns=parse_time_ns(report.at) or record.time_ns)
             everything.reports.append((*where, report))
+        everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))

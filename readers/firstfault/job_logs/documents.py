@@ -11,12 +11,21 @@ from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.assignment import Assignment
 from firstfault.job_logs.completion.proof import Completion, find_completion
 from firstfault.job_logs.completion.teardown import find_teardown_ends, has_outlived
-from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import explain_missing_proof, has_final_success, is_success_report
 from firstfault.job_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
 from firstfault.job_logs.stops import mark_remaining, mark_stops
-from firstfault.model.failure import CANCELLED, CTRL_C, DIED, HANGUP, OF_LOGS, PREEMPTED, REQUEUED
+from firstfault.model.failure import (
+    CANCELLED,
+    CTRL_C,
+    DIED,
+    HANGUP,
+    LAST_LINES_OF_SUCCESS,
+    OF_LOGS,
+    PREEMPTED,
+    REQUEUED,
+    UNSEEN,
+)
 from firstfault.utils.text import clean, clean_end
 
 if TYPE_CHECKING:
@@ -70,12 +79,23 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
         mark_remaining(attempt, processes, failed)
     shown = [process for process in processes.all if process.rank is not None or process.has_failed]
     documents = [*map(_describe_process, shown if ends is None else ends), *agents]
-    world = max([attempt.world_size, *(1 + (process.rank or 0) for process in processes.all)])
+    ranks = [process.rank for process in processes.all if process.rank is not None]
+    # a number of ranks that no line states isn't a size: "all 2 ranks" may be two of many
+    world = attempt.world_size if attempt.world_size > max(ranks, default=-1) else 0
     nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
     size = len(nodes - {""}) or 1
     places = [replace(item.place, round=round_, world_size=world, group_world_size=size) for item in documents]
     completed = [replace(item, place=place) for item, place in zip(documents, places, strict=True)]
     return AttemptReading(completed, assignment.notes, proof)
+
+
+def build_size(attempt: Attempt, documents: Iterable[model.WorkerError]) -> model.JobSize:
+    """Return the size of the job, as far as its logs prove it."""
+    machines = {entry.host for _, node, entry in attempt.entries if not node}
+    machines |= {report.node or report.ip for _, _, report in attempt.reports}
+    for stream in attempt.streams.values():
+        machines |= {stream.label.ip} if stream.label.ip else {stream.label.node} - attempt.size.vague_names
+    return attempt.size.build_size({item.rank for item in documents if item.rank is not None}, machines)
 
 
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
@@ -139,9 +159,8 @@ def _describe_launcher_reports(
             category, code = _classify_termination(report)
         else:
             continue
-        place = (file, report.number, report.number)
-        document = _describe_launcher(name, place, category, code, report.text)
-        yield replace(document, timestamp_ns=parse_time_ns(report.at))
+        document = _describe_launcher(name, (file, report.number, report.number), category, code, report.text)
+        yield replace(document, timestamp_ns=report.time_ns)
 
 
 def find_canceled_step(attempt: Attempt, proof: Completion | None) -> Iterator[model.WorkerError]:
@@ -157,7 +176,7 @@ def find_canceled_step(attempt: Attempt, proof: Completion | None) -> Iterator[m
     if explain_missing_proof(attempt, proof):
         place = (file, report.number, report.number)
         document = _describe_launcher("", place, *_classify_termination(report), report.text)
-        yield replace(document, timestamp_ns=parse_time_ns(report.at))
+        yield replace(document, timestamp_ns=report.time_ns)
 
 
 def _classify_termination(report: LauncherReport) -> tuple[str, str]:
@@ -181,7 +200,7 @@ def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
     place = (found.stream.file, *found.lines)
     document = _describe_launcher(found.stream.label.node, place, category, f"SYSTEM:{name}", found.text)
-    return replace(document, exception=found.exception)
+    return replace(document, exception=found.exception, timestamp_ns=found.time_ns)
 
 
 def _describe_launcher(node: str, place: Place, category: str, code: str, message: str) -> model.WorkerError:
@@ -211,7 +230,8 @@ def _describe_process(process: Process) -> model.WorkerError:
     is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
     sent_signals: tuple[model.SentSignal, ...] = ()
     if process.stopped and raised is None:
-        signal = "SIGTERM" if process.stopped != NO_EXIT_STATUS else "unknown"
+        is_unseen = process.stopped in {NO_EXIT_STATUS, LAST_LINES_OF_SUCCESS}
+        signal = UNSEEN if is_unseen else "SIGTERM"
         sent_signals = (model.SentSignal(signal, process.stopped),)
     is_own_report = raised is not None or message or process.reports_own_end
     return model.WorkerError(
@@ -219,7 +239,8 @@ def _describe_process(process: Process) -> model.WorkerError:
         clean(process.raised_text or message, MAX_TEXT),
         model.Kind.RECOVERABLE if is_recoverable else model.Kind.NON_RECOVERABLE,
         model.Origin.USER if raised is not None else model.Origin.UNKNOWN,
-        timestamp_ns=process.time_ns,
+        # an exception may be much older than the end of its process
+        timestamp_ns=process.time_ns or (process.launcher_time_ns if raised is None else None),
         worker=process.node,
         place=model.Place(
             rank=process.rank,

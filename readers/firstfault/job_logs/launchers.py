@@ -68,6 +68,8 @@ class LauncherReport:
     """Whether it's about the whole job, whichever machine reports it."""
     at: str = ""
     """When it happened, according to its text."""
+    time_ns: int | None = None
+    """Of the line, or in it."""
 
 
 class LauncherTable:

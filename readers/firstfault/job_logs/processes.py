@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 64 * 1024
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SCHEDULER_STOPPED = "its scheduler ended the job"
-NO_EXIT_STATUS = "no exit status in the log, probably stopped by its launcher"
+NO_EXIT_STATUS = "no exit status in the log"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
 
@@ -49,6 +49,8 @@ class Process:
     """The end of what it printed."""
     launcher_text: str = ""
     """What its launcher printed about its end."""
+    launcher_time_ns: int | None = None
+    """When it printed that."""
     own_error: str = ""
     """What it printed last about a failure."""
     reports_own_end: bool = False
@@ -88,6 +90,7 @@ class Process:
     def set_exception(self, found: Traceback) -> None:
         """Record the exception that ended it."""
         self.raised, self.raised_text = found.exception, found.text
+        self.time_ns = self.time_ns or found.time_ns
         self.lines.add((found.stream.file, *found.lines))
 
     def set_own_report(self, found: OwnReport) -> None:
@@ -99,6 +102,11 @@ class Process:
         self.own_error = "" if found.raised is not None or found.signal else found.text
         self.reports_own_end, self.uncaught = bool(found.signal), found.uncaught
         self.lines.add((self.streams[0].file, *found.lines))
+        first, last = found.lines
+        records = (record for stream in self.streams for record in stream.tail if first <= record.number <= last)
+        times = (record.time_ns for record in records if record.time_ns is not None)
+        # other lines above may be much older than the failure
+        self.time_ns = self.time_ns or min(times, default=None)
 
     def may_be_on(self, node: str) -> bool:
         """Whether it may have run on a node of this name; an empty name is any node's."""
@@ -240,7 +248,7 @@ class Processes:
                 process.stopped = LAUNCHER_STOPPED if is_after else ""
                 process.exit_code = None if is_after else report.exit_code
                 process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
-                process.launcher_text = report.text
+                process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
 
     def take_launcher_ends(self) -> None:
         """Take launchers that ended with an error, such as torchrun in a task of srun: nothing else shows a failure."""
@@ -248,7 +256,7 @@ class Processes:
             if report.kind is ReportKind.ENDED and report.tasks and (report.exit_code or report.signal):
                 where, lines = self.resolve_node(report.node or node), {(file, report.number, report.number)}
                 self.all.append(Process(node=where, exit_code=report.exit_code, signal=report.signal, lines=lines))
-                self.all[-1].launcher_text = report.text
+                self.all[-1].launcher_text, self.all[-1].launcher_time_ns = report.text, report.time_ns
 
     def _rest_stopped_before(self, report: LauncherReport) -> bool:
         earlier = (other.kind for _, _, other in self.attempt.reports if other.number < report.number)

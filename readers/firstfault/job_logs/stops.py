@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault.job_logs.launchers import ReportKind
+from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, NO_EXIT_STATUS, SCHEDULER_STOPPED, Process, Processes
 from firstfault.job_logs.vocabulary import HARDWARE_XIDS, PATTERNS
+from firstfault.model.failure import LAST_LINES_OF_SUCCESS
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt
 
 _MAX_WORLD_SIZE = 4096
 """In a larger job, ranks without a line aren't listed."""
+_MAX_LINES_OF_END = 5
+"""Lines in which a process that ended normally reports this."""
 _MAX_SILENT_SUSPECTS = 3
 """More silent ranks than this are not suspects."""
 
@@ -119,5 +123,9 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         is_suspect = is_complete and not is_known and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
         known |= set(map(id, silent)) if is_suspect else set()
     for process in processes.all:
-        if id(process) not in known and not process.stopped and process.exit_code != 0:
+        if id(process) in known or process.stopped or process.exit_code == 0:
+            continue
+        if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
+            process.stopped = LAST_LINES_OF_SUCCESS
+        else:
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS

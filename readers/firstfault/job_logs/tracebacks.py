@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from firstfault.model import ExceptionInfo
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Stream
+    from firstfault.job_logs.framing.labels import LogRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Traceback:
     """Whether lines of another traceback are among its lines."""
     is_in_thread: bool = False
     """Whether Python printed it for a thread, which it ended."""
+    time_ns: int | None = None
+    """In its first line, or in an error directly above it; None: neither has a time."""
 
     @property
     def fault(self) -> tuple[str, str, str]:
@@ -103,7 +106,15 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
             lines_around=around,
             is_mixed=excerpt.is_mixed,
             is_in_thread=is_in_thread,
+            time_ns=_find_time(above, lines),
         )
+
+
+def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | None:
+    """Return the time of a traceback: other lines above it may be much older than the exception."""
+    is_error = PATTERNS["error_level"].search
+    headings = [record.time_ns for record in above if is_error(record.text) and record.number == lines[0].number - 1]
+    return next((time for time in (lines[0].time_ns, *headings) if time is not None), None)
 
 
 def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:

@@ -33,6 +33,7 @@ from firstfault.model.job import (
     Action as Action,
     Decision as Decision,
     JobErrors as JobErrors,
+    JobSize as JobSize,
     LogTail as LogTail,
     NodePresence as NodePresence,
     NodeSetup as NodeSetup,

@@ -131,6 +131,10 @@ class SentSignal:
     """The agent's reason: free text, or `TERMINATED`."""
 
 
+UNSEEN = "unknown"
+"""The signal of a process whose end isn't in the logs."""
+LAST_LINES_OF_SUCCESS = "its last lines report success"
+"""The reason if they end with a success."""
 OF_LOGS = "log"
 """`Place.engine` of a job that ran without firstfault and is known only from its logs."""
 
@@ -438,6 +442,11 @@ class WorkerError:
     def stopped_by_agent(self) -> bool:
         """True if the agent stopped this process and it raised no exception."""
         return bool(self.sent_signals) and self.exception is None
+
+    @property
+    def has_unseen_end(self) -> bool:
+        """True if a log has lines of this process, or of its peers, and doesn't show how it ended."""
+        return self.stopped_by_agent and self.sent_signals[0].signal == UNSEEN
 
     @property
     def crashed_while_stopped(self) -> bool:

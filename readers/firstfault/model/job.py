@@ -202,6 +202,16 @@ class Unopened:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSize:
+    """The size of a job as its logs show it; 0: unknown."""
+
+    ranks: int = 0
+    nodes: int = 0
+    at_least: tuple[str, ...] = ()
+    """Those of both, "ranks" and "nodes", that no line states: there may be more."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobErrors:
     """Everything that was read about one attempt."""
 
@@ -234,6 +244,10 @@ class JobErrors:
     """The sentence that proves from a job's log that it had finished before its failures; empty: no proof there.
 
     For a job under firstfault the roster has the proof."""
+    size: JobSize | None = None
+    """According to logs; None: documents and roster have it."""
+    named_ranks: tuple[int, ...] = ()
+    """Ranks that lines of logs name, whether or not they have failures."""
 
     @property
     def places(self) -> list[Place]:

@@ -62,6 +62,9 @@ class Snapshot:
     """Names in `listed` with a document in the storage itself, not only a copy in a node's bundle."""
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
+    size: model.JobSize | None = None
+    """As `JobErrors.size`, like the next one."""
+    named_ranks: tuple[int, ...] = ()
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
@@ -105,6 +108,8 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         + sum(group.count for group in snapshot.unopened),
         unopened=snapshot.unopened,
         restarts=snapshot.restarts,
+        size=snapshot.size,
+        named_ranks=snapshot.named_ranks,
     )
 
 

@@ -14,7 +14,7 @@ from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
-from firstfault.model.failure import OF_LOGS
+from firstfault.model.failure import LAST_LINES_OF_SUCCESS, OF_LOGS
 from firstfault.model.job import unreported_nodes
 from firstfault.report.engine_words import find_engine_words
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
@@ -293,6 +293,9 @@ def _find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdic
         return State.ROOT
     if any(_is_suspect(failure, suspect) for suspect in verdict.suspects):
         return State.SUSPECT
+    if failure.has_unseen_end:
+        is_finished = failure.sent_signals[0].reason == LAST_LINES_OF_SUCCESS
+        return State.FINISHED if is_finished else State.UNREPORTED
     if failure.stopped_by_agent:
         return State.STOPPED if failure_class is FailureClass.CONSEQUENCE else State.UNCLEAR
     if judged.waited and verdict.category == "hang" and is_sure:
@@ -364,6 +367,8 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
         # the reason for stopping it isn't its fault
         what, line = headline_parts(verdict)
     # the reason that an agent recorded for its signal repeats the root cause
+    elif first.failure.has_unseen_end:
+        line = first.failure.sent_signals[0].reason
     elif first.state is State.STOPPED:
         line = _describe_stop(first.failure, len(events))
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
@@ -376,8 +381,6 @@ def _describe_stop(failure: WorkerError, count: int) -> str:
     sent = failure.sent_signals[0]
     if failure.place.engine != OF_LOGS:
         return f"{sent.signal} from {'its agent' if count == 1 else 'their agents'}"
-    if not sent.signal.startswith("SIG"):
-        return sent.reason
     return f"{sent.signal} from {'its' if count == 1 else 'their'} launcher"
 
 
@@ -388,11 +391,12 @@ def _groups_without_documents(
     # a lost node leaves no document; without this group the root cause would be missing
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
-    without = ("no report", find_engine_words(job, verdict).missing)
+    words, named = find_engine_words(job, verdict), set(job.named_ranks)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
-        texts = headline_parts(verdict) if state is State.ROOT else without
-        if missing := ranks.get(state):
-            yield Group(state, *texts, tuple(missing), (), len(missing))
+        for has_lines in (False, True):
+            texts = headline_parts(verdict) if state is State.ROOT else ("no report", words.describe_missing(has_lines=has_lines))
+            if missing := [rank for rank in ranks.get(state, ()) if (rank in named) is has_lines]:
+                yield Group(state, *texts, tuple(missing), (), len(missing))
 
 
 # --- ranks and nodes --------------------------------------------------------------------------------------------------
@@ -419,8 +423,10 @@ def _list_ranks(
             line = summarize_failure(failure)
             known[claimed] = RankState(claimed, event.state, failure.node, local, later=event.later, line=line)
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
-    missing = (State.UNREPORTED, find_engine_words(job, verdict).missing)
-    for rank in {*places, *range(world_size(job))} - set(known):
+    words, named = find_engine_words(job, verdict), set(job.named_ranks)
+    highest = max((failure.rank for failure in job.failures if failure.rank is not None), default=-1)
+    for rank in {*places, *range(max(world_size(job), highest + 1 if job.size is not None else 0))} - set(known):
+        missing = (State.UNREPORTED, words.describe_missing(has_lines=rank in named))
         state, line = (State.FINISHED, "") if rank in finished else missing
         where, local = places.get(rank, ("", None))
         known[rank] = RankState(rank, state, where, local, line=line)
@@ -541,9 +547,11 @@ def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
     """Return why times of different processes can't be compared exactly; empty if they can be."""
     untimed = [event for event in cascade.events if event.at_ns is None]
     unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
+    timed_nodes = {event.failure.node for event in cascade.events if event.at_ns is not None}
+    if any(event.failure.place.engine == OF_LOGS for event in cascade.events) and len(timed_nodes - {""}) < 2:  # noqa: PLR2004 - to compare
+        unknown = set()  # in a log, a process without a node may be on any
     if unknown:  # the unknown clock may be the one that all are compared with
-        timed = {event.failure.node for event in cascade.events if event.at_ns is not None}
-        unknown = {node for node in timed if not clocks.offset(node).is_known} or unknown
+        unknown = {node for node in timed_nodes if not clocks.offset(node).is_known} or unknown
     widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
     parts = []
     if untimed and len(cascade.events) > 1:

@@ -98,7 +98,7 @@ class Report(Case):
         """Whether every node reported, so that there is nothing to print about it."""
         is_plain = "," not in self.coverage and "(" not in self.coverage
         # a log has no nodes that report
-        return self.verdict.coverage.complete and (is_plain or self.engine.cites)
+        return self.engine.cites or (self.verdict.coverage.complete and is_plain)
 
     @property
     def changes(self) -> tuple[str, ...]:

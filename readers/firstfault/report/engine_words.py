@@ -39,6 +39,10 @@ class EngineWords:
     cites: bool = False
     """Whether facts are followed by the files and lines that show them."""
 
+    def describe_missing(self, *, has_lines: bool) -> str:
+        """Return what there is of a rank without a report; `has_lines`: lines of the log name it."""
+        return "no failure in the log" if has_lines and self.cites else self.missing
+
     @property
     def nodes(self) -> str:
         """What its nodes are, or whatever reports, plural."""

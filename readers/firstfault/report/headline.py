@@ -54,6 +54,8 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
 def summarize_failure(failure: WorkerError) -> str:
     """Return what happened to a process in one line, without its name."""
     # a crash while the agent stopped the process is a fault
+    if failure.has_unseen_end:
+        return failure.sent_signals[0].reason
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)

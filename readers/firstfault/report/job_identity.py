@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from firstfault.layout import parse_execution
-from firstfault.model.job import NodeSetup, Progress
+from firstfault.model.job import JobSize, NodeSetup, Progress
 from firstfault.report.cascade import world_size
 from firstfault.report.case import Case
 from firstfault.report.engine_words import EngineWords
@@ -40,6 +40,8 @@ class JobIdentity:
     """Of the last round."""
     ranks: int = 0
     nodes: int = 0
+    at_least: tuple[str, ...] = ()
+    """Those of both, "ranks" and "nodes", of which there may be more."""
     gpu_model: str = ""
     gpus: int = 0
     """Of the nodes that report it."""
@@ -60,7 +62,10 @@ class JobIdentity:
 
     def _describe_size(self, engine: EngineWords) -> str:
         ranks = counted(self.ranks, "rank") if self.ranks else ""
-        return " on ".join(filter(None, [ranks, counted(self.nodes, engine.node) if self.nodes else ""]))
+        nodes = counted(self.nodes, engine.node) if self.nodes else ""
+        ranks = f"at least {ranks}" if ranks and "ranks" in self.at_least else ranks
+        nodes = f"at least {nodes}" if nodes and "nodes" in self.at_least else nodes
+        return " on ".join(filter(None, [ranks, nodes]))
 
     @property
     def _after(self) -> str:
@@ -111,6 +116,11 @@ def identify_job(case: Case) -> JobIdentity:
     first = next(iter(setups.values()), NodeSetup())
     versions = verdict.root.versions if verdict.root is not None else ()
     hosts = len({place.node for place in places})
+    size = job.size or JobSize(
+        world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
+        # ranks without an agent report for themselves: their coverage counts ranks, not nodes
+        hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
+    )
     return JobIdentity(
         task=first.task,
         execution=parse_execution(case.uri) or "",
@@ -118,9 +128,9 @@ def identify_job(case: Case) -> JobIdentity:
         started_ns=started_ns,
         seconds=took_ns / _NS if took_ns >= 0 else None,
         progress=job.progress,
-        ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
-        # ranks without an agent report for themselves: their coverage counts ranks, not nodes
-        nodes=hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
+        ranks=size.ranks,
+        nodes=size.nodes,
+        at_least=size.at_least,
         gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
         gpus=sum(setup.gpus for setup in setups.values()),
         all_gpus=len(setups) == verdict.coverage.expected,

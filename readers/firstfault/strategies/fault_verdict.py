@@ -158,8 +158,9 @@ def _explain_stopped_ranks(
 def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:
     reasons = []
     for failure_class, (one, several, text) in _PHRASES_BY_CLASS.items():
-        if count := count_class(classified, diagnosis.job, failure_class):
-            members = get_failures(item for item in classified if item.failure_class is failure_class)
+        seen = [item for item in classified if not item.failure.has_unseen_end]
+        if count := count_class(seen, diagnosis.job, failure_class):
+            members = get_failures(item for item in seen if item.failure_class is failure_class)
             reasons.append(Reason(f"{count} {one if count == 1 else several}{text}", members))
     return reasons
 

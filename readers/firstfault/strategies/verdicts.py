@@ -130,6 +130,7 @@ def build_victims(job: JobErrors, root: WorkerError | None, same: Sequence[Worke
         failure
         for failure in job.failures
         if id(failure) not in members
+        and not failure.has_unseen_end
         and (failure.stopped_by_agent or not fingerprint or failure.fingerprint != fingerprint)
     ]
     by_rank: dict[int, list[WorkerError]] = {}

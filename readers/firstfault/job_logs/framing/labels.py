@@ -9,7 +9,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -94,6 +94,8 @@ class Prefixes:
     """Whether these are all prefixes of the log."""
     inner: Prefixes | None = None
     """The prefixes behind the learned label, which then is a collector's and names no process."""
+    learned_names: set[str] = field(default_factory=set)
+    """Nodes in learned labels: the lines that were read don't show what they are."""
 
     def parse(self, number: int, line: str, inherited: Label) -> Iterable[LogRecord]:
         """Return a line without its prefixes; a line of JSON may have several lines.
@@ -162,9 +164,11 @@ class Prefixes:
         if named is not None:
             return label._replace(rank=int(named[1]))
         if (numbered := PATTERNS["numbered_node"].fullmatch(name)) is not None:
+            self.learned_names.add(numbered["node"])
             return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
         if PATTERNS["no_label"].search(name.strip("[]<>() :")):
             return label
+        self.learned_names.add(name.partition(" ")[0])
         return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"
 
 

@@ -1,0 +1,86 @@
+"""Find what the lines of a log state about the size of their job, and which of its ranks and machines they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cache
+
+from firstfault.model import JobSize
+
+_STATED_RANKS = r"""
+  (?<![\w-]) ["']? (?<!parallel[ ]) (?:WORLD_SIZE|world[_ ]size) ["')]{0,2} [ ]?[=: ][ ]? ["'(]{0,2} (\d{1,6}) \b
+| GLOBAL_RANK:[ ]\d+,[ ]MEMBER:[ ]\d+/(\d{1,6})
+| Starting[ ]with[ ](\d{1,6})[ ]processes
+| \bSLURM_(?:NTASKS|NPROCS)[=: ]["']?(\d{1,6})\b
+| \b(?:mpirun|mpiexec|prterun|horovodrun)[ ] [^\n|;]{0,300}? [ ]--?np?[ ]?(\d{1,6})\b
+"""
+"""How many ranks the job has, in a line that means all of them: not those of one group."""
+_STATED_NODES = r"""
+  --(?:nnodes|nodes|num[-_]nodes)[ =]["']?(\d{1,5})(?![\d:])
+| \b(?:SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|NNODES)["']?[=:][ ]?["']?(\d{1,5})(?![\d:])
+"""
+_WORKERS_PER_NODE = r"--nproc[-_]per[-_]node[ =][\"']?(\d{1,3})\b"
+_NAMED_RANK = r"(?<![a-z] )(?<![a-z_-])(?:global_)?[Rr](?:ank|ANK)(?:[ =:]{1,3}|\b\W{0,2}=\W{0,2})(\d{1,6})\b"
+"""A rank of the job in any line; "local rank 3" and "tensor rank 3" are others."""
+_WORDS_OF_RANKS = ("WORLD", "orld", "NTASKS", "NPROCS", "MEMBER", "Starting with", "mpirun ", "mpiexec ", "vodrun ", "prterun ")
+_NCCL_LINE = r"^\W{0,2}([A-Za-z][\w.-]{0,120}):\d{1,10}:\d{1,10} \["
+_MAX_RANK = 100_000
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.VERBOSE if "\n" in pattern else 0)
+
+
+@dataclass(slots=True)
+class SizeMarks:
+    """What the lines of a log state about the size of their job."""
+
+    ranks: int = 0
+    """0: no line states it; the same below."""
+    nodes: int = 0
+    workers_per_node: int = 0
+    named_ranks: set[int] = field(default_factory=set)
+    """Ranks that any line names."""
+    machines: set[str] = field(default_factory=set)
+    """Names that NCCL puts before its lines."""
+    vague_names: set[str] = field(default_factory=set)
+    """Labels that may be names of processes or files: they don't count as machines."""
+
+    def take(self, text: str) -> None:
+        """Take a line."""
+        if "ank" in text or "RANK" in text:
+            for found in _compile(_NAMED_RANK).finditer(text):
+                if (rank := int(found[1])) < _MAX_RANK:
+                    self.named_ranks.add(rank)
+        if any(word in text for word in _WORDS_OF_RANKS):
+            self.ranks = max(self.ranks, _largest(_STATED_RANKS, text))
+        if "nodes" in text or "NODES" in text:
+            self.nodes = max(self.nodes, _largest(_STATED_NODES, text))
+        if "NCCL " in text and (of_nccl := _compile(_NCCL_LINE).match(text)):
+            self.machines.add(of_nccl[1])
+        if "nproc" in text:
+            self.workers_per_node = max(self.workers_per_node, _largest(_WORKERS_PER_NODE, text))
+
+    def build_size(self, ranks: Collection[int], machines: Collection[str]) -> JobSize:
+        """Return the size of the job: what its lines state, else at least what they show.
+
+        Args:
+            ranks: those that processes have.
+            machines: names of machines that launchers and schedulers print.
+        """
+        seen = 1 + max({*ranks, *self.named_ranks}, default=-1) if ranks else 0
+        # a name with and without its domain is one machine; an address has no domain
+        names = {name.partition(".")[0] if name[:1].isalpha() else name for name in {*machines, *self.machines}}
+        shown = len(names - {""})
+        stated = self.ranks or self.workers_per_node * self.nodes
+        minimums = [] if stated >= max(seen, 1) else ["ranks"] if seen else []
+        minimums += [] if self.nodes >= max(shown, 1) else ["nodes"] if shown else []
+        return JobSize(max(stated, seen), max(self.nodes, shown), tuple(minimums))
+
+
+def _largest(pattern: str, text: str) -> int:
+    numbers = (int(next(filter(None, found.groups()))) for found in _compile(pattern).finditer(text))
+    return max(numbers, default=0)
