@@ -60,12 +60,31 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     Raises:
         BadDocumentError: a file isn't text, its compression isn't supported, or the logs are of several jobs.
     """
+    collector = LogCollector()
+    notes, dumps, workers = read_sources(sources, collector)
+    found = _build_snapshot(collector, notes)
+    if workers:
+        found = with_error_files(found.documents if found is not None else (), workers)
+    if not dumps:
+        return found
+    documents, unreadable = documents_of(dumps)
+    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
+    return joined(found, recorded) if found is not None and found.documents else recorded
+
+
+def read_sources(
+    sources: Sequence[Path | IO[bytes]], collector: LogCollector
+) -> tuple[list[str], list[Path], list[Worker]]:
+    """Read the logs of a job into a collector; `sources` are as of `snapshot_of`.
+
+    Returns:
+        What could not be read, flight recorder dumps, and the workers in torchrun's log folder.
+    """
     paths = [source for source in sources if isinstance(source, Path)]
     dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]
     workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
     logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
-    collector = LogCollector()
-    notes = []
+    notes: list[str] = []
     for path, name, label in logs:
         try:
             with open_log(path) as stream:
@@ -76,14 +95,7 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     for source in sources:
         if not isinstance(source, Path):
             _read(source, "stdin", Label(), collector)
-    found = _build_snapshot(collector, notes)
-    if workers:
-        found = with_error_files(found.documents if found is not None else (), workers)
-    if not dumps:
-        return found
-    documents, unreadable = documents_of(dumps)
-    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
-    return joined(found, recorded) if found is not None and found.documents else recorded
+    return notes, dumps, workers
 
 
 def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bool:
