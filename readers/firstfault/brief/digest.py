@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 LineRanges = dict[str, list[tuple[int, int]]]
 """By file, the numbers of the first and the last line of places that a brief quotes."""
+LINES_AROUND = 8
+"""Lines before and after such a place that are quoted, too."""
 
 
 class Weight(enum.IntEnum):

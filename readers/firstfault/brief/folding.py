@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 _MAX_TEMPLATE_CHARS = 200
 
 
-@cache
-def _variable_parts() -> re.Pattern[str]:
-    """Match numbers, times, addresses, hashes and temporary names: what varies between ranks, steps and runs."""
-    return re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d)[0-9a-f]{7,}(?:-[0-9a-f]{4,})*\b|[-+]?\d+(?:[.:,/-]\d+)*(?:[eE][-+]?\d+)?")
+_VARIABLE_WORD = re.compile(r"[A-Za-z0-9_]*\d[A-Za-z0-9_]*")
+"""A number, an address, a hash, a host or a temporary name: what varies between ranks, steps and runs."""
+_VARIABLE_WORDS = re.compile(r"#(?:[^A-Za-z#]{0,4}#)+")
+"""Several of them, such as a time or a list of numbers."""
 
 
 def make_template(text: str) -> str:
-    """Return a line with ``#`` for each number, address or hash; equal for lines that tell the same."""
-    return _variable_parts().sub("#", text[: 2 * _MAX_TEMPLATE_CHARS].strip())[:_MAX_TEMPLATE_CHARS]
+    """Return a line with ``#`` for words with digits; equal for lines that report the same."""
+    words = _VARIABLE_WORD.sub("#", text[: 2 * _MAX_TEMPLATE_CHARS].strip())
+    return _VARIABLE_WORDS.sub("#", words)[:_MAX_TEMPLATE_CHARS]
 
 
 _LIBRARY_FRAME = re.compile(r'^\s*File ".*(?:/site-packages/|/dist-packages/|/lib/python3|<frozen |torchinductor)')

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstfault.brief.conclusion import Subject, conclude, list_groups, list_missing, title
-from firstfault.brief.digest import LineRanges, LogDigest, QuotedLine
+from firstfault.brief.digest import LINES_AROUND, LineRanges, LogDigest, QuotedLine
 from firstfault.brief.folding import make_template
 from firstfault.brief.quotes import (
     fold_similar,
@@ -28,6 +28,8 @@ MAX_TOKENS = 6_000
 _MAX_RANGES = 3
 """Places that are quoted: of the root cause, and of other groups of failures."""
 _LONG_TRACEBACK = 30
+_LESS_IMPORTANT = 10_000
+"""Added to the weights of lines about each further group of failures."""
 _MAX_TRACEBACKS, _MAX_FILES = 4, 12
 _END_LINES, _BEGIN_LINES, _MESSAGE_LINES = 100, 20, 60
 _INTRODUCTION = (
@@ -101,12 +103,11 @@ def _lay_out(parts: Sequence[_Part], limit: int) -> Iterator[str]:
 
 def _list_parts(subject: Subject, digest: LogDigest) -> Iterator[_Part]:
     """Yield all parts, in the order of reading."""
-    first = list(_quote_first_failure(subject, digest))
     shown = {make_template(line.text) for line in digest.quoted}
     yield _Part("What firstfault concludes", 900, _weigh_by_order(conclude(subject)), is_quoted=False)
     yield _Part("What isn't known", 250, _weigh_by_order(list_missing(subject, _list_gaps(digest))), is_quoted=False)
     yield _Part("Failed processes", 400, _weigh_by_order(list_groups(subject)), is_quoted=False)
-    yield _Part("First failure", 1300, _weigh_ends(first))
+    yield _Part("First failure", 1300, _quote_first_failure(subject, digest))
     yield _Part("Other tracebacks", 450, _weigh_by_order(_quote_tracebacks(digest, shown)))
     yield _Part("Time line", 1200, build_timeline(subject, digest))
     yield _Part("Last lines of each process", 600, list_processes(subject, digest))
@@ -119,21 +120,41 @@ def _weigh_by_order(lines: Iterable[str]) -> list[WeightedLine]:
     return list(enumerate(lines))
 
 
-def _weigh_ends(lines: Sequence[str]) -> list[WeightedLine]:
+def _weigh_ends(lines: Iterable[str], least: int = 0) -> list[WeightedLine]:
     """Weigh lines by their distance from the nearer end; the end matters more, because it names the exception."""
-    return [(min(2 * at, len(lines) - 1 - at), line) for at, line in enumerate(lines)]
+    found = list(lines)
+    return [(least + min(2 * at, len(found) - 1 - at), line) for at, line in enumerate(found)]
 
 
-def _quote_first_failure(subject: Subject, digest: LogDigest) -> Iterator[str]:
-    if digest.quoted:
-        lines = shorten_traceback(hide_secrets(digest.quoted), _LONG_TRACEBACK)
-        yield from number_lines(lines, with_files=_has_several(digest))
-    elif isinstance(subject, Report):
-        lines = [QuotedLine("", 0, line) for line in message_text(subject.verdict).split("\n")]
-        root = subject.verdict.root
-        if root is not None:
-            lines += [QuotedLine("", 0, line) for line in log_lines(root)[-_MESSAGE_LINES:]]
-        yield from number_lines(shorten_traceback(hide_secrets(lines), _LONG_TRACEBACK), with_files=False)
+def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
+    """Return the lines about the root cause, then those about the first of other groups."""
+    if not digest.quoted:
+        return _weigh_ends(number_lines(shorten_traceback(_read_recorded(subject), _LONG_TRACEBACK), with_files=False))
+    found: list[WeightedLine] = []
+    ranges = find_ranges(subject)
+    places = [(file, first, last) for file, all_of_file in ranges.items() for first, last in all_of_file]
+    for number, (file, first, last) in enumerate(places):
+        # a line near several places is quoted once, with the first of them
+        others = places[:number]
+        lines = [line for line in digest.quoted if _is_near(line, file, first, last)]
+        lines = [line for line in lines if not any(_is_near(line, *other) for other in others)]
+        shown = shorten_traceback(hide_secrets(lines), _LONG_TRACEBACK)
+        found += _weigh_ends(number_lines(shown, with_files=_has_several(digest)), _LESS_IMPORTANT * number)
+    return found
+
+
+def _is_near(line: QuotedLine, file: str, first: int, last: int) -> bool:
+    return line.file == file and first - LINES_AROUND <= line.number <= last + LINES_AROUND
+
+
+def _read_recorded(subject: Subject) -> list[QuotedLine]:
+    """Return the message and the last lines in the document of a recorded job's root cause."""
+    if not isinstance(subject, Report):
+        return []
+    root = subject.verdict.root
+    lines = message_text(subject.verdict).split("\n")
+    lines += log_lines(root)[-_MESSAGE_LINES:] if root is not None else []
+    return hide_secrets([QuotedLine("", 0, line) for line in lines if line.strip()])
 
 
 def _quote_tracebacks(digest: LogDigest, shown: Container[str]) -> Iterator[str]:

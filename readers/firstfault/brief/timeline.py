@@ -84,6 +84,7 @@ def _format_entries(entries: Sequence[_Entry], *, is_merged: bool) -> Iterator[W
             yield -1, f"--- {today}"
             date = today
         clock, file = format_clock(line.time_ns), f"{line.file}:" if is_merged else ""
+        clock = "" if clock[:8] in line.text else clock  # the line has it already
         yield weight, " ".join(filter(None, (clock, f"{file}{format_numbered(line, _LINE_CHARS)}")))
 
 
@@ -99,7 +100,7 @@ def _list_events(subject: Subject) -> Iterator[WeightedLine]:
 
 def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
     """Return, for each group of processes that are in the same state and ended with similar lines, its last lines."""
-    outputs = list(digest.processes.values()) or _read_recorded(subject)
+    outputs = list(digest.processes.values()) if digest.files else _read_recorded(subject)
     states = {item.rank: item.state.value for item in subject.cascade.ranks} if isinstance(subject, Report) else {}
     usual = _QUIET if isinstance(subject, Report) else _SUCCEEDED
     groups: dict[tuple[str, ...], list[ProcessOutput]] = defaultdict(list)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 from firstfault.brief.digest import (
+    LINES_AROUND,
     FileDigest,
     FoldedLine,
     LineRanges,
@@ -20,28 +20,45 @@ from firstfault.brief.digest import (
     Weight,
 )
 from firstfault.brief.folding import make_template
+from firstfault.evidence.signatures import Pattern
 from firstfault.job_logs import read_sources
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.framing.labels import Label, LogRecord
-from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
+from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import parse_report
 from firstfault.job_logs.outcome import is_success_report
 
 _HEAD_LINES = 40
-_LINES_BEFORE, _LINES_AFTER = 8, 8
-"""Lines quoted around a range."""
 _MAX_RANGE_LINES = 400
 _MAX_TEXT_CHARS = 2_000
 _MAX_FOLDED, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
 _MAX_TRACEBACK_LINES = 150
 _MIN_SILENT_SECONDS = 60
+_LEVEL_CHARS = 200
+"""At the beginning of a line, in which it names its level."""
 
 
 @cache
-def _exception_line() -> re.Pattern[str]:
+def _exception_line() -> Pattern:
     """Match the last line of a traceback, or a word with which a program says that it can't continue."""
-    return re.compile(r"^\W*(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal |FATAL|terminate called)")
+    return Pattern(r"^\W*(?-i:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal |FATAL|terminate called)")
+
+
+@cache
+def _low_level() -> Pattern:
+    """Match a log level at which nothing has gone wrong."""
+    return Pattern(r"(?-i:\b(?:INFO|DEBUG|TRACE)\b|\[I[ \d]|^I\d{4} )")
+
+
+@cache
+def _trouble() -> Pattern:
+    """Match words of lines that may explain a failure; more than a failure's own."""
+    return Pattern(
+        r"error|exception|\bfatal|\bfail|\bsignal|\bexit(?:ed|ing|s| ?code)?\b|\bkill|\babort|\bterminat|\bcancel|watchdog"
+        r"|time(?:d )?out|out of memory|\boom|\bevict|preempt|\blost\b|\bdied\b|\bdead\b|refused|unhealthy|\bpanic"
+        r"|interrupt|segfault|core dumped|\bnan\b|corrupt|denied|quota|no space|unable to|can ?not|could not|\bxid\b"
+    )
 
 
 def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: Mapping[str, Sequence[tuple[int, int]]]) -> LogDigest:
@@ -80,15 +97,17 @@ class _DigestCollector(LogCollector):
             digest.head.append(line)
         digest.tail.append(line)
         self._take_time(digest, line)
-        step = line if progress_in(record) is not None else None
+        is_detail = text[:1].isspace() or TRACEBACK in text
+        weight = None if is_detail else _weigh(line)
+        step = line if weight is not Weight.FATAL and progress_in(record) is not None else None
         if step is not None:
             digest.first_step, digest.last_step = digest.first_step or step, step
         self._take_process(line, record.label, step)
         if self._is_wanted(line):
             self.digest.quoted.append(line)
         self._take_traceback(line, record.label)
-        if not text[:1].isspace() and TRACEBACK not in text:
-            self._fold(line)
+        if weight is not None:
+            self._fold(line, weight)
 
     def _take_time(self, digest: FileDigest, line: QuotedLine) -> None:
         if line.time_ns is None:
@@ -123,7 +142,7 @@ class _DigestCollector(LogCollector):
             return False
         if any(first <= number <= last for first, last in ranges):
             return True
-        is_near = any(first - _LINES_BEFORE <= number <= last + _LINES_AFTER for first, last in ranges)
+        is_near = any(first - LINES_AROUND <= number <= last + LINES_AROUND for first, last in ranges)
         return is_near and not line.text[:1].isspace() and TRACEBACK not in line.text
 
     def _take_traceback(self, line: QuotedLine, label: Label) -> None:
@@ -150,11 +169,8 @@ class _DigestCollector(LogCollector):
         if found is not None and lines[-1].process:
             found.processes.add(lines[-1].process)
 
-    def _fold(self, line: QuotedLine) -> None:
+    def _fold(self, line: QuotedLine, weight: Weight) -> None:
         """Keep a line that stands out, or count it as one more of its kind."""
-        weight = _weigh(line)
-        if weight is None:
-            return
         template = make_template(line.text)
         found = self.digest.folded.get(template)
         if found is None:
@@ -178,14 +194,16 @@ class _DigestCollector(LogCollector):
 def _weigh(line: QuotedLine) -> Weight | None:
     """Return how much a line matters; None: it doesn't stand out."""
     text = line.text
-    if has_failure_word(text):
-        is_fatal = _exception_line().match(text) is not None or parse_report(line.number, text) is not None
-        return Weight.FATAL if is_fatal else Weight.FAILURE_WORD
+    if _exception_line().match(text) is not None or parse_report(line.number, text) is not None:
+        return Weight.FATAL
     if is_success_report(text):
         return Weight.SUCCESS
-    if parse_report(line.number, text) is not None:
-        return Weight.FATAL
-    return Weight.WARNING if "warn" in text[:200].lower() else None
+    is_trace = text.startswith("+")  # a shell's "set -x" prints every command
+    if _low_level().search(text[:_LEVEL_CHARS]) is not None:
+        return None
+    if _trouble().search(text) is not None:
+        return Weight.WARNING if is_trace else Weight.FAILURE_WORD
+    return Weight.WARNING if "warn" in text[:_LEVEL_CHARS].lower() else None
 
 
 def _name(label: Label) -> str:
