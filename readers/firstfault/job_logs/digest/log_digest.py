@@ -194,7 +194,7 @@ class _DigestCollector(LogCollector):
 def _weigh(line: QuotedLine) -> Weight | None:
     """Return how much a line matters; None: it doesn't stand out."""
     text = line.text
-    if _exception_line().match(text) is not None or parse_report(line.number, text) is not None:
+    if _exception_line().search(text) is not None or parse_report(line.number, text) is not None:
         return Weight.FATAL
     if is_success_report(text):
         return Weight.SUCCESS
