@@ -139,6 +139,8 @@ def _quote_first_failure(subject: Subject, digest: LogDigest) -> list[WeightedLi
         lines = [line for line in digest.quoted if _is_near(line, file, first, last)]
         lines = [line for line in lines if not any(_is_near(line, *other) for other in others)]
         shown = shorten_traceback(hide_secrets(lines), _LONG_TRACEBACK)
+        # a traceback repeats lines on purpose
+        shown = shown if any("Traceback" in line.text for line in shown) else fold_similar(shown)
         found += _weigh_ends(number_lines(shown, with_files=_has_several(digest)), _LESS_IMPORTANT * number)
     return found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from firstfault.brief.conclusion import Subject
 from firstfault.brief.digest import FoldedLine, LogDigest, ProcessOutput, QuotedLine
@@ -18,6 +19,8 @@ from firstfault.utils.text import duration
 _MAX_NAMES = 3
 _LINE_CHARS = 170
 _LAST_LINES = 3
+_ALIKE_CHARS, _MAX_KINDS = 70, 3
+"""More kinds of lines than this with the same first characters are shown as one."""
 _SUCCEEDED, _QUIET = "no failure found", "no failure in its lines"
 WeightedLine = tuple[int, str]
 
@@ -45,7 +48,7 @@ def build_timeline(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
 
 
 def _list_entries(digest: LogDigest) -> Iterator[_Entry]:
-    folded = list(digest.folded.values())
+    folded = _merge_kinds(digest.folded)
     for at, line in enumerate(folded):
         # the first and the last kinds of lines matter most, and rare ones more than frequent ones
         distance = min(at, len(folded) - 1 - at) + min(line.count, 50) // 5
@@ -56,6 +59,22 @@ def _list_entries(digest: LogDigest) -> Iterator[_Entry]:
             yield file.last_step, 0, f"(last step) {file.last_step.text}"
     for silence in digest.silences:
         yield silence.before, 2, f"(then {duration(int(silence.seconds * 1e9))} without a line) {silence.before.text}"
+
+
+def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
+    """Return lines that stand out; of many kinds that begin alike, as with names in them, one with all counts."""
+    alike: dict[str, list[FoldedLine]] = defaultdict(list)
+    for template, line in folded.items():
+        alike[template[:_ALIKE_CHARS]].append(line)
+    found: list[FoldedLine] = []
+    for lines in alike.values():
+        if len(lines) <= _MAX_KINDS:
+            found += lines
+            continue
+        first, processes = lines[0], {name for line in lines for name in line.processes}
+        count, last = sum(line.count for line in lines), max(line.last_number for line in lines)
+        found.append(replace(first, weight=min(line.weight for line in lines), count=count, last_number=last, processes=processes))
+    return sorted(found, key=lambda line: line.first.number)
 
 
 def _merge_entries(entries: Iterable[_Entry]) -> list[_Entry]:
