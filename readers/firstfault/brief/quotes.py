@@ -30,7 +30,9 @@ def hide_secrets(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
     """Return lines without credentials and home folders; a credential may be longer than one line."""
     texts = redact("\n".join(line.text for line in lines)).split("\n")
     if len(texts) != len(lines):  # a key of several lines became one
-        return [line._replace(text=HOME_FOLDER.sub("~", text)) for line, text in zip(lines, _one_by_one(lines), strict=True)]
+        return [
+            line._replace(text=HOME_FOLDER.sub("~", text)) for line, text in zip(lines, _one_by_one(lines), strict=True)
+        ]
     return [line._replace(text=HOME_FOLDER.sub("~", text)) for line, text in zip(lines, texts, strict=True)]
 
 
@@ -75,7 +77,9 @@ def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
         if seen[template] == 1 or count <= _MAX_ALIKE:
             kept.append(line)
         elif seen[template] == count:
-            kept.append(line._replace(text=f"{cut(line.text, MAX_LINE_CHARS - 40)}  (+{counted(count - 2, 'similar line')})"))
+            kept.append(
+                line._replace(text=f"{cut(line.text, MAX_LINE_CHARS - 40)}  (+{counted(count - 2, 'similar line')})")
+            )
     return kept
 
 

@@ -73,7 +73,11 @@ def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
             continue
         first, processes = lines[0], {name for line in lines for name in line.processes}
         count, last = sum(line.count for line in lines), max(line.last_number for line in lines)
-        found.append(replace(first, weight=min(line.weight for line in lines), count=count, last_number=last, processes=processes))
+        found.append(
+            replace(
+                first, weight=min(line.weight for line in lines), count=count, last_number=last, processes=processes
+            )
+        )
     return sorted(found, key=lambda line: line.first.number)
 
 
@@ -111,7 +115,10 @@ def _list_events(subject: Subject) -> Iterator[WeightedLine]:
     """Yield the failures of a recorded job."""
     for at, event in enumerate(subject.cascade.events if isinstance(subject, Report) else ()):
         what = f"{event.state.value}: {name_process(event.failure)}: {summarize_failure(event.failure)}"
-        yield at, cut(" ".join(filter(None, (format_clock(event.failure.timestamp_ns), event.brief, what))), _LINE_CHARS)
+        yield (
+            at,
+            cut(" ".join(filter(None, (format_clock(event.failure.timestamp_ns), event.brief, what))), _LINE_CHARS),
+        )
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -126,7 +133,7 @@ def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
     for one in outputs:
         state = states.get(one.rank, usual) if one.rank is not None else ""
         last = (make_template(line.text) for line in list(one.tail)[-_LAST_LINES:])
-        groups[state, *last].append(one)
+        groups[(state, *last)].append(one)
     found: list[WeightedLine] = []
     # the root cause, then rare ends
     ordered = sorted(groups.items(), key=lambda item: (not item[0][0].startswith("root"), len(item[1])))
@@ -142,7 +149,11 @@ def _describe_group(at: int, state: str, group: Sequence[ProcessOutput]) -> Iter
     who = f"ranks {format_ranks(ranks, 80)}" if len(ranks) > 1 else ", ".join(names[:_MAX_NAMES])
     who += f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES and len(ranks) <= 1 else ""
     step = f"; last step line {first.last_step.number}" if first.last_step is not None else ""
-    printed = f"{lines} lines" if len(group) == 1 else f"{len(group)} processes, {lines} lines; the last lines of {first.name}"
+    printed = (
+        f"{lines} lines"
+        if len(group) == 1
+        else f"{len(group)} processes, {lines} lines; the last lines of {first.name}"
+    )
     yield 10 * at, cut(f"{who}: {f'{state}; ' if state else ''}{printed}{step}")
     tail = hide_secrets(list(first.tail)[-_LAST_LINES:])
     shown = (f"  {format_numbered(line._replace(process=''), _LINE_CHARS)}" for line in tail)

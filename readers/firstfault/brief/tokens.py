@@ -6,17 +6,18 @@ import re
 from collections.abc import Iterable, Sequence
 
 _PIECES = re.compile(
-    r"(?P<letters>[A-Za-z]+)|(?P<digits>[0-9]+)|(?P<spaces>[ \t]+)|(?P<rule>([-=*#_.^~])\5{3,})|(?P<other>[^A-Za-z0-9 \t])"
+    r"(?P<letters>[A-Za-z]+)|(?P<digits>[0-9]+)|(?P<spaces>[ \t]+)"
+    r"|(?P<rule>([-=*#_.^~])\5{3,})|(?P<other>[^A-Za-z0-9 \t])"
 )
 _LETTERS_PER_TOKEN, _DIGITS_PER_TOKEN, _SPACES_PER_TOKEN, _SIGNS_PER_TOKEN = 4, 2, 8, 4
 
 
 def estimate_tokens(text: str) -> int:
-    """Return an estimate that is rather too high: four letters, two digits or one sign are a token, and
-    four of a sign that is repeated.
+    """Return an estimate that is rather too high.
 
-    A space before a word belongs to the word, as in the tokenizers of language models. Characters outside of ASCII
-    count as their UTF-8 bytes.
+    Four letters, two digits or one sign are a token, and so are four of a sign that is repeated. A space before a word
+    belongs to the word, as in the tokenizers of language models. Characters outside of ASCII count as their UTF-8
+    bytes.
     """
     total = 0
     for piece in _PIECES.finditer(text):

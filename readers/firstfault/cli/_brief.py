@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from firstfault.attempt_data import ReadAttempt, digest_logs
@@ -24,8 +25,10 @@ def copy_stream(stream: io.BufferedReader) -> IO[bytes]:
 
 def print_brief(read: ReadAttempt, subject: Subject) -> None:
     """Print the brief on an attempt."""
-    for source in read.sources:
-        if hasattr(source, "seek"):
-            source.seek(0)
+    streams = [source for source in read.sources if not isinstance(source, Path)]
+    for stream in streams:
+        stream.seek(0)
     digest = digest_logs(read.sources, find_ranges(subject))
+    for stream in streams:
+        stream.close()
     cli.echo(build_brief(subject, digest).rstrip("\n"))

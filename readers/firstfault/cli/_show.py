@@ -101,13 +101,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     """  # noqa: D301 - click's mark of lines to keep
     beside = (*given.pop("more_logs"), *given.pop("beside"))
     forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes, fresh)
-    wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--brief": forms.as_brief}
-    wanted["--html -"] = forms.html == _STDOUT
-    on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
-    if len(on_stdout) > 1:
-        raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
-    if recovered and (forms.as_markdown or forms.as_brief or forms.html):
-        raise click.UsageError("--recovered prints text, or JSON with --json")
+    _check_forms(forms, recovered=recovered)
     from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
     uri = _find_uri(uri, last=last)
@@ -122,6 +116,17 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         cli.fail(str(error))
         return cli.EXIT.NOTHING_FOUND
     return _print_recovered(read, forms) if recovered else print_attempt(read, uri, strategy, forms)
+
+
+def _check_forms(forms: Forms, *, recovered: bool) -> None:
+    """Refuse forms that can't be printed together."""
+    wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--brief": forms.as_brief}
+    wanted["--html -"] = forms.html == _STDOUT
+    on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
+    if len(on_stdout) > 1:
+        raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
+    if recovered and (forms.as_markdown or forms.as_brief or forms.html):
+        raise click.UsageError("--recovered prints text, or JSON with --json")
 
 
 def _find_uri(uri: str | None, *, last: bool) -> str:

@@ -42,7 +42,9 @@ _LEVEL_CHARS = 200
 @cache
 def _exception_line() -> Pattern:
     """Match the last line of a traceback, or a word with which a program says that it can't continue."""
-    return Pattern(r"^\W*(?-i:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal |FATAL|terminate called)")
+    return Pattern(
+        r"^\W*(?-i:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal |FATAL|terminate called)"
+    )
 
 
 @cache
@@ -55,9 +57,10 @@ def _low_level() -> Pattern:
 def _trouble() -> Pattern:
     """Match words of lines that may explain a failure; more than a failure's own."""
     return Pattern(
-        r"error|exception|\bfatal|\bfail|\bsignal|\bexit(?:ed|ing|s| ?code)?\b|\bkill|\babort|\bterminat|\bcancel|watchdog"
-        r"|time(?:d )?out|out of memory|\boom|\bevict|preempt|\blost\b|\bdied\b|\bdead\b|refused|unhealthy|\bpanic"
-        r"|interrupt|segfault|core dumped|\bnan\b|corrupt|denied|quota|no space|unable to|can ?not|could not|\bxid\b"
+        r"error|exception|\bfatal|\bfail|\bsignal|\bexit(?:ed|ing|s| ?code)?\b|\bkill|\babort|\bterminat"
+        r"|\bcancel|watchdog|time(?:d )?out|out of memory|\boom|\bevict|preempt|\blost\b|\bdied\b|\bdead\b"
+        r"|refused|unhealthy|\bpanic|interrupt|segfault|core dumped|\bnan\b|corrupt|denied|quota|no space"
+        r"|unable to|can ?not|could not|\bxid\b"
     )
 
 
