@@ -14,7 +14,7 @@ DOORS = {
     "firstfault.job_logs": "logs of jobs without firstfault, when they are read",
     "firstfault.brief.quotes": "lines of these logs, when a brief quotes them",
 }
-"""Packages that remove secrets: when a document is written, and when foreign text is read; with `text.clean` or `redact`."""
+"""Packages that remove secrets: when a document is written, and when foreign text is read or quoted."""
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.utils.run_sync": "`attempted`: storage clients and strategies raise anything",

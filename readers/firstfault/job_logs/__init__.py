@@ -33,6 +33,7 @@ from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
 from firstfault.job_logs.framing.labels import Label
+from firstfault.job_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
@@ -62,6 +63,10 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     """
     collector = LogCollector()
     notes, dumps, workers = read_sources(sources, collector)
+    if not workers and any(isinstance(source, Path) and source.is_dir() for source in sources):
+        jobs = find_separate_jobs(collector.find_training_times())
+        if len(jobs) > 1:
+            raise BadDocumentError(ask_for_one([files[0] for files in jobs]))
     found = _build_snapshot(collector, notes)
     if workers:
         found = with_error_files(found.documents if found is not None else (), workers)
@@ -128,8 +133,7 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
         names |= {path: str(path.relative_to(folder)) for path in found}
     jobs = {match["job"]: path.name for path in names if (match := PATTERNS["job_in_name"].search(path.name))}
     if len(jobs) > 1:
-        several = ", ".join(sorted(jobs.values())[:3])
-        raise BadDocumentError(f"the logs are of {len(jobs)} jobs ({several} ...); give those of one")
+        raise BadDocumentError(ask_for_one(sorted(jobs.values())))
     system = {path: Label(node=match["node"]) for path in names if (match := PATTERNS["system_log"].match(path.stem))}
     logs = [(path, names.pop(path), label) for path, label in system.items()]
     numbers = [re.findall(r"\d+", name) for name in names.values()]
@@ -154,6 +158,8 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
     found = [documents for documents, _ in built]
     notes = (*notes, *collector.notes, *built[-1][1])
     why = "" if found[-1] else explain_missing_proof(attempts[-1])
+    if why and (cut := describe_cut(collector.first_texts.values(), collector.find_last_texts())):
+        notes = (*notes, cut)
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED
     # without it, the failure of an earlier attempt would be the outcome of the job
