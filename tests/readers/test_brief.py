@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.brief import MAX_TOKENS, estimate_tokens
 from firstfault.brief.digest import QuotedLine
-from firstfault.brief.folding import drop_library_frames, make_template
+from firstfault.brief.folding import describe_differences, drop_library_frames, make_template
 from firstfault.brief.quotes import cut, fold_similar, hide_secrets
 from firstfault.brief.tokens import cost_of, select_lines, share_tokens
 from firstfault.cli import EXIT
@@ -228,6 +228,19 @@ def test_similar_lines_are_folded(brief: Brief) -> None:
     assert make_template("disk full") != make_template("disk lost")
     folded = fold_similar([QuotedLine("a", at, f"step {at}") for at in range(5)])
     assert [line.text for line in folded] == ["step 0", "step 4  (+3 similar lines)"]
+
+
+def test_few_values_are_named(brief: Brief) -> None:
+    """Values in which similar lines differ are shown if they are few, as the sizes of a mismatch; ranks aren't."""
+    sizes = [1, 512, 1, 1]
+    texts = [
+        f"Rank {rank} at 07:08:1{rank}.{rank}7 timed out in ALLREDUCE, size={size}" for rank, size in enumerate(sizes)
+    ]
+    assert describe_differences(texts) == "size 1 (x3), 512"
+    assert describe_differences([f"failed on device {device}" for device in (7, 5)]) == "device 7, 5"
+    assert describe_differences([f"failed after {seconds} s" for seconds in range(20)]) == ""
+    text = brief([*of("[rank0]: ", STEPS), *(f"ERROR: {line}" for line in texts), *of("[rank1]: ", RAISED)])
+    assert "(x4 up to line 10, with size 1 (x3), 512) ERROR: Rank 0 at" in text
 
 
 def test_tracebacks_are_shortened() -> None:

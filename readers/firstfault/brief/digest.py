@@ -44,6 +44,8 @@ class FoldedLine:
     last_number: int
     count: int = 1
     processes: set[str] = field(default_factory=set)
+    texts: list[str] = field(default_factory=list)
+    """The first of these lines."""
 
 
 @dataclass(slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 _MAX_TEMPLATE_CHARS = 200
+_MAX_VALUES, _MAX_DIFFERENCES = 3, 3
 
 
 _VARIABLE_WORD = re.compile(r"[A-Za-z0-9_]*\d[A-Za-z0-9_]*")
@@ -18,6 +20,30 @@ def make_template(text: str) -> str:
     """Return a line with ``#`` for words with digits; equal for lines that report the same."""
     words = _VARIABLE_WORD.sub("#", text[: 2 * _MAX_TEMPLATE_CHARS].strip())
     return _VARIABLE_WORDS.sub("#", words)[:_MAX_TEMPLATE_CHARS]
+
+
+_NAME_OF_VALUE = re.compile(r"([A-Za-z_]{3,})[ =:\"'(\[]{1,3}$")
+"""The word before a value, which is its name; times and parts of numbers have none."""
+
+
+def describe_differences(texts: Sequence[str]) -> str:
+    """Return how similar lines differ, if few values occur: "NumelIn 1 (x5), 512 (x3)"; empty: they don't, or in all.
+
+    A size that some ranks have and others don't is what a mismatch looks like.
+    """
+    found = [list(_VARIABLE_WORD.finditer(text[: 2 * _MAX_TEMPLATE_CHARS])) for text in texts]
+    if len({len(words) for words in found}) != 1:
+        return ""
+    parts = []
+    for words in zip(*found, strict=True):
+        counts = Counter(word[0] for word in words)
+        # a value of each line, as a rank, is in its prefix; many values are measurements
+        if 1 < len(counts) <= _MAX_VALUES and (len(counts) < len(texts) or len(texts) <= _MAX_VALUES):
+            text = words[0].string[: words[0].start()]
+            if (before := _NAME_OF_VALUE.search(text)) is not None:
+                values = ", ".join(f"{value} (x{count})" if count > 1 else value for value, count in counts.items())
+                parts.append(f"{before[1]} {values}")
+    return "; ".join(parts[:_MAX_DIFFERENCES])
 
 
 _LIBRARY_FRAME = re.compile(r'^\s*File ".*(?:/site-packages/|/dist-packages/|/lib/python3|<frozen |torchinductor)')

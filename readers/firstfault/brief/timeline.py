@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from firstfault.brief.conclusion import Subject
-from firstfault.brief.digest import FoldedLine, LogDigest, ProcessOutput, QuotedLine
-from firstfault.brief.folding import make_template
+from firstfault.brief.digest import FoldedLine, LogDigest, ProcessOutput, QuotedLine, Weight
+from firstfault.brief.folding import describe_differences, make_template
 from firstfault.brief.quotes import cut, format_clock, format_date, format_numbered, hide_secrets
 from firstfault.report.data import Report, log_lines
 from firstfault.report.formatting import format_ranks
@@ -17,7 +17,7 @@ from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import duration
 
 _MAX_NAMES = 3
-_LINE_CHARS = 170
+_LINE_CHARS, _DIFFERENCES_CHARS = 170, 80
 _LAST_LINES = 3
 _ALIKE_CHARS, _MAX_KINDS = 70, 3
 """More kinds of lines than this with the same first characters are shown as one."""
@@ -95,7 +95,9 @@ def _describe_count(line: FoldedLine) -> str:
     if line.count == 1:
         return ""
     who = f" by {len(line.processes)} processes" if len(line.processes) > 1 else ""
-    return f"(x{line.count} up to line {line.last_number}{who}) "
+    differences = describe_differences(line.texts) if line.weight <= Weight.FAILURE_WORD else ""
+    with_values = f", with {cut(differences, _DIFFERENCES_CHARS)}" if differences else ""
+    return f"(x{line.count} up to line {line.last_number}{who}{with_values}) "
 
 
 def _format_entries(entries: Sequence[_Entry], *, is_merged: bool) -> Iterator[WeightedLine]:
@@ -108,7 +110,8 @@ def _format_entries(entries: Sequence[_Entry], *, is_merged: bool) -> Iterator[W
             date = today
         clock, file = format_clock(line.time_ns), f"{line.file}:" if is_merged else ""
         clock = "" if clock[:8] in line.text else clock  # the line has it already
-        yield weight, " ".join(filter(None, (clock, f"{file}{format_numbered(line, _LINE_CHARS)}")))
+        limit = _LINE_CHARS + (_DIFFERENCES_CHARS if ", with " in line.text[:_LINE_CHARS] else 0)
+        yield weight, " ".join(filter(None, (clock, f"{file}{format_numbered(line, limit)}")))
 
 
 def _list_events(subject: Subject) -> Iterator[WeightedLine]:

@@ -21,6 +21,7 @@ from firstfault.brief.digest import (
 )
 from firstfault.brief.folding import make_template
 from firstfault.evidence.signatures import Pattern
+from firstfault.evidence.texts import classify
 from firstfault.job_logs import read_sources
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.collector import LogCollector
@@ -34,6 +35,8 @@ _MAX_RANGE_LINES = 400
 _MAX_TEXT_CHARS = 2_000
 _MAX_FOLDED, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
 _MAX_TRACEBACK_LINES = 150
+_MAX_COMPARED = 64
+"""Similar lines in which differences are looked for."""
 _MIN_SILENT_SECONDS = 60
 _LEVEL_CHARS = 200
 """At the beginning of a line, in which it names its level."""
@@ -180,12 +183,16 @@ class _DigestCollector(LogCollector):
             if len(self.digest.folded) >= _MAX_FOLDED:
                 self.digest.dropped += 1
                 return
+            if weight is Weight.FAILURE_WORD and classify(line.text).is_specific:
+                weight = Weight.FATAL
             found = self.digest.folded[template] = FoldedLine(line, weight, line.number)
         else:
             found.count += 1
             found.last_number = line.number
         if line.process:
             found.processes.add(line.process)
+        if len(found.texts) < _MAX_COMPARED:
+            found.texts.append(line.text)
 
     def finish(self) -> None:
         """Keep tracebacks that the log cuts off."""
