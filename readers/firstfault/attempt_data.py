@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from firstfault.conclude import Conclusion, has_failed
 from firstfault.errors import FirstFaultError
@@ -24,8 +24,13 @@ from firstfault.utils.run_sync import gathered, run_sync
 from firstfault.utils.text import counted, one_line
 from firstfault.wire.documents import decode
 
+if TYPE_CHECKING:
+    from firstfault.brief import LineRanges, LogDigest
+
 JOB_LOGS_GROUP = "firstfault.job_logs"
 """Entry-point group of log readers: functions from log files and streams to a snapshot; None: unsupported format."""
+LOG_DIGESTS_GROUP = "firstfault.log_digests"
+"""Entry-point group: functions from log files and streams, and the lines to quote, to a `LogDigest`."""
 _AROUND = 10
 """Maximum number of further attempts to read: the nearest earlier attempts, then later ones."""
 _MOST_ATTEMPTS = 100
@@ -61,6 +66,8 @@ class ReadAttempt:
     """Whether the attempt has outputs and didn't fail."""
     is_of_logs: bool = False
     """Whether it was read from the logs of a job without firstfault."""
+    sources: Sequence[Path | IO[bytes]] = ()
+    """Logs that were read."""
 
     @property
     def exists(self) -> bool:
@@ -90,7 +97,7 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
     # documents are better evidence than logs, so logs are read only without documents
     found = _read_documents(uri, _with_beside(make_reader, beside) if beside else make_reader)
     if found.exists or path is None or uri.rstrip("/").endswith((".pb", "/errors")):
-        return found
+        return replace(found, sources=beside)
     logs = read_logs([path, *beside], uri, make_reader)
     return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
 
@@ -142,7 +149,7 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: Reader
     # a report on logs must not show an output prefix
     here = "" if has_failed(job) else uri
     reader = make_reader(here)
-    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True)
+    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True, sources=sources)
 
 
 def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
@@ -153,6 +160,24 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
         with suppress(ImportError):  # the entry point of a deleted package
             snapshot = snapshot or point.load()(sources)
     return snapshot or Snapshot()
+
+
+def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges) -> LogDigest:
+    """Return what a brief quotes from the logs of a job.
+
+    Args:
+        sources: as of `read_logs`; streams are at their beginning again.
+        wanted: by file, the numbers of the first and the last line of each place to quote.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
+
+    from firstfault.brief import LogDigest  # noqa: PLC0415 - only briefs need it
+
+    for point in entry_points(group=LOG_DIGESTS_GROUP) if sources else ():
+        with suppress(ImportError):  # the entry point of a deleted package
+            found: LogDigest = point.load()(sources, wanted)
+            return found
+    return LogDigest()
 
 
 def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:

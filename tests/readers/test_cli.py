@@ -204,15 +204,28 @@ def test_json(attempt: Attempt, run: Run) -> None:
 
 
 def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
-    """Without an error JSON has null for verdict and decision, and no page is written."""
+    """Without an error JSON has null for verdict and decision, and the page says what is known instead."""
     nothing = {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
     assert json.loads(run("show", attempt.uri, "--json").out) == nothing
+    page = tmp_path / "report.html"
+    assert run("show", attempt.uri, "--html", str(page)).code == EXIT.NOTHING_FOUND
+    assert '<h1 id="ff-what">No failure found</h1>' in page.read_text(encoding="utf-8")
     attempt.put("outputs.pb", b"")
     assert json.loads(run("show", attempt.uri, "--json").out) == nothing
     said = "no error: the attempt has outputs\n"
-    assert run("show", attempt.uri, "--html", str(tmp_path / "report.html")) == Ran(EXIT.OK, said, "")
-    assert not (tmp_path / "report.html").exists()
-    assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", said)
+    assert run("show", attempt.uri, "--html", str(page)) == Ran(EXIT.OK, f"report: {page}\n{said}", "")
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert '<h1 id="ff-what">No error</h1>\n<p>The attempt has outputs</p>' in text
+    ran = run("show", attempt.uri, "--html", "-")
+    assert (ran.code, ran.err) == (EXIT.OK, said)
+    assert ran.out.rstrip("\n") == text
+
+
+def test_a_path_that_does_not_exist(run: Run, tmp_path: Path) -> None:
+    """A misspelt path is named as one that doesn't exist, without words about documents or outputs."""
+    ran = run("show", str(tmp_path / "nope.log"))
+    assert ran == Ran(EXIT.NOTHING_FOUND, "", f"firstfault: {tmp_path / 'nope.log'}: no such file or folder\n")
 
 
 def test_a_success_without_outputs(attempt: Attempt, run: Run) -> None:

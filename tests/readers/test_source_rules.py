@@ -12,8 +12,9 @@ from firstfault.utils.loggers import get_logger
 DOORS = {
     "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
     "firstfault.job_logs": "logs of jobs without firstfault, when they are read",
+    "firstfault.brief.quotes": "lines of these logs, when a brief quotes them",
 }
-"""Packages that remove secrets: when a document is written, and when foreign text is read. Both call `text.clean`."""
+"""Packages that remove secrets: when a document is written, and when foreign text is read or quoted."""
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.utils.run_sync": "`attempted`: storage clients and strategies raise anything",
@@ -76,7 +77,7 @@ def _is_one_of(name: str, known: set[str]) -> bool:
     return any(name == item or name.startswith(f"{item}.") for item in known)
 
 
-def test_secrets_are_removed_at_two_doors() -> None:
+def test_secrets_are_removed_at_few_doors() -> None:
     """Only what writes a document and what reads foreign text removes secrets; each door is in use."""
     found = {name for name, module in _sources() if _redacts(module) and not name.startswith("firstfault.credentials")}
     assert {name for name in found - {"firstfault.utils.text"} if not _is_one_of(name, set(DOORS))} == set()

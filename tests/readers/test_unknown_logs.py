@@ -113,7 +113,7 @@ def test_logs_of_several_jobs(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Logs with different job numbers aren't merged."""
     for job in (4711, 4712):
         (tmp_path / f"slurm-{job}.out").write_text("\n".join(FAILED), encoding="utf-8")
-    assert "2 jobs (slurm-4711.out, slurm-4712.out ...); give those of one" in run("show", str(tmp_path)).err
+    assert "2 jobs (slurm-4711.out, slurm-4712.out); give those of one" in run("show", str(tmp_path)).err
 
 
 def test_a_word_that_most_lines_have(show: Show, tmp_path: Path) -> None:
@@ -121,3 +121,46 @@ def test_a_word_that_most_lines_have(show: Show, tmp_path: Path) -> None:
     noisy = [f"step {number} error rate {number % 7}" for number in range(60_000)]
     found = show([*noisy, *FAILED, *noisy])
     assert found["verdict"]["ranks"] == [1]
+
+
+def test_a_folder_of_unrelated_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Logs of trainings that ran one after another are listed, and one is asked for; logs of one time are one job."""
+
+    def write(name: str, hour: int, lines: list[str]) -> None:
+        stamped = [f"2031-05-06T{hour:02}:08:{second:02}Z {line}" for second, line in enumerate(lines)]
+        (tmp_path / f"{name}.log").write_text("\n".join([*stamped, ""]), encoding="utf-8")
+
+    write("small", 7, [*STEPS, "Training completed"])
+    write("large", 9, [*STEPS, *RAISED])
+    ran = run("show", str(tmp_path))
+    assert (ran.code, ran.out) == (EXIT.TOOL_FAILED, "")
+    assert ran.err == "firstfault: the logs are of at least 2 jobs (small.log, large.log); give those of one\n"
+    assert run("show", str(tmp_path / "large.log")).code == EXIT.ROOT_CAUSE
+    write("small", 9, list(STEPS))
+    assert run("show", str(tmp_path)).code == EXIT.ROOT_CAUSE
+    # a log without steps may begin when the job fails
+    write("small", 3, ["loading"])
+    assert run("show", str(tmp_path)).code == EXIT.ROOT_CAUSE
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "said"),
+    [
+        (
+            '  File "/job/train.py", line 3, in main',
+            '  File "/job/data.py", line 9, in get',
+            "the log is cut at both ends",
+        ),
+        ("... 400 lines omitted", "step 7", "the log is cut at its beginning"),
+        ("step 6", "[...]", "the log is cut at its end"),
+    ],
+)
+def test_a_log_that_is_cut(run: Callable[..., Ran], tmp_path: Path, begin: str, end: str, said: str) -> None:
+    """A log that begins or ends inside of a traceback, or with a mark of left out lines, is named as cut."""
+    log = tmp_path / "job.log"
+    log.write_text("\n".join([begin, *STEPS, end]), encoding="utf-8")
+    ran = run("show", str(log))
+    assert (ran.code, ran.out) == (EXIT.NOTHING_FOUND, "")
+    assert f": {said}; can't tell whether the job succeeded: " in ran.err
+    log.write_text("\n".join(STEPS), encoding="utf-8")
+    assert "is cut" not in run("show", str(log)).err

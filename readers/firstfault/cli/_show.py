@@ -15,6 +15,7 @@ import click
 from firstfault.cli import _support as cli
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.model.failure import TEARDOWN
+from firstfault.store import is_remote
 from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Forms:
     verbose: bool = False
     as_json: bool = False
     as_markdown: bool = False
+    as_brief: bool = False
     html: str | None = None
     """File of the page; None: none."""
 
@@ -55,6 +57,7 @@ class Forms:
 @click.option("-v", "--verbose", is_flag=True, help="Show everything: traceback, stacks, all failures, all nodes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
+@click.option("--brief", "as_brief", is_flag=True, help="Print at most 6,000 tokens of Markdown, for a language model.")
 @click.option(
     "--html", metavar="FILE", shell_complete=cli.complete_files, help="Write a self-contained HTML file; - is stdout."
 )
@@ -95,22 +98,18 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show --html report.html s3://bucket/metadata/f3a9/n0/data/0
       firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
       firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
+      firstfault show --brief slurm-4711.out > brief.md
     """  # noqa: D301 - click's mark of lines to keep
     beside = (*given.pop("more_logs"), *given.pop("beside"))
     forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes, fresh)
-    wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--html -": forms.html == _STDOUT}
-    on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
-    if len(on_stdout) > 1:
-        raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
-    if recovered and (forms.as_markdown or forms.html):
-        raise click.UsageError("--recovered prints text, or JSON with --json")
+    _check_forms(forms, recovered=recovered)
     from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
     uri = _find_uri(uri, last=last)
     try:
         paths = [Path(path) for path in beside]
         if uri == _STDIN:
-            read = _read_stdin(options, paths)
+            read = _read_stdin(options, paths, is_read_twice=forms.as_brief)
         else:
             uri = cli.resolved(uri)
             read = read_attempt(uri, options.reader, paths)
@@ -118,6 +117,17 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         cli.fail(str(error))
         return cli.EXIT.NOTHING_FOUND
     return _print_recovered(read, forms) if recovered else print_attempt(read, uri, strategy, forms)
+
+
+def _check_forms(forms: Forms, *, recovered: bool) -> None:
+    """Refuse forms that can't be printed together."""
+    wanted = {"--json": forms.as_json, "--markdown": forms.as_markdown, "--brief": forms.as_brief}
+    wanted["--html -"] = forms.html == _STDOUT
+    on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
+    if len(on_stdout) > 1:
+        raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
+    if recovered and (forms.as_markdown or forms.as_brief or forms.html):
+        raise click.UsageError("--recovered prints text, or JSON with --json")
 
 
 def _find_uri(uri: str | None, *, last: bool) -> str:
@@ -136,7 +146,7 @@ def _find_uri(uri: str | None, *, last: bool) -> str:
     return str(max(runs, key=began))
 
 
-def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttempt:
+def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_twice: bool) -> ReadAttempt:
     """Return what is on stdin: an error document, or a log of any size."""
     from firstfault.attempt_data import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
@@ -152,6 +162,10 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path]) -> ReadAttem
     begin = stdin.peek(1)
     if not begin:
         raise BadDocumentError("stdin is empty; check whether the command before the pipe failed")
+    if begin[:1] in _OF_TEXTS and is_read_twice:
+        from firstfault.cli._brief import copy_stream  # noqa: PLC0415 - as above
+
+        return read_logs([copy_stream(stdin), *beside], "stdin", options.reader)
     if begin[:1] in _OF_TEXTS:
         return read_logs([stdin, *beside], "stdin", options.reader)
     # one byte more than the limit shows that the input is too large without reading all of it
@@ -173,7 +187,12 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     # a URI of several attempts resolves to one of them: the report compares it with the rest
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
-    _print(read.reader.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri)), forms)
+    report = read.reader.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri))
+    if forms.as_brief:
+        from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
+
+        print_brief(read, report)
+    _print(report, forms)
     # a node failed, but nothing readable shows why: scripts must not see a root cause here
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
@@ -191,13 +210,7 @@ def _print(report: Report, forms: Forms) -> None:
     if forms.html is not None:
         from firstfault.render.html import page  # noqa: PLC0415 - as above
 
-        if forms.html == _STDOUT:
-            # bytes: the page is UTF-8, whatever the encoding of stdout
-            click.echo(page(report).encode("utf-8", "backslashreplace"))
-        else:
-            cli.write_file(forms.html, page(report))
-            # stdout belongs to the JSON or the Markdown if one of them was requested, too
-            click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown)
+        _write_page(page(report), forms)
     if forms.as_json:
         from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
@@ -206,8 +219,19 @@ def _print(report: Report, forms: Forms) -> None:
         from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
 
         cli.echo(markdown(report).rstrip("\n"))
-    elif forms.html is None:
+    elif forms.html is None and not forms.as_brief:
         cli.show_report(report, verbose=forms.verbose)
+
+
+def _write_page(text: str, forms: Forms) -> None:
+    """Write an HTML page to the file that was named, or to stdout."""
+    if forms.html is None or forms.html == _STDOUT:
+        # bytes: the page is UTF-8, whatever the encoding of stdout
+        click.echo(text.encode("utf-8", "backslashreplace"))
+        return
+    cli.write_file(forms.html, text)
+    # stdout belongs to the JSON or the Markdown if one of them was requested, too
+    click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown or forms.as_brief)
 
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
@@ -238,18 +262,32 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     """Print that the log has no error, and the restarts in it; return the exit code."""
     from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
 
+    has_succeeded, why = _explain_no_error(read)
+    restarts = [restart_line(record) for record in read.job.restarts] if read.is_of_logs else []
+    if forms.as_brief:
+        _print_brief_without_error(read, why, restarts, has_succeeded=has_succeeded)
+    if forms.html is not None:
+        _write_page_without_error(read, why, restarts, forms, has_succeeded=has_succeeded)
     # stdout is one JSON object in any case; the sentences below are for people
     if forms.as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
+    if not has_succeeded:
+        if not forms.as_brief:
+            cli.fail(why)
+        return cli.EXIT.NOTHING_FOUND
+    if not forms.as_json and not forms.as_brief:
+        for line in (f"no error: {why}", *restarts):
+            click.echo(line, err=forms.html == _STDOUT)
+    return cli.EXIT.OK
+
+
+def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
+    """Return whether an attempt without an error has succeeded, and what proves it or why that's unknown."""
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
         if read.is_of_logs:
             why = "; ".join(filter(None, ("no line reports a failure", read.job.completion)))
-        if not forms.as_json:
-            click.echo(f"no error: {why}", err=forms.html == _STDOUT)
-            for record in read.job.restarts if read.is_of_logs else ():
-                click.echo(restart_line(record), err=forms.html == _STDOUT)
-        return cli.EXIT.OK
+        return True, why
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
@@ -258,8 +296,25 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     elif read.job.history:
         hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
     if read.is_of_logs:
-        cli.fail(f"no failure found in {read.uri}: {'; '.join(hints) or 'it has no lines; give the log of a training'}")
-        return cli.EXIT.NOTHING_FOUND
+        why = "; ".join(hints) or "it has no lines; give the log of a training"
+        return False, f"no failure found in {read.uri}: {why}"
+    if not is_remote(read.uri) and not Path(read.uri.removeprefix("file://")).exists():
+        return False, f"{read.uri}: no such file or folder"
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
-    cli.fail(f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}")
-    return cli.EXIT.NOTHING_FOUND
+    return False, f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}"
+
+
+def _print_brief_without_error(read: ReadAttempt, why: str, restarts: Sequence[str], *, has_succeeded: bool) -> None:
+    from firstfault.brief import NoFailure  # noqa: PLC0415 - as above
+    from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
+
+    print_brief(read, NoFailure(read.uri, has_succeeded, why, tuple(restarts)))
+
+
+def _write_page_without_error(
+    read: ReadAttempt, why: str, restarts: Sequence[str], forms: Forms, *, has_succeeded: bool
+) -> None:
+    from firstfault.render.html import outcome_page  # noqa: PLC0415 - as above
+
+    text = outcome_page("No error" if has_succeeded else "No failure found", [why, *restarts], read.uri)
+    _write_page(text, forms)

@@ -35,6 +35,7 @@ from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
 from firstfault.job_logs.framing.labels import Label
+from firstfault.job_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
 from firstfault.job_logs.torchrun_folder import Worker, with_error_files, workers_in
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
@@ -62,12 +63,35 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     Raises:
         BadDocumentError: a file isn't text, its compression isn't supported, or the logs are of several jobs.
     """
+    collector = LogCollector()
+    notes, dumps, workers = read_sources(sources, collector)
+    if not workers and any(isinstance(source, Path) and source.is_dir() for source in sources):
+        jobs = find_separate_jobs(collector.find_training_times())
+        if len(jobs) > 1:
+            raise BadDocumentError(ask_for_one([files[0] for files in jobs]))
+    found = _build_snapshot(collector, notes)
+    if workers:
+        found = with_error_files(found.documents if found is not None else (), workers)
+    if not dumps:
+        return found
+    documents, unreadable = documents_of(dumps)
+    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
+    return joined(found, recorded) if found is not None and found.documents else recorded
+
+
+def read_sources(
+    sources: Sequence[Path | IO[bytes]], collector: LogCollector
+) -> tuple[list[str], list[Path], list[Worker]]:
+    """Read the logs of a job into a collector; `sources` are as of `snapshot_of`.
+
+    Returns:
+        What could not be read, flight recorder dumps, and the workers in torchrun's log folder.
+    """
     paths = [source for source in sources if isinstance(source, Path)]
     dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]
     workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
     logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
-    collector = LogCollector()
-    notes = []
+    notes: list[str] = []
     for path, name, label in logs:
         try:
             with open_log(path) as stream:
@@ -78,14 +102,7 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     for source in sources:
         if not isinstance(source, Path):
             _read(source, "stdin", Label(), collector)
-    found = _build_snapshot(collector, notes)
-    if workers:
-        found = with_error_files(found.documents if found is not None else (), workers)
-    if not dumps:
-        return found
-    documents, unreadable = documents_of(dumps)
-    recorded = Snapshot(tuple(documents), unreadable=tuple(unreadable), notes=tuple(notes))
-    return joined(found, recorded) if found is not None and found.documents else recorded
+    return notes, dumps, workers
 
 
 def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bool:
@@ -118,8 +135,7 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
         names |= {path: str(path.relative_to(folder)) for path in found}
     jobs = {match["job"]: path.name for path in names if (match := PATTERNS["job_in_name"].search(path.name))}
     if len(jobs) > 1:
-        several = ", ".join(sorted(jobs.values())[:3])
-        raise BadDocumentError(f"the logs are of {len(jobs)} jobs ({several} ...); give those of one")
+        raise BadDocumentError(ask_for_one(sorted(jobs.values())))
     system = {path: Label(node=match["node"]) for path in names if (match := PATTERNS["system_log"].match(path.stem))}
     logs = [(path, names.pop(path), label) for path, label in system.items()]
     numbers = [re.findall(r"\d+", name) for name in names.values()]
@@ -144,6 +160,8 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
     found, proof = [reading.documents for reading in built], built[-1].proof
     notes = (*notes, *collector.notes, *built[-1].notes)
     why = "" if found[-1] else explain_missing_proof(attempts[-1], proof)
+    if why and (cut := describe_cut(collector.first_texts.values(), collector.find_last_texts())):
+        notes = (*notes, cut)
     place = Place(round=len(found) - 1, node="the log", group_world_size=1, engine=OF_LOGS)
     phase = Phase.JOINED if why else Phase.SUCCEEDED
     # without it, the failure of an earlier attempt would be the outcome of the job

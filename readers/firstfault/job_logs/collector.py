@@ -16,6 +16,7 @@ from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.framing.sizes import SizeMarks
+from firstfault.job_logs.framing.separate_jobs import TimeSpan
 from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
 from firstfault.job_logs.vocabulary import PATTERNS
 
@@ -199,6 +200,11 @@ class LogCollector:
     def __init__(self) -> None:
         self.lines = 0
         self.notes: list[str] = []
+        self.first_texts: dict[str, str] = {}
+        """By file, its first line that isn't empty."""
+        self._first_times: dict[str, int] = {}
+        self._last_times: dict[str, int] = {}
+        """By file, the times of the first and the last line that has one."""
         self._labels: dict[str, Label] = {}
         """By file, the label in its last header."""
         self._indenter = FrameIndenter()
@@ -251,6 +257,23 @@ class LogCollector:
                 self._take(file, record)
         return iter(())
 
+    def find_training_times(self) -> dict[str, TimeSpan]:
+        """Return when the files with steps of a training were written, as far as their lines have times."""
+        of_training = {stream.file for stream in self._all.streams.values() if stream.progress is not None}
+        return {
+            file: TimeSpan(first, self._last_times[file])
+            for file, first in self._first_times.items()
+            if file in of_training
+        }
+
+    def find_last_texts(self) -> Iterator[str]:
+        """Yield the last line of each file."""
+        last: dict[str, LogRecord] = {}
+        for stream in self._all.streams.values():
+            if stream.tail and (stream.file not in last or stream.tail[-1].number > last[stream.file].number):
+                last[stream.file] = stream.tail[-1]
+        return (record.text for record in last.values())
+
     def attempts(self) -> list[Attempt]:
         """Return the attempts in the logs, in order."""
         index, everything = AttemptIndex(self._marks_by_node), self._all
@@ -286,6 +309,7 @@ class LogCollector:
             boxes.ended = False
         if is_boxed or not text.strip():
             return
+        self._note_place_and_time(file, record)
         progress = progress_in(record)
         is_report = self._take_report(record, where, marks)
         if not is_report:
@@ -300,6 +324,12 @@ class LogCollector:
             stream.end_excerpt()
         if not is_report:
             stream.take(record, _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS, progress)
+
+    def _note_place_and_time(self, file: str, record: LogRecord) -> None:
+        self.first_texts.setdefault(file, record.text)
+        if record.time_ns is not None:
+            self._first_times.setdefault(file, record.time_ns)
+            self._last_times[file] = record.time_ns
 
     def _start_job(self, file: str, number: int) -> None:
         """Begin another job: somebody typed the command that starts one."""

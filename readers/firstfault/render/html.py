@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import resources
@@ -81,7 +81,16 @@ def deck_html(report: Report) -> str:
     return _render("report.html.j2", report, is_deck=True)
 
 
+def outcome_page(title: str, lines: Sequence[str], uri: str) -> str:
+    """Return the page on an attempt without a failure: whether it succeeded, and what shows that."""
+    return _render_template("outcome.html.j2", {"title": title, "lines": lines, "uri": uri})
+
+
 def _render(template: str, report: Report, *, is_deck: bool) -> str:
+    return _render_template(template, {**_build_context(report), "is_deck": is_deck})
+
+
+def _render_template(template: str, context: Mapping[str, Any]) -> str:
     assets: dict[str, str] = {}
     for name in ("style", "script"):
         suffix = "css" if name == "style" else "js"
@@ -89,7 +98,7 @@ def _render(template: str, report: Report, *, is_deck: bool) -> str:
         # the page's policy allows these hashes alone: a script or style in a quoted text never runs
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assets |= {name: text, f"{name}_hash": f"sha256-{digest}"}
-    text = _build_environment().get_template(template).render(**_build_context(report), **assets, is_deck=is_deck)
+    text = _build_environment().get_template(template).render(**context, **assets)
     # lone surrogates in quoted texts can't be encoded
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

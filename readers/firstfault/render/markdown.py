@@ -15,7 +15,7 @@ from firstfault.utils.text import counted, elide, printable
 _TEXT = 20_000
 _QUOTED = 40
 """Lines of a stack or a log."""
-_HOME = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
+HOME_FOLDER = re.compile(r"/(?:home|Users)/[\w.-]+(?=/)|/root(?=/)")
 """A home folder; its name may be a person's."""
 _CELL = 160
 """Characters of a table's cell."""
@@ -36,30 +36,30 @@ def markdown(report: Report) -> str:
     Quoted texts are escaped, or in code blocks that they can't end.
     """
     text = "\n".join(_markdown_lines(report)) + "\n"
-    return _HOME.sub("~", text) if report.engine.cites else text
+    return HOME_FOLDER.sub("~", text) if report.engine.cites else text
 
 
 def _markdown_lines(report: Report) -> Iterator[str]:
     parts = build_sections(report)
-    yield from (f"## {_escape(report.answers.what)}", "", *_markdown_answers(parts))
+    yield from (f"## {escape(report.answers.what)}", "", *_markdown_answers(parts))
     if parts.commands.lines:
-        yield from ("", *_format_code_block("\n".join(map(printable, parts.commands.lines)), "console"))
+        yield from ("", *format_code_block("\n".join(map(printable, parts.commands.lines)), "console"))
     if job := report.identity.parts(report.engine):
-        yield from ("", _escape(", ".join(job)))
+        yield from ("", escape(", ".join(job)))
     yield from _format_list(parts.changes, parts.changes.lines)
     stack, log = "\n".join(parts.stack.lines[:_QUOTED]), "\n".join(parts.log.lines[-_QUOTED:])
     quoted = ((parts.stack, stack), (parts.message, elide(parts.message.text, _TEXT)), (parts.log, log))
     for part, text in quoted:
         if text:
-            yield from ("", f"### {part.title}", "", *_format_code_block(text))
+            yield from ("", f"### {part.title}", "", *format_code_block(text))
     yield from _markdown_groups(report)
     if report.followers:
-        yield from ("", f"Victims: {_escape(report.followers)}")
+        yield from ("", f"Victims: {escape(report.followers)}")
     yield from _format_list(parts.evidence, shorten_list(parts.evidence.lines, MAX_GROUPS))
     yield from _format_list(parts.recovered, parts.recovered.lines)
     besides = [fact for fact in parts.details if fact.name in {report.engine.nodes.capitalize(), "Clocks"}]
     facts = [*report.facts, *besides, *([Fact("Read from", report.uri)] if report.uri else [])]
-    yield from ("", "### Facts", "", *(f"- {_escape(fact.name)}: {_escape(fact.value)}" for fact in facts))
+    yield from ("", "### Facts", "", *(f"- {escape(fact.name)}: {escape(fact.value)}" for fact in facts))
 
 
 def _markdown_answers(parts: Sections) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _markdown_answers(parts: Sections) -> Iterator[str]:
         # the heading is the cause itself
         name, value = ("Fault", ", ".join(fact.lines)) if fact.name == "Cause" else (fact.name, fact.value)
         if shown[fact.name] <= MAX_GROUPS and fact.name != "Attempts":
-            yield f"- **{name}:** {_escape(value)}"
+            yield f"- **{name}:** {escape(value)}"
 
 
 def _markdown_groups(report: Report) -> Iterator[str]:
@@ -78,18 +78,18 @@ def _markdown_groups(report: Report) -> Iterator[str]:
         yield from ("", "### Failed", "", "| State | Processes | Ranks | What happened |", "|---|---|---|---|")
     for group in groups[:MAX_GROUPS]:
         # the text is cut before it is escaped: a cut inside of an escape would leave a lone backslash
-        ranks = format_ranks(group.ranks, 60) or _escape(group.who())
-        yield f"| {group.state.value} | {group.count} | {ranks} | {_escape(group.said[:_CELL])} |"
+        ranks = format_ranks(group.ranks, 60) or escape(group.who())
+        yield f"| {group.state.value} | {group.count} | {ranks} | {escape(group.said[:_CELL])} |"
     if len(groups) > MAX_GROUPS:
         yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"
 
 
 def _format_list(part: Section, lines: Sequence[str]) -> Iterator[str]:
     if lines:
-        yield from ("", f"### {part.title}", "", *(f"- {_escape(line)}" for line in lines))
+        yield from ("", f"### {part.title}", "", *(f"- {escape(line)}" for line in lines))
 
 
-def _format_code_block(text: str, language: str = "text") -> Iterator[str]:
+def format_code_block(text: str, language: str = "text") -> Iterator[str]:
     """Yield a code block with a fence longer than any run of backquotes in it."""
     text, fence = printable(text), "```"
     while fence in text:
@@ -97,7 +97,7 @@ def _format_code_block(text: str, language: str = "text") -> Iterator[str]:
     yield from (f"{fence}{language}", text, fence)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Return one line in which nothing is Markdown or HTML."""
     # split: a line break would end the list item or the row of the table
     return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)
