@@ -50,7 +50,8 @@ def test_the_cause_in_a_log(show: Callable[[str], dict[str, Any]], name: str) ->
 def test_times_and_counters_are_no_labels(show: Callable[[str], dict[str, Any]], before: list[str]) -> None:
     """Hours and numbers of lines before the lines of one process name no ranks."""
     lines = [f"{prefix}step {number} loss 2" for number, prefix in enumerate(before)]
-    raised = ["Traceback (most recent call last):", '  File "/job/train.py", line 12, in main', "    go()", "KeyError: 1"]
+    frame = '  File "/job/train.py", line 12, in main'
+    raised = ["Traceback (most recent call last):", frame, "    go()", "KeyError: 1"]
     found = show("\n".join([*lines, *raised]))
     assert found["verdict"]["headline"].startswith("KeyError")
     assert found["verdict"]["ranks"] == []

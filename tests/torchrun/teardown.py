@@ -2,11 +2,12 @@
 
 atexit, group, destructor: after the program, where a function for the exit, the end of the process group, or the
 destructor of an object aborts. last: in the call that ends the process group, the last one of the program. code: it
-exits with 7. thread: a thread aborts that still works when the program has returned. early: another rank still trains.
-then: the program ends the process group, but has more to do.
+exits with 7. thread, child: a thread or a process of the program still works when it has returned. early: another rank
+still trains. then: the program ends the process group, but has more to do.
 """
 
 import atexit
+import multiprocessing
 import os
 import sys
 import threading
@@ -59,6 +60,9 @@ def prepare() -> None:
         atexit.register(os._exit, 7)
     elif HOW == "group":
         atexit.register(dist.destroy_process_group)
+    elif HOW == "child":
+        multiprocessing.get_context("spawn").Process(target=time.sleep, args=(LONG_S,)).start()
+        atexit.register(os.abort)
     elif HOW in {"atexit", "early"}:
         atexit.register(os.abort)
     atexit.register(await_others)

@@ -53,9 +53,9 @@ def test_other_modes_only_say_that_it_had_finished(tmp_path: Path, mode: str, li
     assert job.nodes[0].headline.startswith("finished, then SIGABRT")
 
 
-@pytest.mark.parametrize("how", ["early", "thread", "then"])
+@pytest.mark.parametrize("how", ["early", "thread", "child", "then"])
 def test_a_failure_before_the_end_of_a_program(tmp_path: Path, how: str) -> None:
-    """Another rank still trains, a thread of the program works, or it has more to do: an ordinary failure."""
+    """Another rank still trains, a part of the program works, or it has more to do: an ordinary failure."""
     job = _run(tmp_path, how)
     assert [node.code for node in job.nodes] == [1, 1]
     assert job.nodes[0].headline.startswith("SIGABRT, rank 1 on host-1")

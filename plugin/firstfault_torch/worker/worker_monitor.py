@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -258,9 +259,10 @@ class WorkerMonitor:
     def finishes(self) -> None:
         """Inform the agent that the function has returned, or the program has run to its end.
 
-        What fails from here on is its teardown, unless other threads still work, such as one that writes a checkpoint.
+        What fails from here on is its teardown, unless other threads or processes of it still work, such as those that
+        write a checkpoint.
         """
-        if self._channel is None:
+        if self._channel is None or _has_children():
             return
         if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
             # Python waits for them, and then calls what was registered last, before anything of the program's.
@@ -354,6 +356,13 @@ class WorkerMonitor:
         spool = open_worker_spool(self.node_context, self.place.local_rank, error_file)
         if spool is not None:
             spool.withdraw(name)
+
+
+def _has_children() -> bool:
+    """Whether this process may have children that Python waits for at its exit: their work isn't done before that."""
+    # Read as it is: `active_children` would reap processes of the program.
+    started = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
+    return any(not process.daemon for process in set(started))
 
 
 def _do_nothing() -> None:

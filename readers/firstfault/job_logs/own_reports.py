@@ -91,14 +91,8 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
         )
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
         return cut_off
-    if swallowed := _find_swallowed_error(lines):
-        return swallowed
-    last_few = lines[-_LINES_AFTER_EXCEPTION:]
-    for at_end, record in enumerate(last_few):
-        named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
-        if named is not None and not any(map(_shows_handling, later)):
-            raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-            return OwnReport(raised, record.text, lines=(record.number, record.number))
+    if found := _find_swallowed_error(lines) or _find_exception_line(lines):
+        return found
     steps = [at for at, record in enumerate(end, 1) if progress_in(record) is not None]
     end = end[steps[-1] if steps else 0 :]  # a process that printed a step after an error had handled it
     if not end:
@@ -112,6 +106,17 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     ):
         return OwnReport(None, last, lines=(end[0].number, end[-1].number))
     return OwnReport()
+
+
+def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
+    """Return the exception in one of the last lines, without its traceback."""
+    last_few = lines[-_LINES_AFTER_EXCEPTION:]
+    for at_end, record in enumerate(last_few):
+        named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
+        if named is not None and not any(map(_shows_handling, later)):
+            raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
+            return OwnReport(raised, record.text, lines=(record.number, record.number))
+    return None
 
 
 @cache

@@ -12,7 +12,7 @@ from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
-from firstfault.job_logs.causes.survival import ends_resource
+from firstfault.job_logs.causes.resources import ends_resource
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo

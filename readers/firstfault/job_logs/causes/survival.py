@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import classify
-from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.job_logs.attempts import is_substantial
+from firstfault.job_logs.causes.resources import ends_resource, find_specific_category
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from firstfault.job_logs.tracebacks import Traceback
     from firstfault.model import ExceptionInfo
 
-_RESOURCE_CATEGORIES = {"cuda_oom", "host_oom", "disk_full", "gpu_hardware", "gpu_kernel"}
-"""Categories of faults that end one thread, while other threads notice only that it's gone."""
 _MIN_LINES_AFTER_LOGGED = 10
 """Lines about other things below a logged exception that prove that its process continued."""
 
@@ -83,22 +79,9 @@ def choose_ending(tracebacks: Sequence[Traceback]) -> Traceback:
 def find_thread_fault(tracebacks: Sequence[Traceback], raised: ExceptionInfo) -> Traceback | None:
     """Return the fault of a resource that had ended a thread of a process, if `raised` has no cause of its own."""
     of_threads = [found for found in tracebacks if found.is_in_thread and found.exception != raised]
-    if not of_threads or _find_specific_category(raised):
+    if not of_threads or find_specific_category(raised):
         return None
     return next((found for found in of_threads if ends_resource(found.exception)), None)
-
-
-def ends_resource(exception: ExceptionInfo) -> bool:
-    """Whether an exception is about memory, a disk or a GPU: it may explain a later one of the same process."""
-    return _find_specific_category(exception) in _RESOURCE_CATEGORIES
-
-
-def _find_specific_category(exception: ExceptionInfo) -> str:
-    """Return the category of a fault that the text of an exception identifies; empty: none."""
-    first = find_first_cause(exception)
-    judged = classify(first.message, first.type, (*first.bases, "BaseException"))
-    is_fault = judged.role is Role.PRIMARY and judged.is_specific
-    return judged.category if is_fault else ""
 
 
 def _has_later_steps(attempt: Attempt, found: Traceback) -> bool:
