@@ -11,6 +11,7 @@ import importlib
 import lzma
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -35,6 +36,7 @@ _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _USUAL_SHARE = 1 / 8
 """Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
 _MIN_LINES_FOR_USUAL = 100
+_BACKSPACES = re.compile("\x08+")
 TRACEBACK = "Traceback (most recent call last)"
 
 NumberedLine = tuple[int, str]
@@ -76,7 +78,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def is_text(begin: bytes) -> bool:
     """Whether a file that begins so is a text."""
-    controls = sum(byte < 9 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127} for byte in begin[:_HEAD])  # noqa: PLR2004
+    controls = sum(byte < 8 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127} for byte in begin[:_HEAD])  # noqa: PLR2004
     return b"\0" not in begin[:_HEAD] and controls <= _MOST_CONTROLS * max(len(begin[:_HEAD]), 1)
 
 
@@ -149,6 +151,8 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
     text = block.decode("utf-8", "replace")
+    if "\b" in text:  # some progress bars go back to the begin of the line by backspaces
+        text = _BACKSPACES.sub("\r", text)
     has_colors, has_bars, has_returns = "\x1b" in text, "%|" in text, "\r" in text
     for at, whole in enumerate(text[:-1].split("\n"), number):
         line = without_colors(whole) if has_colors else whole
