@@ -80,3 +80,9 @@ def test_what_a_log_proves() -> None:
     assert conclusion is not None
     assert conclusion.verdict.headline == "finished, then SIGABRT in the teardown of rank 3"
     assert conclusion.verdict.why[0] == "line 12: the last of 3 epochs had ended"
+
+
+def test_a_damaged_document_that_claims_a_size() -> None:
+    """A size that no job has is compared with the known ranks, and nothing is made of it."""
+    aborted = died(3, "SIGABRT", -6, world_size=2**32 - 1)
+    assert prove_completion(make_job(aborted, roster=(SUCCEEDED, FINISHED))) == ""

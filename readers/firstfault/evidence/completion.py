@@ -21,7 +21,9 @@ def prove_completion(job: JobErrors) -> str:
     ranks = {rank for entry in job.roster for rank in entry.finished_ranks}
     ranks |= {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
     size = max(place.world_size for place in job.places)
-    is_whole = size > 0 and ranks >= set(range(size)) and nodes_done(job.roster, job.coverage.expected)
+    # The number of ranks comes first: a damaged document may claim any size.
+    is_whole = 0 < size <= len(ranks) and all(rank in ranks for rank in range(size))
+    is_whole = is_whole and nodes_done(job.roster, job.coverage.expected)
     # A node may be lost or terminated after its ranks had returned: its agent's failure has its own verdict.
     if not is_whole or any(failure.subject is not Subject.WORKER for failure in job.failures):
         return ""

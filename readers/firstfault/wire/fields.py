@@ -449,7 +449,7 @@ PRESENCE = FieldTable(
         Field("log_tails", codecs.list_codec(codecs.required_part(LOG_TAIL), MAX_ROSTER_LOGS)),
         Field("setup", codecs.optional_part(SETUP, _setup_from_pb, empty=NodeSetup())),
         Field("progress", codecs.optional_part(TRAINING_PROGRESS, _progress_from_pb, empty=model.Progress())),
-        Field("finished_ranks", codecs.list_codec(COUNT)),
+        Field("finished_ranks", codecs.list_codec(COUNT, MAX_WORKERS)),
     ),
 )
 """A roster entry except its workers, who have two ranks each on the wire."""
