@@ -188,6 +188,9 @@ class Assignment:
         # the last error above a launcher's own traceback is a worker's
         is_launchers = found.is_of_launcher or found.is_summary
         logged = set() if is_launchers else _ranks_in_errors(found.lines_around)
+        if heading := PATTERNS["rank_heading"].match(found.heading):
+            self.processes.find(rank=int(heading["rank"])).set_exception(found)
+            return True
         if spawned is not None or (len(logged) == 1 and not found.is_handled and not found.is_before_success):
             process = self.processes.find(rank=int(spawned["rank"]) if spawned is not None else min(logged))
             if spawned is not None or not self._is_survived(process, found):

@@ -368,6 +368,13 @@ def _with_inline(label: Label, text: str) -> Label:
     names_a_rank = label.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
     if names_a_rank and (found := PATTERNS["inline_rank"].search(text)):
         label = label._replace(rank=int(next(filter(None, found.groups()))))
+    elif (
+        label.pid is not None
+        and label.rank is None
+        and "[" in text[:30]
+        and (found := PATTERNS["logged_rank"].match(text))
+    ):
+        label = label._replace(rank=int(found["rank"]))
     if label.pid is None and "PID" in text and (found := PATTERNS["inline_pid"].search(text)):
         label = label._replace(pid=int(found["pid"] or found["pid2"]))
     if " NCCL " in text and (found := PATTERNS["nccl_line_start"].match(text)):

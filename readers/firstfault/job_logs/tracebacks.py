@@ -37,6 +37,8 @@ class Traceback:
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
     """Whether a later line of the same stream reports success."""
+    heading: str = ""
+    """The line above."""
     lines_around: tuple[str, ...] = ()
     """The line above and the first one below."""
     is_mixed: bool = False
@@ -103,6 +105,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
             later_lines,
             is_handled=any(map(PATTERNS["handled"].search, around)) and later_lines > 0,
             is_before_success=any(map(is_success_report, (*later, *below))),
+            heading=above[-1].text if above else "",
             lines_around=around,
             is_mixed=excerpt.is_mixed,
             is_in_thread=is_in_thread,

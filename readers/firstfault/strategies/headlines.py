@@ -28,6 +28,8 @@ def name_process(failure: WorkerError) -> str:
         return "the job"
     if failure.subject is Subject.AGENT:
         return f"the agent of {node}" if node else "an agent"
+    if failure.place.local_rank is not None:
+        return f"local rank {failure.place.local_rank}" + (f" on {node}" if node else "")
     return node or "an unnamed process"
 
 
