@@ -189,7 +189,7 @@ def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
         yield Flag("time", "when it happened is unknown, but the cited lines have a date")
     hosts = {next(filter(None, found.groups())) for found in _HOST_NAMED.finditer(log)}
     for sentence in unknown:
-        if "their clocks" in sentence and len(hosts) < 2 and " on 1 " in sentence:  # noqa: PLR2004 - to compare
+        if "their clocks" in sentence and len(hosts) < 2 and " on 1 " in sentence:
             yield Flag("order", sentence)
 
 
@@ -262,7 +262,9 @@ def main(arguments: list[str]) -> int:
     paths = [file for path in given for file in (sorted(path.glob("*.log")) if path.is_dir() else [path])]
     kinds: Counter[str] = Counter()
     count = 0
-    for count, (name, flags) in enumerate(((path.stem, check_log(path)) for path in paths) if given else _recorded(), 1):
+    for count, (name, flags) in enumerate(
+        ((path.stem, check_log(path)) for path in paths) if given else _recorded(), 1
+    ):
         kinds.update(flag.kind for flag in flags)
         for flag in flags:
             print(f"{name}: {flag.kind}: {flag.text}")

@@ -26,6 +26,7 @@ from firstfault.model.failure import (
     CRASHES,
     DIED,
     FROM_OUTSIDE,
+    OF_LOGS,
     RECORDED_ONLY,
     STOPS,
     ended_by,
@@ -455,7 +456,7 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     # A crash or a signal from outside isn't a reaction to a peer's error, so it wins over the output. SIGABRT often is
     # a reaction: NCCL's watchdog aborts the process after another rank's timeout.
     if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
-        why, category = f"{ended_by(signal)}, not sent by its agent", "interrupted" if signal == "SIGINT" else ""
+        why, category = _describe_signal(failure, signal), "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
@@ -464,11 +465,16 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         why = "aborted without a reason: a failed check, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, not sent by its agent")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, _describe_signal(failure, signal))
     # Python exits with 1 after any uncaught exception, a peer's error included
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, without a reason")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited with code {failure.exit_code}")
+
+
+def _describe_signal(failure: WorkerError, signal: str) -> str:
+    # in a log, no agent shows what it sent
+    return ended_by(signal) + ("" if failure.place.engine == OF_LOGS else ", not sent by its agent")
 
 
 def _get_log_of_exit(failure: WorkerError, signal: str) -> Classification:

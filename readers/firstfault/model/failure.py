@@ -519,10 +519,16 @@ def explain_end(failure: WorkerError) -> str:
     if failure.expired is not None:
         return failure.expired.text
     if failure.signal:
-        return explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
+        explained = explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
+        return _without_agent(explained) if failure.place.engine == OF_LOGS else explained
     # `sh -c "python train.py"`: the shell, not Python, is the agent's child, and turns the signal into an exit code
     signal = get_shell_signal(failure.exit_code)
     return "exited without an exception" + (f" (a shell's exit code for {signal})" if signal else "")
+
+
+def _without_agent(explained: str) -> str:
+    """Return an explanation without what only the agent of a process can know."""
+    return explained.replace("terminated from outside, not by its agent", "terminated, sender unknown")
 
 
 def ended_by(signal: str) -> str:

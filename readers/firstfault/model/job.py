@@ -394,6 +394,9 @@ class Reason:
     failures: tuple[WorkerError, ...] = ()
 
 
+UNNAMED_PROCESS = "an unnamed process"
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """A possible root cause that isn't certain."""
@@ -405,7 +408,7 @@ class Suspect:
     @property
     def name(self) -> str:
         """The suspect's name: "rank 3", or the node's name."""
-        return f"rank {self.rank}" if self.rank is not None else self.node or "an unnamed process"
+        return f"rank {self.rank}" if self.rank is not None else self.node or UNNAMED_PROCESS
 
 
 @dataclass(frozen=True, slots=True)

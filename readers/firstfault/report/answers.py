@@ -13,6 +13,7 @@ from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import CATEGORIES, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import CANCELLED, FROM_OUTSIDE, JOB_END_CODES
+from firstfault.model.job import UNNAMED_PROCESS
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.fault_owner import FaultOwner, describe_fault_owner
@@ -116,7 +117,7 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if verdict.category in FROM_OUTSIDE and (terminated := count_terminated_nodes(job)).are_all:
         return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
-        suspects = [suspect.name for suspect in verdict.suspects]
+        suspects = [name for name in dict.fromkeys(item.name for item in verdict.suspects) if name != UNNAMED_PROCESS]
         if suspects:
             names = " or ".join(shorten_list(suspects, MAX_LISTED_ITEMS))
             return f"{names.replace('or and ', 'or one of ')} (suspected)"
@@ -126,6 +127,10 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     on = f" on {verdict.node}" if verdict.node else ""
     if (machine := find_machine(job, verdict)) and len(verdict.ranks) <= 1:
         on += f" ({machine})"
+    if len(verdict.ranks) > 1 and engine.cites:
+        # stamped lines of several ranks don't prove which one was first
+        example = f", one of them rank {verdict.root.rank}{on}" if on and verdict.root is not None else ""
+        return f"{len(verdict.ranks)} ranks ({format_ranks(verdict.ranks, 60)}){example}"
     if len(verdict.ranks) > 1:
         return f"{len(verdict.ranks)} ranks ({format_ranks(verdict.ranks, 60)}), the first{on}"
     if not verdict.ranks:

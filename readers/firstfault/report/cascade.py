@@ -394,7 +394,11 @@ def _groups_without_documents(
     words, named = find_engine_words(job, verdict), set(job.named_ranks)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
         for has_lines in (False, True):
-            texts = headline_parts(verdict) if state is State.ROOT else ("no report", words.describe_missing(has_lines=has_lines))
+            texts = (
+                headline_parts(verdict)
+                if state is State.ROOT
+                else ("no report", words.describe_missing(has_lines=has_lines))
+            )
             if missing := [rank for rank in ranks.get(state, ()) if (rank in named) is has_lines]:
                 yield Group(state, *texts, tuple(missing), (), len(missing))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from firstfault.model import Verdict, WorkerError
-from firstfault.model.failure import OF_LOGS, explain_signal
+from firstfault.model.failure import OF_LOGS, explain_end, explain_signal
 from firstfault.report.case import Case, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_log_time, format_time, shorten_list
@@ -85,7 +85,8 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
     elif root.signal and root.expired is not None:
         yield Fact("Signal", f"{root.signal}, sent by its agent for a deadline")
     elif root.signal:
-        explained = explain_signal(root.signal, root.resources)
+        is_known = explain_signal(root.signal, root.resources)
+        explained = explain_end(root) if is_known and root.expired is None else ""
         yield Fact("Signal", f"{root.signal}: {explained}" if explained else root.signal)
 
 

@@ -62,7 +62,9 @@ def shorten_pod_name(name: str) -> str:
 
 def _describe_subject(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
-        return "undetermined"
+        # with one candidate, the cause is known, and only its rank isn't
+        is_cause_known = not verdict.suspects and not verdict.headline.startswith("undetermined")
+        return "" if is_cause_known else "undetermined"
     count = len(verdict.ranks)
     if count > 1 and verdict.root is not None and verdict.root.place.world_size == count:
         return f"all {count} ranks"
@@ -75,7 +77,8 @@ def _describe_subject(verdict: Verdict) -> str:
 
 def _describe_fault(verdict: Verdict, name: str) -> str:
     """Return what happened, in the words of the field."""
-    if verdict.scope is Scope.UNDETERMINED or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
+    is_undetermined = verdict.scope is Scope.UNDETERMINED and _describe_subject(verdict) != ""
+    if is_undetermined or verdict.is_at_time_limit or (verdict.root and name == "OOM-killed"):
         return name
     if verdict.category == TEARDOWN:  # "SIGABRT in the teardown"; the ranks follow
         return name.removeprefix("finished, then ").partition(" of ")[0]

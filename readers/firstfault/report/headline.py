@@ -6,8 +6,9 @@ import re
 
 from firstfault.evidence.texts import find_message
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import TEARDOWN
+from firstfault.model.failure import OF_LOGS, TEARDOWN
 from firstfault.strategies.headlines import describe_failure
+from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault.utils.text import one_line, size
 
 _LINE = 200
@@ -48,7 +49,9 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
     if verdict.category == "node_lost" and text.startswith(_LOST):
         return "agent lost", f"it {text.removeprefix(_LOST)}"
     said = find_message(root)
-    return name, said.whole if name == said.what and (said.text or said.exception is not None) else text
+    if name != said.what or not (said.text or said.exception is not None):
+        return name, text
+    return name, strip_log_prefixes(said.whole, root.rank) if root.place.engine == OF_LOGS else said.whole
 
 
 def summarize_failure(failure: WorkerError) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from firstfault.evidence.texts import find_message
-from firstfault.model import JobErrors, Scope, Subject, Verdict, WorkerError
+from firstfault.model import JobErrors, Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.failure import CANCELLED, CTRL_C, HANGUP, PREEMPTED, REQUEUED
+from firstfault.model.job import UNNAMED_PROCESS
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks, shorten_list
@@ -28,8 +29,9 @@ def list_unknowns(case: Case) -> Iterator[str]:
         yield "which rank failed first: the evidence doesn't single one out"
     elif verdict.confidence != "high":
         yield "not proven to be the first failure"
-    suspects = [f"whether {suspect.name} failed first: {suspect.why}" for suspect in verdict.suspects]
-    yield from shorten_list(suspects, MAX_LISTED_ITEMS, "and {} more suspects")
+    # several processes without a name may have failed alike
+    suspects = dict.fromkeys(_describe_suspect(suspect) for suspect in verdict.suspects)
+    yield from shorten_list(list(suspects), MAX_LISTED_ITEMS, "and {} more suspects")
     if not verdict.settled:
         yield f"failures on {engine.nodes} that didn't report within the timeout"
     yield from _list_unknown_nodes(verdict, engine)
@@ -52,6 +54,12 @@ def list_unknowns(case: Case) -> Iterator[str]:
         unclear = {event.failure.node for event in timed if event.failure.node}
     if len(unclear) > engine.cites:
         yield f"the order of failures on {counted(len(unclear), engine.node)}: couldn't compare their clocks"
+
+
+def _describe_suspect(suspect: Suspect) -> str:
+    if suspect.name == UNNAMED_PROCESS:
+        return f"whether another process failed first: it {suspect.why.removeprefix(f'{UNNAMED_PROCESS} ')}"
+    return f"whether {suspect.name} failed first: {suspect.why}"
 
 
 def _list_unknown_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
@@ -91,7 +99,7 @@ def _list_unknown_about_root(case: Case) -> Iterator[str]:
     if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code not in {CTRL_C, HANGUP}:
         yield "what sent SIGINT: the launcher wasn't in the foreground of a terminal"
     if root is not None:
-        yield from _list_unknown_about_exit(root)
+        yield from _list_unknown_about_exit(root, engine)
 
 
 def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
@@ -109,12 +117,15 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
     return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
 
 
-def _list_unknown_about_exit(root: WorkerError) -> Iterator[str]:
+def _list_unknown_about_exit(root: WorkerError, engine: EngineWords) -> Iterator[str]:
     # a message, a signal of its agent or a deadline explains the end of a process
     if find_message(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
     if root.signal in _FROM_OUTSIDE and not is_oom:
+        if engine.cites:
+            yield f"which process sent {root.signal}"
+            return
         is_no_oom = root.signal == "SIGKILL" and root.resources.oom_kill == 0
         yield f"which process sent {root.signal}: not its agent{', nor the OOM killer' if is_no_oom else ''}"
     elif not root.signal and root.exit_code is not None:

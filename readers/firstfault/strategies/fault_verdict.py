@@ -19,6 +19,7 @@ from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
 from firstfault.model import JobErrors, Reason, Suspect, Verdict, WorkerError
+from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.headlines import build_headline, name_process
 from firstfault.strategies.reasons import MAX_SUSPECTS, STRATEGY_NAME, count_class, explain_wrong_clocks, get_failures
 from firstfault.strategies.verdicts import build_verdict
@@ -190,5 +191,8 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
 
 def _describe_later_fault(diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure) -> str:
     gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
-    when = f"at least {gap / _NS_PER_MS:.0f} ms later" if gap else "at about the same time"
-    return f"{name_process(other.failure)} {other.why} too, {when}"
+    when = f", at least {gap / _NS_PER_MS:.0f} ms later" if gap else ", at about the same time"
+    # a line of a log without a time proves no time
+    is_timed = first.failure.timestamp_ns is not None and other.failure.timestamp_ns is not None
+    when = when if is_timed or first.failure.place.engine != OF_LOGS else ""
+    return f"{name_process(other.failure)} {other.why} too{when}"

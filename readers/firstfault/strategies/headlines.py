@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from firstfault.evidence.texts import find_message
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import TIME_LIMIT, Origin, Subject, WorkerError, Writer
-from firstfault.model.failure import CANCELLED, CTRL_C, HANGUP, JOB_END_CODES, PREEMPTED, REQUEUED, explain_end
+from firstfault.model.failure import (
+    CANCELLED,
+    CTRL_C,
+    HANGUP,
+    JOB_END_CODES,
+    OF_LOGS,
+    PREEMPTED,
+    REQUEUED,
+    explain_end,
+)
+from firstfault.model.job import UNNAMED_PROCESS
+from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault.utils.text import extract_sentence, one_line
 
 MAX_HEADLINE_CHARS = 160
@@ -30,12 +42,14 @@ def name_process(failure: WorkerError) -> str:
         return f"the agent of {node}" if node else "an agent"
     if failure.place.local_rank is not None:
         return f"local rank {failure.place.local_rank}" + (f" on {node}" if node else "")
-    return node or "an unnamed process"
+    return node or UNNAMED_PROCESS
 
 
 def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str = "") -> str:
     """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the message."""
     subject = (f"ranks {join_ranks(ranks)}" if len(ranks) > 1 else name_process(root)) + more_ranks
+    # a log that names no process may be of one
+    subject = "" if root.place.engine == OF_LOGS and subject == UNNAMED_PROCESS else subject
     text = describe_failure(root)
     category, what = find_category(root), find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing
@@ -46,12 +60,20 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
         subject, text = (root.node, "") if root.subject is Subject.AGENT and root.node else (subject, text)
     if root.code == TIME_LIMIT:
         what = "time limit"
-    headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
+    headline = ", ".join(filter(None, (what, subject))) + (f": {text}" if text and text != what else "")
     return one_line(headline, MAX_HEADLINE_CHARS)
 
 
 def describe_failure(root: WorkerError) -> str:
     """Return what happened to a process, without the process's name; empty: unknown."""
+    text = _describe_failure(root)
+    if root.place.engine != OF_LOGS or not text:
+        return text
+    lines = text if re.search(r"[^\W_]{2}", text) else root.message
+    return one_line(strip_log_prefixes(lines, root.rank), 2000)
+
+
+def _describe_failure(root: WorkerError) -> str:
     message = find_message(root)
     if text := "; ".join(filter(None, (message.text, message.wrapper))):
         return text

@@ -24,7 +24,18 @@ _STATED_NODES = r"""
 _WORKERS_PER_NODE = r"--nproc[-_]per[-_]node[ =][\"']?(\d{1,3})\b"
 _NAMED_RANK = r"(?<![a-z] )(?<![a-z_-])(?:global_)?[Rr](?:ank|ANK)(?:[ =:]{1,3}|\b\W{0,2}=\W{0,2})(\d{1,6})\b"
 """A rank of the job in any line; "local rank 3" and "tensor rank 3" are others."""
-_WORDS_OF_RANKS = ("WORLD", "orld", "NTASKS", "NPROCS", "MEMBER", "Starting with", "mpirun ", "mpiexec ", "vodrun ", "prterun ")
+_WORDS_OF_RANKS = (
+    "WORLD",
+    "orld",
+    "NTASKS",
+    "NPROCS",
+    "MEMBER",
+    "Starting with",
+    "mpirun ",
+    "mpiexec ",
+    "vodrun ",
+    "prterun ",
+)
 _NCCL_LINE = r"^\W{0,2}([A-Za-z][\w.-]{0,120}):\d{1,10}:\d{1,10} \["
 _MAX_RANK = 100_000
 
