@@ -162,12 +162,13 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
     return snapshot or Snapshot()
 
 
-def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges) -> LogDigest:
+def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges, *, reads_all: bool = False) -> LogDigest:
     """Return what a brief quotes from the logs of a job.
 
     Args:
         sources: as of `read_logs`; streams are at their beginning again.
         wanted: by file, the numbers of the first and the last line of each place to quote.
+        reads_all: read parts without a failure, too.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
 
@@ -175,7 +176,7 @@ def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges) -> LogD
 
     for point in entry_points(group=LOG_DIGESTS_GROUP) if sources else ():
         with suppress(ImportError):  # the entry point of a deleted package
-            found: LogDigest = point.load()(sources, wanted)
+            found: LogDigest = point.load()(sources, wanted, reads_all=reads_all)
             return found
     return LogDigest()
 

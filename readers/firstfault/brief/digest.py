@@ -109,5 +109,7 @@ class LogDigest:
     """Lines in and near the ranges that were asked for."""
     silences: list[SilentTime] = field(default_factory=list)
     """The longest ones, longest first."""
+    steps: dict[tuple[str, str, int], QuotedLine] = field(default_factory=dict)
+    """The first line with each training step, by process, name and number of the step."""
     dropped: int = 0
     """Lines that stand out, but for which there was no room."""

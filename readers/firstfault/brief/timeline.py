@@ -136,7 +136,8 @@ def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
     for one in outputs:
         state = states.get(one.rank, usual) if one.rank is not None else ""
         last = (make_template(line.text) for line in list(one.tail)[-_LAST_LINES:])
-        groups[(state, *last)].append(one)
+        key = (state, *last)
+        groups[key].append(one)
     found: list[WeightedLine] = []
     # the root cause, then rare ends
     ordered = sorted(groups.items(), key=lambda item: (not item[0][0].startswith("root"), len(item[1])))

@@ -20,6 +20,7 @@ from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
     from firstfault.attempt_data import ReadAttempt
+    from firstfault.brief.comparison import Comparison
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
@@ -37,6 +38,8 @@ class Forms:
     as_brief: bool = False
     html: str | None = None
     """File of the page; None: none."""
+    against: Path | None = None
+    """The log of another run."""
 
 
 @click.command()
@@ -51,6 +54,12 @@ class Forms:
     multiple=True,
     type=click.Path(exists=True),
     help="More files of the same job: a log, a folder of logs, a node's dmesg, flight recorder dumps; repeatable.",
+)
+@click.option(
+    "--against",
+    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
+    help="Compare with the log of another run: lines that are new, and the first step that differs.",
 )
 @click.option("--fresh", is_flag=True, help="Read every document from storage, not the copies that the pods left.")
 @click.option("--recovered", is_flag=True, help="Show the failures that the attempt recovered from, and its stalls.")
@@ -99,6 +108,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
       firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
       firstfault show --brief slurm-4711.out > brief.md
+      firstfault show slurm-4711.out --against slurm-4702.out
     """  # noqa: D301 - click's mark of lines to keep
     beside = (*given.pop("more_logs"), *given.pop("beside"))
     forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes, fresh)
@@ -128,6 +138,8 @@ def _check_forms(forms: Forms, *, recovered: bool) -> None:
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     if recovered and (forms.as_markdown or forms.as_brief or forms.html):
         raise click.UsageError("--recovered prints text, or JSON with --json")
+    if forms.against is not None and (recovered or forms.as_markdown or forms.as_brief or forms.html):
+        raise click.UsageError("--against prints text, or JSON with --json")
 
 
 def _find_uri(uri: str | None, *, last: bool) -> str:
@@ -192,7 +204,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
 
         print_brief(read, report)
-    _print(report, forms)
+    _print(report, forms, _compare(read, forms))
     # a node failed, but nothing readable shows why: scripts must not see a root cause here
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
@@ -206,7 +218,16 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     return cli.EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else cli.EXIT.ROOT_CAUSE
 
 
-def _print(report: Report, forms: Forms) -> None:
+def _compare(read: ReadAttempt, forms: Forms) -> Comparison | None:
+    """Compare the log with that of another run, if there is one."""
+    if forms.against is None:
+        return None
+    from firstfault.cli._against import compare_logs  # noqa: PLC0415 - as above
+
+    return compare_logs(read, forms.against)
+
+
+def _print(report: Report, forms: Forms, comparison: Comparison | None) -> None:
     if forms.html is not None:
         from firstfault.render.html import page  # noqa: PLC0415 - as above
 
@@ -214,13 +235,18 @@ def _print(report: Report, forms: Forms) -> None:
     if forms.as_json:
         from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
-        click.echo(json_report(report))
+        text = json_report(report)
+        if comparison is not None:
+            text = json.dumps({**json.loads(text), "against": comparison.to_json()}, separators=(",", ":"))
+        click.echo(text)
     elif forms.as_markdown:
         from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
 
         cli.echo(markdown(report).rstrip("\n"))
     elif forms.html is None and not forms.as_brief:
         cli.show_report(report, verbose=forms.verbose)
+    if comparison is not None and not forms.as_json:
+        cli.echo("\n" + "\n".join(comparison.lines()))
 
 
 def _write_page(text: str, forms: Forms) -> None:
@@ -268,17 +294,19 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
         _print_brief_without_error(read, why, restarts, has_succeeded=has_succeeded)
     if forms.html is not None:
         _write_page_without_error(read, why, restarts, forms, has_succeeded=has_succeeded)
+    comparison = _compare(read, forms)
     # stdout is one JSON object in any case; the sentences below are for people
     if forms.as_json:
-        click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
-    if not has_succeeded:
-        if not forms.as_brief:
-            cli.fail(why)
-        return cli.EXIT.NOTHING_FOUND
-    if not forms.as_json and not forms.as_brief:
+        against = {"against": comparison.to_json()} if comparison is not None else {}
+        click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None, **against}))
+    elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
             click.echo(line, err=forms.html == _STDOUT)
-    return cli.EXIT.OK
+    if comparison is not None and not forms.as_json:
+        cli.echo("\n".join(comparison.lines()))
+    if not has_succeeded and not forms.as_brief:
+        cli.fail(why)
+    return cli.EXIT.OK if has_succeeded else cli.EXIT.NOTHING_FOUND
 
 
 def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:

@@ -110,7 +110,7 @@ def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -
     buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
     is_of_text = is_text(buffered.peek())
     if is_of_text:
-        collector.read(lines_of(buffered), name, label)
+        collector.read(lines_of(buffered, reads_all=collector.reads_all), name, label)
     buffered.detach()
     return is_of_text
 

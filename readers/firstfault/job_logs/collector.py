@@ -197,6 +197,9 @@ class Attempt:
 class LogCollector:
     """Sorts the lines of a job's logs."""
 
+    reads_all = False
+    """Whether it needs the lines of blocks without a failure, too."""
+
     def __init__(self) -> None:
         self.lines = 0
         self.notes: list[str] = []

@@ -35,6 +35,7 @@ _MAX_RANGE_LINES = 400
 _MAX_TEXT_CHARS = 2_000
 _MAX_FOLDED, _MAX_TRACEBACKS, _MAX_PROCESSES, _MAX_SILENCES = 4_000, 64, 20_000, 3
 _MAX_TRACEBACK_LINES = 150
+_MAX_STEPS = 100_000
 _MAX_COMPARED = 64
 """Similar lines in which differences are looked for."""
 _MIN_SILENT_SECONDS = 60
@@ -67,14 +68,21 @@ def _trouble() -> Pattern:
     )
 
 
-def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: Mapping[str, Sequence[tuple[int, int]]]) -> LogDigest:
+def digest_logs(
+    sources: Sequence[Path | IO[bytes]],
+    wanted: Mapping[str, Sequence[tuple[int, int]]],
+    *,
+    reads_all: bool = False,
+) -> LogDigest:
     """Return what a brief quotes from the logs of a job.
 
     Args:
         sources: as of `firstfault.job_logs.snapshot_of`.
         wanted: by file, the ranges of lines to quote with the lines around them.
+        reads_all: read blocks without a failure, too: to compare logs.
     """
     collector = _DigestCollector({file: list(ranges) for file, ranges in wanted.items()})
+    collector.reads_all = reads_all
     read_sources(sources, collector)
     collector.finish()
     return collector.digest
@@ -105,7 +113,10 @@ class _DigestCollector(LogCollector):
         self._take_time(digest, line)
         is_detail = text[:1].isspace() or TRACEBACK in text
         weight = None if is_detail else _weigh(line)
-        step = line if weight is not Weight.FATAL and progress_in(record) is not None else None
+        progress = progress_in(record) if weight is not Weight.FATAL else None
+        step = line if progress is not None else None
+        if progress is not None and len(self.digest.steps) < _MAX_STEPS:
+            self.digest.steps.setdefault((line.process, progress.what.lower(), progress.step), line)
         if step is not None:
             digest.first_step, digest.last_step = digest.first_step or step, step
         self._take_process(line, record.label, step)

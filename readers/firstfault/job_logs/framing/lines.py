@@ -115,13 +115,18 @@ class _FailureFilter:
         return _failure_pattern(self._usual).search(block) is not None
 
 
-def lines_of(stream: IO[bytes]) -> Iterator[NumberedLine]:
-    """Yield the lines of a log, without blocks in which no line reports a failure. What is cut off ends the log."""
+def lines_of(stream: IO[bytes], *, reads_all: bool = False) -> Iterator[NumberedLine]:
+    """Yield the lines of a log, without blocks in which no line reports a failure. What is cut off ends the log.
+
+    Args:
+        stream: of the log.
+        reads_all: yield the lines of all blocks.
+    """
     number = 1
     skipped: tuple[int, bytes] | None = None  # the block before and its first line, if it reports no failure
     follows_report, block_filter = True, _FailureFilter()
     for block in _blocks(stream):
-        reports_failure = block_filter.reports_failure(block)
+        reports_failure = reads_all or block_filter.reports_failure(block)
         if reports_failure and skipped is not None:
             yield from _numbered(skipped[1], skipped[0])
         skipped = None if reports_failure or follows_report else (number, block)

@@ -1,0 +1,90 @@
+"""``firstfault show --against``: what the log of a failed run has that the log of another run doesn't."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from firstfault.cli import EXIT
+from tests.readers.commands import Ran
+from tests.readers.test_job_logs import RAISED, of
+
+Compare: TypeAlias = Callable[[list[str], list[str]], dict[str, Any]]
+
+
+def steps(count: int, *, wrong_from: int = 1 << 30, value: str = "9.5") -> list[str]:
+    """Return lines with a loss that is the same in each run, and a time that isn't."""
+    losses = [value if step >= wrong_from else f"{step / 8:.3f}" for step in range(count)]
+    return [f"step {step} loss: {loss} time: {wrong_from % 97 + step / 7:.3f}" for step, loss in enumerate(losses)]
+
+
+@pytest.fixture
+def compare(run: Callable[..., Ran], tmp_path: Path) -> Compare:
+    """Return a function that compares lines with those of another run: the field ``against``."""
+
+    def compared(bad: list[str], good: list[str]) -> dict[str, Any]:
+        for name, lines in (("bad", bad), ("good", good)):
+            (tmp_path / f"{name}.log").write_text("\n".join([*lines, ""]), encoding="utf-8")
+        ran = run("show", "--json", str(tmp_path / "bad.log"), "--against", str(tmp_path / "good.log"))
+        found: dict[str, Any] = json.loads(ran.out)["against"]
+        return found
+
+    return compared
+
+
+def test_new_lines(compare: Compare) -> None:
+    """A line about trouble is new if the other log has none that differs only in numbers."""
+    common = ["WARNING: slow disk", "ERROR: could not import wandb in 3 s"]
+    found = compare(
+        [*common, *steps(9), *of("[rank1]: ", RAISED)], ["ERROR: could not import wandb in 7 s", *steps(20)]
+    )
+    assert [line["text"] for line in found["new"]] == ["ValueError: no labels in shard 9"]
+    assert found["new"][0]["line"] == "bad.log:17"
+    assert (found["last_step"], found["other_last_step"]) == (8, 19)
+
+
+def test_the_first_step_that_differs(compare: Compare) -> None:
+    """A value that was equal at the first steps is compared; a time, or the loss of another seed, isn't."""
+    found = compare([*steps(20, wrong_from=11), *RAISED], steps(20))["first_difference"]
+    assert (found["step"], found["name"], found["here"], found["there"]) == (11, "loss", "9.5", "1.375")
+    assert (found["line"], found["other_line"]) == ("bad.log:12", "good.log:12")
+    assert compare([*steps(20, wrong_from=0), *RAISED], steps(20))["first_difference"] is None
+    assert compare([*steps(20), *RAISED], steps(20))["first_difference"] is None
+
+
+def test_the_first_step_that_is_no_number(compare: Compare) -> None:
+    """NaN is proven if the other run had a number at the same step, also with other seeds."""
+    bad = [f"step {step} loss: {'nan' if step > 5 else step}" for step in range(9)]
+    found = compare([*bad, *RAISED], [f"step {step} loss: {step + 7}" for step in range(9)])
+    assert (found["first_not_a_number"]["step"], found["first_not_a_number"]["there"]) == (6, "13")
+    assert compare([*bad, *RAISED], bad)["first_not_a_number"] is None
+
+
+def test_a_large_log_is_compared_completely(compare: Compare) -> None:
+    """Lines in the middle of a large log, which a report skips, are compared, too."""
+    filler = [f"sample {number} of shard {number % 13} was read" for number in range(30_000)]
+    good = [*steps(9), *filler, "ERROR: retry of shard 3", *filler, *steps(3)]
+    found = compare([*steps(9), *filler, "ERROR: retry of shard 5", *filler, *RAISED], good)
+    assert [line["text"] for line in found["new"]] == ["ValueError: no labels in shard 9"]
+
+
+def test_it_is_printed_below_the_report(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """As text, the comparison follows the report, also on a success; it isn't combined with other forms."""
+    bad, good = tmp_path / "bad.log", tmp_path / "good.log"
+    bad.write_text("\n".join([*steps(20, wrong_from=11), *of("[rank1]: ", RAISED)]), encoding="utf-8")
+    good.write_text("\n".join([*steps(20), "Training completed"]), encoding="utf-8")
+    ran = run("show", str(bad), "--against", str(good))
+    assert ran.code == EXIT.ROOT_CAUSE
+    rows = ran.out.partition("\nAgainst good.log\n")[2].splitlines()
+    assert rows == [
+        "  last step: 19, there 19",
+        "  first step that differs: 11: loss 9.5, there 1.375 [bad.log:12]",
+        "  new:",
+        "    26 [rank 1]: ValueError: no labels in shard 9",
+    ]
+    ran = run("show", str(good), "--against", str(good))
+    assert (ran.code, ran.out.splitlines()[-1]) == (EXIT.OK, "  no line about trouble that isn't there, too")
+    for option in ("--brief", "--markdown", "--recovered"):
+        assert run("show", str(bad), "--against", str(good), option).code == EXIT.USAGE
