@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.completion.proof import MAX_LATER_LINES, Completion, is_exit_function
+from firstfault.job_logs.completion.noise import is_exit_function
+from firstfault.job_logs.completion.proof import MAX_LATER_LINES, Completion
 from firstfault.job_logs.completion.words import CompletionKind, is_noise
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
 
