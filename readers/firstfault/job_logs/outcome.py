@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.completion.noise import drop_ignored_exceptions, find_doubts
-from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, Completion
+from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
 from firstfault.job_logs.completion.words import CompletionKind, find_completion_kind
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
@@ -64,7 +64,7 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
     return bool(last_failures)
 
 
-def explain_missing_proof(attempt: Attempt, proof: Completion | None) -> str:
+def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):

@@ -55,7 +55,7 @@ _PATTERNS = Patterns(
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionProof:
     """The lines that prove that a job had finished."""
 
     kind: CompletionKind
@@ -79,11 +79,11 @@ class Completion:
         return f"{self.describe()}; ignored below it: {_quote(self.noise)}" if self.noise else self.describe()
 
 
-def find_completion(attempt: Attempt) -> Completion | None:
+def find_completion(attempt: Attempt) -> CompletionProof | None:
     """Return the proof that an attempt had finished; None: nothing proves it."""
     for file, _, report in attempt.reports:
         if report.kind is ReportKind.SUCCEEDED:
-            return Completion(CompletionKind.STATUS, file, report.number, report.number, report.text)
+            return CompletionProof(CompletionKind.STATUS, file, report.number, report.number, report.text)
     by_file: dict[str, list[Stream]] = {}
     for stream in attempt.streams.values():
         by_file.setdefault(stream.file, []).append(stream)
@@ -91,7 +91,7 @@ def find_completion(attempt: Attempt) -> Completion | None:
     return max(found, key=lambda one: one.kind, default=None)
 
 
-def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> Completion | None:
+def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | None:
     """Return the proof in the lines of one file."""
     most = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
     tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
@@ -116,7 +116,7 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> Completion | None:
             doubts = [] if least is CompletionKind.STATUS else find_doubts(drop_teardown_noise(below))
             noise = _find_noise([record for record in tail if record.number > first.number])
             doubt = doubts[-1].text if doubts else ""
-            return Completion(kind, streams[0].file, first.number, last_number, first.text, doubt, noise)
+            return CompletionProof(kind, streams[0].file, first.number, last_number, first.text, doubt, noise)
     return None
 
 
