@@ -29,7 +29,7 @@ from typing import IO, TypeAlias, cast
 
 from firstfault.errors import BadDocumentError
 from firstfault.job_logs.collector import LogCollector
-from firstfault.job_logs.completion.proof import Completion
+from firstfault.job_logs.completion.proof import CompletionProof
 from firstfault.job_logs.documents import build_documents, build_size
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
@@ -177,7 +177,7 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
     )
 
 
-def _describe_completion(proof: Completion | None, *, has_failed: bool) -> str:
+def _describe_completion(proof: CompletionProof | None, *, has_failed: bool) -> str:
     """Return the sentence that proves the completion; failures below it are of the teardown."""
     if proof is None:
         return ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault import model
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.assignment import Assignment
-from firstfault.job_logs.completion.proof import Completion, find_completion
+from firstfault.job_logs.completion.proof import CompletionProof, find_completion
 from firstfault.job_logs.completion.teardown import find_teardown_ends, has_outlived
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import explain_missing_proof, has_final_success, is_success_report
@@ -49,7 +49,7 @@ class AttemptReading(NamedTuple):
     """One for each process, node and launcher that failed or was stopped; empty: nothing failed."""
     notes: list[str]
     """What couldn't be read."""
-    proof: Completion | None = None
+    proof: CompletionProof | None = None
     """Of its completion; also if documents are of its teardown."""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
-from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, Completion, find_doubts
+from firstfault.job_logs.completion.noise import drop_ignored_exceptions, find_doubts
+from firstfault.job_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
 from firstfault.job_logs.completion.words import CompletionKind, find_completion_kind
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
@@ -16,33 +17,12 @@ from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt
-    from firstfault.job_logs.framing.labels import Label, LogRecord
 
 
 def is_success_report(text: str) -> bool:
     """Whether a line reports that a training, a process or a job has succeeded."""
     kind = find_completion_kind(text)
     return kind is not None and kind >= CompletionKind.WORD
-
-
-def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return records without tracebacks that ended no process.
-
-    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line above reports as
-    handled.
-    """
-    kept: list[LogRecord] = []
-    announced: set[Label] = set()
-    within: set[Label] = set()
-    for record in records:
-        text, label = record.text, record.label
-        if label in within or (TRACEBACK in text and label in announced):
-            (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
-            continue
-        is_ignored = "Exception ignored " in text or "Exception in thread " in text
-        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(label)
-        kept += [] if is_ignored else [record]
-    return kept
 
 
 def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
@@ -84,7 +64,7 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
     return bool(last_failures)
 
 
-def explain_missing_proof(attempt: Attempt, proof: Completion | None) -> str:
+def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> str:
     """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):

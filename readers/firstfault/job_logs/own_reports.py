@@ -15,9 +15,9 @@ from firstfault.exceptions.fatal_text import find_native_lines
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.attempts import is_substantial, progress_in
-from firstfault.job_logs.completion.proof import drop_below_error
+from firstfault.job_logs.completion.noise import drop_below_error, drop_ignored_exceptions
 from firstfault.job_logs.framing.lines import TRACEBACK, has_failure_word
-from firstfault.job_logs.outcome import drop_ignored_exceptions, is_success_report
+from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error

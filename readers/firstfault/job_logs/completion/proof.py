@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
+from firstfault.job_logs.completion.noise import drop_ignored_exceptions, drop_teardown_noise, find_doubts
 from firstfault.job_logs.completion.words import (
     CompletionKind,
     find_completion_kind,
-    is_below_error,
-    is_continuation,
     is_noise,
     shows_more_work,
 )
-from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.utils.text import one_line
@@ -26,7 +24,7 @@ from firstfault.utils.toml import Patterns
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream
-    from firstfault.job_logs.framing.labels import Label, LogRecord
+    from firstfault.job_logs.framing.labels import LogRecord
 
 MIN_STEPS_RESUMED = 2
 """Steps that a training prints if it goes on; a line below its end may name one, as "best epoch 7" does."""
@@ -39,31 +37,17 @@ _MANY_STREAMS = 64
 _MAX_LINES_DOUBTED = 100
 """Lines above a result in which a failure takes its value away."""
 
-_EXIT_FUNCTION = r"""
-  _run_finalizers | _exit_function | _run_exitfuncs | __del__ | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
-| \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
-"""
 _PATTERNS = Patterns(
     {
-        # the bar of an outer loop at its end
-        "finished_bar": r"""(?i)
-            ^\W{0,3}(?P<name>[^|\d]{0,60}?)\s*100%\|[^|\n]*\|\s*(?P<step>\d+)/(?P<total>\d+)\s*\[
-        """,
-        "name_of_outer": r"(?i)\b(?:train\w*|fit\w*|total|overall|progress|epochs|steps|iterations)\b",
-        "name_of_stage": r"(?i)\b(?:eval\w*|valid\w*|test\w*|load\w*|sav\w*|map|data\w*|download\w*|generat\w*)\b",
+        # a measure of what was done: "loss 0.1", "step_avg:173.82ms"
+        "measured": r"(?i)\b(?:\w*loss|\w*acc\w*|\w*time\w*|ppl|perplexity|score|reward|f1|\w*avg|error)\b\W{0,3}\d",
         # a counter without a total
         "open_counter": r"(?i)\b(?:epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)",
         # the last words of ranks that end
         "last_words": r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b",
         "not_of_training": r"""(?i)
-            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b[^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
-        """,
-        "exit_function": rf"(?i){_EXIT_FUNCTION}",
-        "exit_frame": rf"(?i)^\s+File[ ]\".*,[ ]in[ ](?:{_EXIT_FUNCTION})\s*$",
-        "teardown_noise": r"""(?i)
-            terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
-          | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
-          | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
+            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+            [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
         """,
         "metric": r"(?i)\b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d",
     }
@@ -71,7 +55,7 @@ _PATTERNS = Patterns(
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionProof:
     """The lines that prove that a job had finished."""
 
     kind: CompletionKind
@@ -95,11 +79,11 @@ class Completion:
         return f"{self.describe()}; ignored below it: {_quote(self.noise)}" if self.noise else self.describe()
 
 
-def find_completion(attempt: Attempt) -> Completion | None:
+def find_completion(attempt: Attempt) -> CompletionProof | None:
     """Return the proof that an attempt had finished; None: nothing proves it."""
     for file, _, report in attempt.reports:
         if report.kind is ReportKind.SUCCEEDED:
-            return Completion(CompletionKind.STATUS, file, report.number, report.number, report.text)
+            return CompletionProof(CompletionKind.STATUS, file, report.number, report.number, report.text)
     by_file: dict[str, list[Stream]] = {}
     for stream in attempt.streams.values():
         by_file.setdefault(stream.file, []).append(stream)
@@ -107,7 +91,7 @@ def find_completion(attempt: Attempt) -> Completion | None:
     return max(found, key=lambda one: one.kind, default=None)
 
 
-def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> Completion | None:
+def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | None:
     """Return the proof in the lines of one file."""
     most = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
     tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
@@ -125,12 +109,14 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> Completion | None:
             if _has_failed_before(attempt, streams[0].file, above, last.number):
                 continue
         if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
-            last_number = max(record.number for kind, record in later if kind >= CompletionKind.RESULT or record is last)
-            below = drop_teardown_noise([record for record in tail if record.number > last_number])
-            doubts = [] if least is CompletionKind.STATUS else find_doubts(below)
+            last_number = max(
+                record.number for kind, record in later if kind >= CompletionKind.RESULT or record is last
+            )
+            below = drop_ignored_exceptions(record for record in tail if record.number > last_number)
+            doubts = [] if least is CompletionKind.STATUS else find_doubts(drop_teardown_noise(below))
             noise = _find_noise([record for record in tail if record.number > first.number])
             doubt = doubts[-1].text if doubts else ""
-            return Completion(kind, streams[0].file, first.number, last_number, first.text, doubt, noise)
+            return CompletionProof(kind, streams[0].file, first.number, last_number, first.text, doubt, noise)
     return None
 
 
@@ -154,7 +140,8 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
     found: set[int] = set()
     for record in reversed(tail):
         progress = progress_in(record)
-        if progress is not None and not _PATTERNS["not_of_training"].search(record.text):
+        is_of_training = not is_noise(record.text) and not _PATTERNS["not_of_training"].search(record.text)
+        if progress is not None and is_of_training:
             found.add(progress.step)
             if len(found) >= MIN_STEPS_RESUMED:
                 return record.number
@@ -174,9 +161,9 @@ def _list_candidates(
         for record in itertools.chain(kept, near_end):
             if (kind := find_completion_kind(record.text)) is not None:
                 yield kind, record
-            elif _is_finished_bar(record.text):
-                yield CompletionKind.COUNTER, record
-            elif loop is not None and record.number == loop.number and _counts_all(record.text):
+            elif _is_finished_bar(record.text) or (
+                loop is not None and record.number == loop.number and _counts_all(record.text)
+            ):
                 yield CompletionKind.COUNTER, record
         if stream.label.is_process and near_end:
             last_lines.append(near_end[0])
@@ -199,14 +186,18 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
 
 
 def _is_finished_bar(text: str) -> bool:
-    if "100%|" not in text or (found := _PATTERNS["finished_bar"].search(text)) is None:
-        return False
-    is_named = _PATTERNS["name_of_outer"].search(found["name"]) and not _PATTERNS["name_of_stage"].search(found["name"])
-    return bool(is_named) and found["step"] == found["total"]
+    """Whether a line has the bar of an outer loop at its end."""
+    found = PATTERNS["finished_bar"].match(text) if "100%|" in text else None
+    return found is not None and found["step"] == found["total"]
 
 
 def _counts_all(text: str) -> bool:
-    """Whether no counter in a line is below its end, or lacks it."""
+    """Whether a line is about finished steps, none of its counters is below its end, and none lacks one.
+
+    A counter alone may be the heading of the last epoch, which begins.
+    """
+    if not _PATTERNS["measured"].search(text):
+        return False
     pairs = re.findall(r"(?<![\d.])(\d{1,9}) ?/ ?(\d{1,9})(?![\d.])", text)
     return all(int(step) >= int(total) for step, total in pairs) and not _PATTERNS["open_counter"].search(text)
 
@@ -226,47 +217,3 @@ def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:
         return False
     work = [at for at, record in enumerate(below) if shows_more_work(record.text)]
     return not work or any(_PATTERNS["metric"].search(record.text) for record in below[work[-1] :])
-
-
-def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return the records that report a failure, apart from noise and from what the program handled."""
-    is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
-    reports = (record for record in drop_below_error(records) if is_failure(record.text))
-    return [one for one in reports if not handled(one.text) and not noise(one.text)]
-
-
-def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return records without what a program prints while it ends: exceptions of finalizers, a store that's gone."""
-    kept: list[LogRecord] = []
-    blocks: dict[Label, list[LogRecord]] = {}
-    for record in records:
-        block = blocks.get(record.label)
-        if TRACEBACK in record.text:
-            blocks[record.label] = [record]
-        elif block is not None:
-            block.append(record)
-            if not record.text[:1].isspace():
-                kept += [] if any(_PATTERNS["exit_frame"].search(one.text) for one in block) else block
-                del blocks[record.label]
-        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(record.text):
-            kept.append(record)
-    kept += itertools.chain.from_iterable(blocks.values())
-    return sorted(kept, key=lambda record: record.number)
-
-
-def is_exit_function(name: str) -> bool:
-    """Whether a function runs when a program ends or gives its resources back."""
-    return _PATTERNS["exit_function"].fullmatch(name) is not None
-
-
-def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return records without those of a level below error, and without the lines that belong to such a message."""
-    kept: list[LogRecord] = []
-    dropped: set[Label] = set()
-    for record in records:
-        if is_below_error(record.text):
-            dropped.add(record.label)
-        elif record.label not in dropped or not is_continuation(record.text):
-            dropped.discard(record.label)
-            kept.append(record)
-    return kept

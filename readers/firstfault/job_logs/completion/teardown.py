@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.completion.proof import MAX_LATER_LINES, Completion, is_exit_function
+from firstfault.job_logs.completion.noise import is_exit_function
+from firstfault.job_logs.completion.proof import MAX_LATER_LINES, CompletionProof
 from firstfault.job_logs.completion.words import CompletionKind, is_noise
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
 
@@ -18,7 +19,7 @@ _ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OO
 
 
 def find_teardown_ends(
-    attempt: Attempt, completion: Completion | None, failed: Sequence[Process], launcher_failures: Sequence[Traceback]
+    attempt: Attempt, completion: CompletionProof | None, failed: Sequence[Process], launcher_failures: Sequence[Traceback]
 ) -> list[Process] | None:
     """Return the processes that ended with an error after the job had finished.
 
@@ -43,7 +44,7 @@ def find_teardown_ends(
     return reported
 
 
-def has_outlived(attempt: Attempt, completion: Completion | None, last_failures: Mapping[str, int]) -> bool:
+def has_outlived(attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]) -> bool:
     """Whether a status of success ends a log that went on for long after all failures: they weren't of this job."""
     if completion is None or completion.kind is not CompletionKind.STATUS or last_failures.keys() != {completion.file}:
         return False
@@ -52,14 +53,14 @@ def has_outlived(attempt: Attempt, completion: Completion | None, last_failures:
     return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
 
 
-def _is_end(report: LauncherReport, completion: Completion) -> bool:
+def _is_end(report: LauncherReport, completion: CompletionProof) -> bool:
     """Whether a report is about an end with an error; without a code or a signal, a process may have been stopped."""
     if report.kind is ReportKind.TERMINATED and completion.kind is CompletionKind.STATUS:
         return False  # announced before the end of the job, which then came in time
     return report.kind in _ENDS and (report.kind is not ReportKind.ENDED or bool(report.exit_code or report.signal))
 
 
-def _is_of_teardown(process: Process, completion: Completion) -> bool:
+def _is_of_teardown(process: Process, completion: CompletionProof) -> bool:
     """Whether a process can't have failed in the job's work: a program's own exception may be of a later part of it."""
     return completion.kind is CompletionKind.STATUS or process.raised is None or _is_noise(process)
 

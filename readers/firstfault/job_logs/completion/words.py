@@ -11,7 +11,22 @@ from firstfault.utils.toml import Patterns
 _MAX_REPORT_CHARS = 400
 """A sentence about a completion is short; a record of a structured log may be longer."""
 _MAX_RECORD_CHARS = 4096
-_MARKS = ("uccess", "omplet", "OMPLET", "inish", "INISH", "Done", "done", "DONE", "nded", "stopped", "exit", "Exit")
+_ALL_PERCENT = 100
+_MARKS = (
+    "uccess",
+    "ucceed",
+    "omplet",
+    "OMPLET",
+    "inish",
+    "INISH",
+    "Done",
+    "done",
+    "DONE",
+    "nded",
+    "stopped",
+    "exit",
+    "Exit",
+)
 """One of them is in nearly each line with words of a completion; found in less time than a regular expression."""
 
 
@@ -71,21 +86,27 @@ _PATTERNS = Patterns(
         """,
         # the event that such a record is about: the end of the whole
         "event": r"""(?i)
-            ["'=\b:][ ]?["']?(?:run | job | train(?:ing)? | fit | experiment | session | workflow | benchmark | program
-            | main | task | pipeline | process)
+            (?:^|["'=:])[ ]?["']?(?:run | job | train(?:ing)? | fit | experiment | session | workflow | benchmark
+            | program | main | task | pipeline | process)
             [_. -]?(?:stop | end | finish | complete | done | close | exit | result | summary | status)(?:p?ed|d)?["'\s,]
         """,
-        "event_status": r"""(?i)["']?(?:key|event|name|type)["']?\s?[=:]\s?["']status["'].{0,40}["']success\w*["']""",
+        "event_status": r"""(?i)
+            ["']?(?:key|event|name|type)["']?\s?[=:]\s?["']status["'].{0,40}["']success\w*["']
+        """,
         # results of the whole
         "result": r"""
             ^\W{0,3}RESULTS?\b\W
-          | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics? | results? | scores? | (?:\w+_)?loss | acc(?:uracy)? | reward
-            | perplexity | ppl | bleu | m?ap | f1 | auc | wer | error)\b)[^\n]{0,80}\d
+          | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics? | results? | scores? | (?:\w+_)?loss | acc(?:uracy)?
+            | reward | perplexity | ppl | bleu | m?ap | f1 | auc | wer | error)\b)[^\n]{0,80}\d
           | (?i:\btrain_(?:runtime|samples_per_second|steps_per_second)\b)
           | (?i:\bpeak[ ](?:gpu[ ]|cuda[ ])?memory\b)
           | (?i:\b(?:total|overall)[ ](?:\w+[ ]){0,2}(?:time|runtime|duration)\b)[^\n]{0,20}\d
           | (?i:\btrain(?:ing)?[ ](?:took|time)\b)[^\n]{0,20}\d
         """,
+        "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
+        "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
+        # the mean of a loop, printed at the end of each epoch; a counter in a line of metrics
+        "per_item": r"(?i)\beta\b | /[ ]?it\b | \bsteps?\W{0,3}\d{1,9}[ ]?[|(,]",
         # lines that mean nothing below a completion
         "noise": r"""
             ^\s*$ | ^\W+$ | ^\++[ ] | \bNCCL[ ](?:INFO|WARN)\b | \bUCX[ ]{1,3}(?:WARN|INFO|DIAG)\b
@@ -97,6 +118,7 @@ _PATTERNS = Patterns(
         "more_work": r"""(?i)
             \b(?:start\w* | begin\w* | running | launch\w* | resum\w* | continu\w* | now)\b [^\n]{0,40}
             \b(?:train | eval | valid | test | infer | generat | predict | stage | phase | epoch | job)
+          | \beta\W{0,3}(?!0:00:00)\d | ^\W*(?:working[ ]on | processing)\b
           | ^\W*(?:\w+[ ])?(?:evaluat | validat | test | infer | generat | predict)ing\b
         """,
     }
@@ -119,7 +141,7 @@ def find_completion_kind(text: str) -> CompletionKind | None:
     """Return what a line says about the end of the whole job; None: nothing."""
     if len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
         return None
-    if "uccess" in text or "omplete" in text or "inished" in text or "tatus" in text:
+    if "uccess" in text or "ucceed" in text or "omplete" in text or "inished" in text or "tatus" in text:
         if _PATTERNS["event_status"].search(text):
             return CompletionKind.STATUS
         if _PATTERNS["status"].search(text) and _PATTERNS["event"].search(text):
@@ -130,9 +152,18 @@ def find_completion_kind(text: str) -> CompletionKind | None:
         return CompletionKind.STATUS
     if _has_sentence(text):
         return CompletionKind.WORD
-    if _PATTERNS["result"].search(text):
-        return CompletionKind.RESULT
-    return None
+    return CompletionKind.RESULT if _has_result(text) else None
+
+
+def _has_result(text: str) -> bool:
+    """Whether a line has a result of the whole job, and not of an epoch, a step or an evaluation."""
+    found = _PATTERNS["result"].search(text)
+    if found is None or _PATTERNS["counted_stage"].search(text[: found.start()]):
+        return False
+    if _PATTERNS["training_time"].search(text):
+        return True
+    is_of_stage = _PATTERNS["duration"].search(found[0]) and _PATTERNS["stage"].search(text)
+    return not is_of_stage and _PATTERNS["per_item"].search(text) is None
 
 
 def _has_sentence(text: str) -> bool:
@@ -163,10 +194,9 @@ def _has_sentence(text: str) -> bool:
 def _is_whole(text: str) -> bool:
     """Whether no number in a line is a part of a whole: 370 of 1000, 37 %."""
     parts = (found for found in _PATTERNS["fraction"].finditer(text))
-    percents = _PATTERNS["percentage"].finditer(text)
-    return all(int(found["part"]) >= int(found["whole"]) for found in parts) and all(
-        float(found["percent"]) >= 100 for found in percents  # noqa: PLR2004 - all
-    )
+    percents = (float(found["percent"]) for found in _PATTERNS["percentage"].finditer(text))
+    is_counted = all(int(found["part"]) >= int(found["whole"]) for found in parts)
+    return is_counted and all(percent >= _ALL_PERCENT for percent in percents)
 
 
 def is_noise(text: str) -> bool:

@@ -314,6 +314,10 @@ def parse_time_ns(text: str) -> int | None:
     return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
 
 
+_SUCCESSES = {"success", "successful", "succeeded", "completed", "finished", "ok"}
+"""Values of the field "status" that are kept: the message of a record may have no word on its outcome."""
+
+
 # --- lines of JSON ----------------------------------------------------------------------------------------------------
 
 
@@ -333,6 +337,9 @@ def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int 
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
     named = (known[name] for name in WORDS["message_keys"] if isinstance(known.get(name), str))
     message = next(named, max(texts, key=len, default=""))
+    outcome = str(known.get("status") or known.get("outcome") or "")
+    if outcome.lower() in _SUCCESSES and "\n" not in message:
+        message = f"{message} status={outcome}"
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
     traces = (known[name] for name in WORDS["traceback_keys"] if isinstance(known.get(name), str))
     trace = next(filter(str.strip, traces), "")

@@ -175,10 +175,16 @@ def without_colors(line: str) -> str:
 
 
 def without_bars(line: str) -> Iterator[str]:
-    """Yield what a terminal would show of a line, without progress bars, on which another process may have written."""
+    """Yield what a terminal would show of a line, without progress bars, on which another process may have written.
+
+    The bar of an outer loop at its end is kept: it shows that the work is done.
+    """
     if "\r" in line or "%|" in line:
-        parts = [PATTERNS["progress_bar"].sub("", part) for part in line.split("\r")]
-        yield from (part for part in parts if part.strip())
+        for part in line.split("\r"):
+            if "100%|" in part and (bar := PATTERNS["finished_bar"].match(part)):
+                yield bar[0]
+            if (rest := PATTERNS["progress_bar"].sub("", part)).strip():
+                yield rest
     else:
         yield line
 

@@ -1,0 +1,95 @@
+"""Lines below a completion, and at the end of a process, that report no failure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from firstfault.job_logs.completion.words import is_below_error, is_continuation
+from firstfault.job_logs.framing.lines import TRACEBACK
+from firstfault.job_logs.vocabulary import PATTERNS
+from firstfault.utils.toml import Patterns
+
+if TYPE_CHECKING:
+    from firstfault.job_logs.framing.labels import Label, LogRecord
+
+_EXIT_FUNCTION = r"""
+  _run_finalizers | _exit_function | _run_exitfuncs | __del__ | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
+| \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
+"""
+_PATTERNS = Patterns(
+    {
+        "exit_function": rf"(?i){_EXIT_FUNCTION}",
+        "exit_frame": rf"(?i)^\s+File[ ]\".*,[ ]in[ ](?:{_EXIT_FUNCTION})\s*$",
+        "teardown_noise": r"""(?i)
+            terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
+          | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
+          | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
+        """,
+    }
+)
+
+
+def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without tracebacks that ended no process.
+
+    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line above reports as
+    handled.
+    """
+    kept: list[LogRecord] = []
+    announced: set[Label] = set()
+    within: set[Label] = set()
+    for record in records:
+        text, label = record.text, record.label
+        if label in within or (TRACEBACK in text and label in announced):
+            (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
+            continue
+        is_ignored = "Exception ignored " in text or "Exception in thread " in text
+        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(label)
+        kept += [] if is_ignored else [record]
+    return kept
+
+
+def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return the records that report a failure, apart from noise and from what the program handled."""
+    is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
+    reports = (record for record in drop_below_error(records) if is_failure(record.text))
+    return [one for one in reports if not handled(one.text) and not noise(one.text)]
+
+
+def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without what a program prints while it ends: exceptions of finalizers, a store that's gone."""
+    kept: list[LogRecord] = []
+    blocks: dict[Label, list[LogRecord]] = {}
+    for record in records:
+        block = blocks.get(record.label)
+        if TRACEBACK in record.text:
+            blocks[record.label] = [record]
+        elif block is not None:
+            block.append(record)
+            if not record.text[:1].isspace():
+                kept += [] if any(_PATTERNS["exit_frame"].search(one.text) for one in block) else block
+                del blocks[record.label]
+        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(record.text):
+            kept.append(record)
+    kept += itertools.chain.from_iterable(blocks.values())
+    return sorted(kept, key=lambda record: record.number)
+
+
+def is_exit_function(name: str) -> bool:
+    """Whether a function runs when a program ends or gives its resources back."""
+    return _PATTERNS["exit_function"].fullmatch(name) is not None
+
+
+def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without those of a level below error, and without the lines that belong to such a message."""
+    kept: list[LogRecord] = []
+    dropped: set[Label] = set()
+    for record in records:
+        if is_below_error(record.text):
+            dropped.add(record.label)
+        elif record.label not in dropped or not is_continuation(record.text):
+            dropped.discard(record.label)
+            kept.append(record)
+    return kept
