@@ -15,7 +15,7 @@ from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
 """Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error: SYSTEM::``."""
-_MAX_LINE_CHARACTERS = 80
+_MAX_LINE_CHARACTERS = 78
 _MIN_NODE_CHARACTERS = 10
 """There is always room for this much of a node's long name."""
 _MAX_LISTED_RANKS = 3
@@ -32,7 +32,7 @@ _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)
 
 
 def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None = None) -> str:
-    """Return a line of at most 80 characters; the first 51 have the fault, the rank, the pod, and retry or not.
+    """Return a line of at most 78 characters; the first 51 have the fault, the rank, the pod, and retry or not.
 
     `engine`: what ran the job; None: what ran the root cause.
     """
