@@ -40,7 +40,7 @@ _NODES_STATED = re.compile(
 """What states the number of nodes."""
 _PER_NODE = re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,3})\b")
 _RANK_NAMED = re.compile(
-    r"(?<![a-z])(?<!local[_ -])(?<!node[_ -])(?:\[rank ?|rank[ =:]{1,3}|global_rank[ =:]{1,3}|RANK[ =:]{1,3})(\d{1,6})\b",
+    r"(?<![a-z])(?<!local[_ -])(?<!node[_ -])(?:\[rank ?|(?:global_)?rank[ =:]{1,3})(\d{1,6})\b(?!, pid=)",
     re.IGNORECASE,
 )
 _HOST_NAMED = re.compile(
@@ -51,7 +51,8 @@ _HOST_NAMED = re.compile(
 _LAUNCHER_STOPS = re.compile(
     r"closing signal|srun: (?:launch/slurm: _step_signal: )?(?:Terminating|Force Terminated|error: [^\n]*: Terminated"
     r"|Job step aborted)|CANCELLED|Killing subprocess|job to be terminated|terminated by the (?:runtime|launcher)"
-    r"|Terminating (?:remaining|all|process|worker)|[Ss]topping (?:all|remaining)|: tasks? [\d,\[\]-]+: (?:Terminated|Killed)"
+    r"|Terminating (?:remaining|all|process|worker)|[Ss]topping (?:all|remaining)"
+    r"|: tasks? [\d,\[\]-]+: (?:Terminated|Killed)"
     r"|processes were sent|SIGTERM|signal 15|terminated normally, but|APPLICATION TERMINATED|BAD TERMINATION"
     r"|kill(?:ed|ing) (?:all|the other|remaining)|sent an abort|exited on signal|TERM_|PBS: job killed"
     r"|ended|exited with|failed|died",
@@ -165,27 +166,28 @@ def _check_stops(report: dict[str, Any], log: str) -> Iterator[Flag]:
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-def _cited_lines(names: list[str], lines: list[str]) -> list[str]:
+def _cited_lines(names: list[str], lines: list[str], around: int) -> list[str]:
     found: list[str] = []
     for name in names:
         if numbers := re.search(r":(\d+)(?:-(\d+))?$", name):
             first, last = int(numbers[1]), int(numbers[2] or numbers[1])
-            # an error above a traceback, and the message below it, are about the same failure
-            found += lines[max(first - 2, 0) : last + 1]
+            found += lines[max(first - 1 - around, 0) : last + around]
     return found
 
 
 def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
     root, unknown = report["root"] or {}, report["unknown"]
     sources = report["sources"] or []
-    cited = _cited_lines(sources[0] if sources else [], log.splitlines())
+    # an error above a traceback, and the message below it, are about the same failure
+    cited = _cited_lines(sources[0] if sources else [], log.splitlines(), 1)
+    begins = _cited_lines(sources[0][:1] if sources else [], log.splitlines(), 0)[:1]
     when = root.get("time") or report["verdict"]["timestamp"]
     if when and not any(found[0][-8:] for line in cited for found in _STAMP.finditer(line) if found[0][-8:-3] in when):
         # a zone moves hours
         minutes = {found[0][-5:] for line in cited for found in _STAMP.finditer(line)}
         if when[14:19] not in minutes:
             yield Flag("time", f"{when}, but the cited lines have {sorted(minutes)[:5] or 'no time'}")
-    if "when it happened" in unknown and any(re.search(r"\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d", line) for line in cited[:2]):
+    if "when it happened" in unknown and any(re.search(r"\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d", line) for line in begins):
         yield Flag("time", "when it happened is unknown, but the cited lines have a date")
     hosts = {next(filter(None, found.groups())) for found in _HOST_NAMED.finditer(log)}
     for sentence in unknown:
@@ -204,8 +206,16 @@ def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
         said = line.split(": ", 1)
         if any(map(_LOG_PREFIX.match, (line, *said[1:]))):
             yield Flag("prefix", f"{name}: {line[:100]}")
-    if len(first) > MAX_COLUMNS:
-        yield Flag("columns", f"{len(first)} in the first line")
+    yield from _check_repetitions(report)
+    flat = " ".join(text.split())
+    for words, why in _UNPROVEN.items():
+        if words in flat:
+            at = flat.index(words)
+            yield Flag("unproven", f"{flat[max(at - 60, 0) : at + 40]!r}: {why}")
+
+
+def _check_repetitions(report: dict[str, Any]) -> Iterator[Flag]:
+    first, verdict = report["first_line"], report["verdict"]
     if "undetermined" in first and not verdict["headline"].startswith("undetermined") and not verdict["suspects"]:
         yield Flag("undetermined", f"{first!r}, but the cause is known")
     for sentence, count in Counter(report["unknown"]).items():
@@ -213,11 +223,6 @@ def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
             yield Flag("repeated", sentence)
     if "unnamed process or an unnamed" in report["where"]:
         yield Flag("repeated", report["where"])
-    flat = " ".join(text.split())
-    for words, why in _UNPROVEN.items():
-        if words in flat:
-            at = flat.index(words)
-            yield Flag("unproven", f"{flat[max(at - 60, 0) : at + 40]!r}: {why}")
 
 
 def _check_columns(text: str) -> Iterator[Flag]:
@@ -262,9 +267,8 @@ def main(arguments: list[str]) -> int:
     paths = [file for path in given for file in (sorted(path.glob("*.log")) if path.is_dir() else [path])]
     kinds: Counter[str] = Counter()
     count = 0
-    for count, (name, flags) in enumerate(
-        ((path.stem, check_log(path)) for path in paths) if given else _recorded(), 1
-    ):
+    for name, flags in ((path.stem, check_log(path)) for path in paths) if given else _recorded():
+        count += 1
         kinds.update(flag.kind for flag in flags)
         for flag in flags:
             print(f"{name}: {flag.kind}: {flag.text}")

@@ -25,7 +25,7 @@ _LISTS = 100
 """Characters that a list in Flyte's console shows."""
 _PREFIXES = ("[3/3] currentAttempt done. Last Error: USER::", "[10/10] currentAttempt done. Last Error: SYSTEM::")
 """What propeller puts before a message when the retries have run out."""
-_FIRST_LINE = 90
+_FIRST_LINE = 79
 _FORMS: dict[str, Callable[[Report], str]] = {
     "terminal": lambda report: _plain(printed(report)),
     "terminal-v": lambda report: _plain(printed(report, 160, verbose=True)),

@@ -15,8 +15,8 @@ from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
-from firstfault.job_logs.framing.sizes import SizeMarks
 from firstfault.job_logs.framing.separate_jobs import TimeSpan
+from firstfault.job_logs.framing.sizes import SizeMarks
 from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
 from firstfault.job_logs.vocabulary import PATTERNS
 
@@ -351,7 +351,9 @@ class LogCollector:
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
-            report = replace(report, time_ns=parse_time_ns(report.at) or record.time_ns)
+            if found := PATTERNS["time_in_report"].search(text):
+                report = replace(report, time_ns=parse_time_ns(found["time"]))
+            report = replace(report, time_ns=report.time_ns or record.time_ns)
             everything.reports.append((*where, report))
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):

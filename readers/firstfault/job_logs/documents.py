@@ -163,7 +163,7 @@ def _describe_launcher_reports(
         yield replace(document, timestamp_ns=report.time_ns)
 
 
-def find_canceled_step(attempt: Attempt, proof: Completion | None) -> Iterator[model.WorkerError]:
+def find_canceled_step(attempt: Attempt, proof: CompletionProof | None) -> Iterator[model.WorkerError]:
     """Yield a document for a job's step that was canceled.
 
     Slurm also cancels a step after one of its tasks failed, so this is the reason only if nothing else is.

@@ -66,8 +66,6 @@ class LauncherReport:
     reason: str = ""
     is_of_job: bool = False
     """Whether it's about the whole job, whichever machine reports it."""
-    at: str = ""
-    """When it happened, according to its text."""
     time_ns: int | None = None
     """Of the line, or in it."""
 
@@ -138,7 +136,6 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
             is_oom="oom" in named or row.kind is ReportKind.OOM,
             reason=named.get(row.reason, row.reason).lower() if row.reason != "signal" else "",
             is_of_job=row.is_of_job,
-            at=named.get("at", ""),
         ),
         code,
     )

@@ -75,7 +75,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
             "training_seconds": identity.progress.seconds or None,
             "ranks": identity.ranks,
             "nodes": identity.nodes,
-            "at_least": list(identity.at_least),
+            **({"at_least": list(identity.at_least)} if identity.at_least else {}),
             "gpu_model": identity.gpu_model or None,
             "gpus": identity.gpus,
             "source": identity.source_url or None,

@@ -25,7 +25,7 @@ _ROWS = 23
 """Rows of one screen, without the shell's prompt."""
 _COLUMNS = 80
 """The width for which `_ROWS` counts; a report on a narrower terminal may have more rows."""
-_PLAIN_COLUMNS = 100
+_PLAIN_COLUMNS = 80
 """Columns of a report in a pipe or a file."""
 _ALL = {"Why": 2, "Code": 3, "Failed": 4, "Unknown": 3, "Attempts": 3, "Job": 1, "Victims": 1, "commands": 99}
 """How many lines of each part one screen has."""

@@ -90,7 +90,7 @@ class Report(Case):
 
     @property
     def first_line(self) -> str:
-        """The line with which every form begins, less than 90 characters."""
+        """The line with which every form begins, at most 78 characters."""
         return first_line(self.verdict, self.decision, self.engine)
 
     @property

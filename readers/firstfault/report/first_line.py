@@ -7,7 +7,7 @@ import re
 from firstfault.doubts import RETRY_REQUESTS
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import Decision, Scope, Verdict
-from firstfault.model.failure import ABOUT_CATEGORIES, JOB_END_CODES, TEARDOWN
+from firstfault.model.failure import ABOUT_CATEGORIES, JOB_END_CODES, OF_LOGS, TEARDOWN
 from firstfault.report.engine_words import EngineWords, find_words_of_root
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import headline_parts, split_fault
@@ -15,7 +15,7 @@ from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
 """Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error: SYSTEM::``."""
-_MAX_LINE_CHARACTERS = 89
+_MAX_LINE_CHARACTERS = 78
 _MIN_NODE_CHARACTERS = 10
 """There is always room for this much of a node's long name."""
 _MAX_LISTED_RANKS = 3
@@ -32,7 +32,7 @@ _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)
 
 
 def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None = None) -> str:
-    """Return a line of less than 90 characters; the first 51 have the fault, the rank, the pod, and retry or not.
+    """Return a line of at most 78 characters; the first 51 have the fault, the rank, the pod, and retry or not.
 
     `engine`: what ran the job; None: what ran the root cause.
     """
@@ -63,7 +63,8 @@ def shorten_pod_name(name: str) -> str:
 def _describe_subject(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         # with one candidate, the cause is known, and only its rank isn't
-        is_cause_known = not verdict.suspects and not verdict.headline.startswith("undetermined")
+        is_log = verdict.root is not None and verdict.root.place.engine == OF_LOGS
+        is_cause_known = is_log and not verdict.suspects and not verdict.headline.startswith("undetermined")
         return "" if is_cause_known else "undetermined"
     count = len(verdict.ranks)
     if count > 1 and verdict.root is not None and verdict.root.place.world_size == count:

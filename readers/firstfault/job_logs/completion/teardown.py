@@ -19,7 +19,10 @@ _ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OO
 
 
 def find_teardown_ends(
-    attempt: Attempt, completion: CompletionProof | None, failed: Sequence[Process], launcher_failures: Sequence[Traceback]
+    attempt: Attempt,
+    completion: CompletionProof | None,
+    failed: Sequence[Process],
+    launcher_failures: Sequence[Traceback],
 ) -> list[Process] | None:
     """Return the processes that ended with an error after the job had finished.
 
@@ -45,11 +48,23 @@ def find_teardown_ends(
 
 
 def has_outlived(attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]) -> bool:
-    """Whether a status of success ends a log that went on for long after all failures: they weren't of this job."""
-    if completion is None or completion.kind is not CompletionKind.STATUS or last_failures.keys() != {completion.file}:
+    """Whether the job was started again after all failures, which the log doesn't report, and then finished.
+
+    Either it printed several further steps, or its log went on for long and ends with a status of success.
+    """
+    if completion is None or last_failures.keys() != {completion.file}:
         return False
-    lines = (record for stream in attempt.streams.values() if stream.file == completion.file for record in stream.tail)
-    between = (one for one in lines if last_failures[completion.file] < one.number < completion.number)
+    last_failure = last_failures[completion.file]
+    if completion.number < last_failure:
+        return False
+    streams = [stream for stream in attempt.streams.values() if stream.file == completion.file]
+    has_resumed = any(stream.has_steps_after(last_failure) for stream in streams)
+    if has_resumed and completion.kind >= CompletionKind.RESULT:
+        return True
+    if completion.kind is not CompletionKind.STATUS:
+        return False
+    lines = (record for stream in streams for record in stream.tail)
+    between = (one for one in lines if last_failure < one.number < completion.number)
     return sum(not is_noise(record.text) for record in between) > MAX_LATER_LINES
 
 

@@ -14,7 +14,7 @@ _STATED_RANKS = r"""
 | GLOBAL_RANK:[ ]\d+,[ ]MEMBER:[ ]\d+/(\d{1,6})
 | Starting[ ]with[ ](\d{1,6})[ ]processes
 | \bSLURM_(?:NTASKS|NPROCS)[=: ]["']?(\d{1,6})\b
-| \b(?:mpirun|mpiexec|prterun|horovodrun)[ ] [^\n|;]{0,300}? [ ]--?np?[ ]?(\d{1,6})\b
+| \b(?:mpirun|mpiexec|prterun|horovodrun)\b [^\n|;]{0,300}? [ ]--?np?[ ]?(\d{1,6})\b
 """
 """How many ranks the job has, in a line that means all of them: not those of one group."""
 _STATED_NODES = r"""
@@ -86,10 +86,14 @@ class SizeMarks:
         # a name with and without its domain is one machine; an address has no domain
         names = {name.partition(".")[0] if name[:1].isalpha() else name for name in {*machines, *self.machines}}
         shown = len(names - {""})
-        stated = self.ranks or self.workers_per_node * self.nodes
-        minimums = [] if stated >= max(seen, 1) else ["ranks"] if seen else []
-        minimums += [] if self.nodes >= max(shown, 1) else ["nodes"] if shown else []
-        return JobSize(max(stated, seen), max(self.nodes, shown), tuple(minimums))
+        stated = max(self.ranks, self.workers_per_node * self.nodes)
+        ranks_stated, nodes_stated = stated >= max(seen, 1), self.nodes >= max(shown, 1)
+        # that there is at least one is no news
+        count = max(stated, seen) if ranks_stated or seen > 1 else 0
+        nodes = max(self.nodes, shown) if nodes_stated or shown > 1 else 0
+        minimums = ["ranks"] if count and not ranks_stated else []
+        minimums += ["nodes"] if nodes and not nodes_stated else []
+        return JobSize(count, nodes, tuple(minimums))
 
 
 def _largest(pattern: str, text: str) -> int:

@@ -1,0 +1,139 @@
+"""Each line of a report on a log has a source in the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstfault.job_logs import snapshot_of
+from firstfault.job_logs.framing.sizes import SizeMarks
+from firstfault.model import JobSize
+from firstfault.strategies.log_prefixes import strip_log_prefixes
+from lab.consoles.small_print import Flag, check_log
+from tests.readers.test_job_logs import RAISED, STEPS, Show, box, of, show
+
+__all__ = ["show"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks", "size"),
+    [
+        (["WORLD_SIZE=16 NODE_RANK=1"], {3}, JobSize(16, 0)),
+        (["exec torchrun --nnodes=2 --nproc_per_node=4 train.py"], {0}, JobSize(8, 2)),
+        (["mpirun -np 12 -H a,b python train.py"], {0, 1}, JobSize(12, 0)),
+        (["tensor_parallel_world_size: 2", "data parallel world size: 4"], {0, 7}, JobSize(8, 0, ("ranks",))),
+        (["world_size=2"], {5}, JobSize(6, 0, ("ranks",))),
+        (
+            ["gpu-a:71:99 [0] NCCL INFO Bootstrap", "gpu-b:71:99 [0] NCCL INFO Bootstrap"],
+            set(),
+            JobSize(0, 2, ("nodes",)),
+        ),
+        (["rank 9 has joined"], {1}, JobSize(10, 0, ("ranks",))),
+        (["local rank 9, tensor rank 9"], {1}, JobSize(2, 0, ("ranks",))),
+        (["cores, num_nodes=2 NUMA nodes"], set(), JobSize()),
+        (["nothing"], {0}, JobSize()),
+    ],
+)
+def test_a_size_needs_a_source(lines: list[str], ranks: set[int], size: JobSize) -> None:
+    """Only a line that means the whole job states its size; what is only seen is a minimum, and one is no news."""
+    marks = SizeMarks()
+    for line in lines:
+        marks.take(line)
+    assert marks.build_size(ranks, ()) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2: slurmstepd: error: *** STEP 7.0 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***", "STEP 7.0 ON c1 CANCELLED"),
+        ("[E506 07:08:09.123 Watch.cpp:9] [PG ID 0 Rank 4] CUDA error: bus", "CUDA error: bus"),
+        ("c1:71:99 [0] socket.cc:7 NCCL WARN no route", "no route"),
+        ("2031-05-06 07:08:09,123\tWARNING pool.py:12 -- a task is gone", "a task is gone"),
+        ("\u256d\u2500\u2500\u2500\u256e\n\u2502 the disk is full \u2502", "the disk is full"),
+        ("=======\ntrain.py FAILED", "train.py FAILED"),
+        ("[Rank 4] timed out", "timed out"),
+        ("[Rank 5] timed out", "[Rank 5] timed out"),
+        ("Error: bad shard 3", "Error: bad shard 3"),
+        ("7 of 9 shards are bad", "7 of 9 shards are bad"),
+    ],
+)
+def test_a_headline_begins_with_the_message(text: str, message: str) -> None:
+    """Times, levels, places in code, launchers' labels and the process's own rank are cut, and nothing else."""
+    assert strip_log_prefixes(text, 4).startswith(message)
+    assert strip_log_prefixes(message, 9) == message
+
+
+def test_a_rank_with_lines_is_in_the_log(show: Show) -> None:
+    """Only ranks that no line names are "not in the log"; what isn't known to have been stopped isn't stopped."""
+    _, found = show(["[rank2]: " + line for line in RAISED] + ["world_size=4", "rank 1: ready"])
+    assert "what happened to rank 1: no failure in the log" in found["unknown"]
+    assert "what happened to ranks 0, 3: not in the log" in found["unknown"]
+    assert found["followers"] is None
+
+
+def test_a_rank_that_finished_was_not_stopped(show: Show) -> None:
+    """A rank whose last lines report success has finished, and isn't a victim."""
+    done = ["step 9 loss 2.1", "Training finished successfully"]
+    _, found = show([*of("0: ", [*STEPS, *done]), *of("1: ", STEPS), *of("1: ", RAISED)])
+    assert found["verdict"]["ranks"] == [1]
+    assert found["victims_by_state"] == {"finished": [0]}
+    assert found["verdict"]["victims"]["count"] == 0
+
+
+def test_the_time_of_a_failure_is_its_own(show: Show) -> None:
+    """An earlier line's time isn't the failure's; an error above a traceback, and a scheduler's line, have its time."""
+    early = "2031-05-06 06:00:00,000 INFO the data is loaded"
+    _, found = show([early, *RAISED])
+    assert found["root"]["time"] is None
+    assert "when it happened" in found["unknown"]
+    _, found = show([early, "2031-05-06 07:08:09,000 ERROR the step failed", *RAISED])
+    assert found["root"]["time"].startswith("2031-05-06T07:08:09")
+    _, found = show(
+        [*STEPS, "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME LIMIT ***"]
+    )
+    assert found["root"]["time"].startswith("2031-05-06T07:08:09")
+
+
+def test_one_cause_without_a_rank_is_not_undetermined(show: Show) -> None:
+    """If the log names no process, the first line is the cause, and mentions no agent and no other process."""
+    _, found = show([*STEPS, *RAISED])
+    assert found["first_line"].startswith("ValueError retry unclear: no labels")
+    _, found = show([*of("0: ", STEPS), *of("1: ", STEPS), "srun: error: c1: task 1: Terminated"])
+    assert "agent" not in str(found["unknown"]) + str(found["verdict"]["why"])
+
+
+def test_the_size_in_json_says_what_it_is(show: Show) -> None:
+    """A number that no line states is a minimum."""
+    _, found = show([*of("[rank0]: ", STEPS), *of("[rank3]: ", RAISED), *box((3, 1))])
+    assert (found["job"]["ranks"], found["job"]["at_least"]) == (4, ["ranks"])
+
+
+def test_the_checker_finds_untrue_lines(tmp_path: Path) -> None:
+    """A report on a log that the checker reads itself has no flag, and a wrong one has."""
+    log = tmp_path / "job.log"
+    log.write_text("\n".join([*of("0: ", STEPS), *of("1: ", RAISED), "WORLD_SIZE=2"]) + "\n", encoding="utf-8")
+    assert check_log(log) == []
+    assert snapshot_of([log]) is not None
+
+
+def test_what_the_checker_flags() -> None:
+    """Sizes, missing ranks, stops, times and words without a source are flagged."""
+    from lab.consoles.small_print import check_report  # noqa: PLC0415 - only here
+
+    report = {
+        "verdict": {"headline": "Error: srun: error: gone", "suspects": [], "ranks": [1], "timestamp": None},
+        "first_line": "Error undetermined: slurmstepd: error: " + "x" * 60,
+        "what": "\u2502 Error",
+        "where": "an unnamed process or an unnamed process",
+        "unknown": ["what happened to rank 0: not in the log", "the order of failures on 1 node: their clocks"],
+        "victims_by_state": {"stopped": [0]},
+        "followers": "1 stopped by its launcher",
+        "root": {"time": "2031-05-06T07:08:09.000Z"},
+        "sources": [["job.log:2"]],
+        "job": {"ranks": 2, "nodes": 3},
+    }
+    found = list(check_report(report, "probably " * 12, "rank 0 is ready\nrank 1: 06:00:00 begins\n"))
+    kinds = {flag.kind for flag in found if isinstance(flag, Flag)}
+    assert kinds >= {"ranks", "nodes", "not in the log", "stopped", "time", "order", "prefix", "drawing", "repeated"}
+    assert {"undetermined", "unproven", "columns"} <= kinds
