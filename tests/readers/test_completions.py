@@ -90,6 +90,10 @@ def test_words_of_a_completion(line: str, kind: CompletionKind) -> None:
         "final learning rate: 1e-5",
         "step 12 | loss 0.3 | total time: 0.4m",
         "job 71 failed after training was done",
+        '    print("training finished")',
+        '│   88 │   log.info("training is done")   │',
+        "# training finished: write the weights",
+        "+ echo 'job finished'",
     ],
 )
 def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
@@ -179,6 +183,11 @@ def test_a_failed_teardown(shown: Callable[..., Ran], proof: str) -> None:
         [*STEPS, "training finished", *STEPS, ABORTED],
         [*STEPS, "training finished", *RAISED, "srun: error: cell-7: task 0: Exited with exit code 1"],
         [*STEPS, "step 6/6 loss 1.9", ABORTED],
+        [
+            "1: ERROR shard 9 is out of range",
+            "0: training finished",
+            "srun: error: c-7: task 1: Exited with exit code 1",
+        ],
         [*STEPS, ABORTED, "RESULT,ranker,8812,s"],
     ],
 )

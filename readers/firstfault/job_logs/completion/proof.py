@@ -49,7 +49,9 @@ _PATTERNS = Patterns(
             \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
             [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
         """,
-        "metric": r"(?i)\b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d",
+        "metric": r"""(?i)
+            \b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d
+        """,
     }
 )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.completion.noise import is_exit_function
+from firstfault.job_logs.completion.noise import drop_teardown_noise, find_doubts, is_exit_function
 from firstfault.job_logs.completion.proof import MAX_LATER_LINES, CompletionProof
 from firstfault.job_logs.completion.words import CompletionKind, is_noise
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt
+    from firstfault.job_logs.framing.labels import LogRecord
     from firstfault.job_logs.processes import Process
     from firstfault.job_logs.tracebacks import Traceback
 
@@ -42,7 +43,8 @@ def find_teardown_ends(
     begins += [(found.stream.file, found.lines[0]) for found in launcher_failures]
     if any(file != completion.file or first < completion.number for file, first in begins):
         return None
-    if not all(_is_of_teardown(process, completion) for process in failed):
+    above = _list_lines_above(attempt, completion)
+    if not all(_is_of_teardown(process, completion, above) for process in failed):
         return None
     return reported
 
@@ -75,9 +77,23 @@ def _is_end(report: LauncherReport, completion: CompletionProof) -> bool:
     return report.kind in _ENDS and (report.kind is not ReportKind.ENDED or bool(report.exit_code or report.signal))
 
 
-def _is_of_teardown(process: Process, completion: CompletionProof) -> bool:
+def _is_of_teardown(process: Process, completion: CompletionProof, above: Sequence[LogRecord]) -> bool:
     """Whether a process can't have failed in the job's work: a program's own exception may be of a later part of it."""
-    return completion.kind is CompletionKind.STATUS or process.raised is None or _is_noise(process)
+    if completion.kind is CompletionKind.STATUS:
+        return True
+    if process.exit_code:
+        # the words are of one rank, and another one may have reported an error before it left
+        own = {record for one in process.streams for record in list(one.tail)[-MAX_LATER_LINES:]}
+        lines = sorted({*own, *above}, key=lambda record: record.number)
+        return _is_noise(process) and not find_doubts(drop_teardown_noise(lines))
+    return _is_noise(process)
+
+
+def _list_lines_above(attempt: Attempt, completion: CompletionProof) -> list[LogRecord]:
+    """Return the last lines above a completion in its file."""
+    begin = completion.number - MAX_LATER_LINES
+    streams = (stream for stream in attempt.streams.values() if stream.file == completion.file)
+    return [record for one in streams for record in one.tail if begin <= record.number < completion.number]
 
 
 def _is_end_reported(process: Process) -> bool:

@@ -73,6 +73,11 @@ _PATTERNS = Patterns(
         # a part of a whole, in a sentence about its end
         "fraction": r"(?<![\d.])(?P<part>\d{1,9})[ ]?(?:/|of)[ ]?(?P<whole>\d{1,9})(?![\d.])",
         "percentage": r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)[ ]?%",
+        # a line of source code or of a shell's script, in a traceback or a copy of the program
+        "source_code": r"""
+            \w\([ ]?[bfr]{0,2}["'] | ^\s*(?:\#|//) | ^\W*[│┃|]\W*\d+[ ]*[│┃|] | ^\s*\+?\s*(?:echo|printf)\b
+          | ^\s+File[ ]"
+        """,
         # not yet
         "pending": r"""(?i)
             \b(?:when | once | if | after | will | should | wait(?:ing|s|ed)? | can(?:not)? | may | might | must
@@ -88,7 +93,8 @@ _PATTERNS = Patterns(
         "event": r"""(?i)
             (?:^|["'=:])[ ]?["']?(?:run | job | train(?:ing)? | fit | experiment | session | workflow | benchmark
             | program | main | task | pipeline | process)
-            [_. -]?(?:stop | end | finish | complete | done | close | exit | result | summary | status)(?:p?ed|d)?["'\s,]
+            [_. -]?(?:stop | end | finish | complete | done | close | exit | result | summary | status)
+            (?:p?ed|d)?["'\s,]
         """,
         "event_status": r"""(?i)
             ["']?(?:key|event|name|type)["']?\s?[=:]\s?["']status["'].{0,40}["']success\w*["']
@@ -139,7 +145,8 @@ def may_report_completion(text: str) -> bool:
 
 def find_completion_kind(text: str) -> CompletionKind | None:
     """Return what a line says about the end of the whole job; None: nothing."""
-    if len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
+    is_code = _PATTERNS["source_code"].search(text) is not None
+    if is_code or len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
         return None
     if "uccess" in text or "ucceed" in text or "omplete" in text or "inished" in text or "tatus" in text:
         if _PATTERNS["event_status"].search(text):
