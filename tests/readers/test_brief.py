@@ -13,7 +13,7 @@ from firstfault.brief import MAX_TOKENS, estimate_tokens
 from firstfault.brief.digest import QuotedLine
 from firstfault.brief.folding import describe_differences, drop_library_frames, make_template
 from firstfault.brief.quotes import cut, fold_similar, hide_secrets
-from firstfault.brief.tokens import cost_of, select_lines, share_tokens
+from firstfault.brief.tokens import count_tokens, select_lines, share_tokens
 from firstfault.cli import EXIT
 from firstfault.testing import make_error
 from tests.readers.commands import Ran
@@ -43,7 +43,7 @@ def brief(run: Callable[..., Ran], tmp_path: Path) -> Brief:
 
 
 def count(text: str) -> int:
-    return cost_of(text.split("\n"))
+    return count_tokens(text.split("\n"))
 
 
 def test_a_failure(brief: Brief) -> None:

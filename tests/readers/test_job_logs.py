@@ -145,7 +145,7 @@ def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], wh
     """A process that left no words is named if its launcher names it; DeepSpeed's names none."""
     _, found = show([*of("[rank0]: ", LOST), *last])
     assert found["verdict"]["ranks"] == ranks
-    assert found["verdict"]["headline"].startswith(f"{what}," if ranks else f"{what}:")
+    assert found["verdict"]["headline"].startswith((f"{what},", f"{what}:"))
     assert ("Out Of Memory" in last[0]) is (found["verdict"]["category"] == "host_oom")
 
 
@@ -316,7 +316,7 @@ def test_no_failure(run: Callable[..., Ran], tmp_path: Path, lines: list[str], c
     ran = run("show", str(tmp_path / "x.log"))
     assert (ran.code, ran.err.count("\n")) == (code, 0 if said is None else 1)
     assert (said or "") in ran.err
-    assert ("no error: no line reports a failure" in ran.out) is (said is None)
+    assert ran.out.startswith("no error: line ") is (said is None)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])

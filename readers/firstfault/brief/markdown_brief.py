@@ -18,7 +18,7 @@ from firstfault.brief.quotes import (
     shorten_traceback,
 )
 from firstfault.brief.timeline import WeightedLine, build_timeline, list_processes
-from firstfault.brief.tokens import cost_of, estimate_tokens, select_lines, share_tokens
+from firstfault.brief.tokens import count_tokens, estimate_tokens, select_lines, share_tokens
 from firstfault.render.markdown import format_code_block
 from firstfault.report.data import Report, log_lines, message_text
 from firstfault.utils.text import counted
@@ -79,7 +79,7 @@ def build_brief(subject: Subject, digest: LogDigest) -> str:
     """
     parts = [part for part in _list_parts(subject, digest) if part.lines]
     head = [title(subject), "", _INTRODUCTION]
-    limit = MAX_TOKENS - cost_of(head)
+    limit = MAX_TOKENS - count_tokens(head)
     while True:
         text = "\n".join([*head, *_lay_out(parts, limit)]) + "\n"
         excess = estimate_tokens(text) + text.count("\n") - MAX_TOKENS
@@ -92,7 +92,7 @@ def _lay_out(parts: Sequence[_Part], limit: int) -> Iterator[str]:
     room = limit - sum(part.frame_tokens for part in parts)
     total = sum(part.share for part in parts)
     shares = [max(room, 0) * part.share // total for part in parts]
-    granted = share_tokens([cost_of(text for _, text in part.lines) for part in parts], shares, room)
+    granted = share_tokens([count_tokens(text for _, text in part.lines) for part in parts], shares, room)
     for part, tokens in zip(parts, granted, strict=True):
         shown = select_lines(part.lines, tokens)
         left = len(part.lines) - len(shown)

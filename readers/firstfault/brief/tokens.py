@@ -44,14 +44,14 @@ def select_lines(lines: Sequence[tuple[int, str]], tokens: int) -> list[str]:
     """
     chosen: set[int] = set()
     for at in sorted(range(len(lines)), key=lambda at: (lines[at][0], at)):
-        cost = cost_of([lines[at][1]])
+        cost = count_tokens([lines[at][1]])
         if cost <= tokens:
             chosen.add(at)
             tokens -= cost
     return [text for at, (_, text) in enumerate(lines) if at in chosen]
 
 
-def cost_of(lines: Iterable[str]) -> int:
+def count_tokens(lines: Iterable[str]) -> int:
     """Return the tokens of lines with their line breaks."""
     return sum(estimate_tokens(line) + 1 for line in lines)
 

@@ -314,7 +314,7 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
         if read.is_of_logs:
-            why = "; ".join(filter(None, ("no line reports a failure", read.job.completion)))
+            why = read.job.completion or "no line reports a failure"
         return True, why
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:

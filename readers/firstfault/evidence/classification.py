@@ -258,7 +258,7 @@ def _classify_by_role(
         failure,
         failure_class,
         why,
-        _get_specific_category(found) if is_own else found.category if found.role is Role.AMBIGUOUS else "",
+        found.specific_category if is_own else found.category if found.role is Role.AMBIGUOUS else "",
         found.pointer,
         specific=is_own and found.is_specific,
         in_flight=in_flight,
@@ -324,7 +324,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(exception):
         said = _classify_link(find_first_cause(exception))  # the rank's own traceback, copied into the text
-        category = (_get_specific_category(said) if said.role is Role.PRIMARY else "") or found.category
+        category = (said.specific_category if said.role is Role.PRIMARY else "") or found.category
         category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
         why = "failed in a checkpoint, and all ranks raise its error"
         fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
@@ -548,7 +548,7 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     if found.role is Role.AMBIGUOUS and found.signature:
         return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
     wrote = "left a stock Flyte error file" if failure.writer is Writer.STOCK else "printed its own error"
-    judged, category = _classify_by_role(failure, found, wrote), _get_specific_category(found)
+    judged, category = _classify_by_role(failure, found, wrote), found.specific_category
     return replace(judged, failure_class=FailureClass.OWN_FAULT, category=category, specific=found.is_specific)
 
 
@@ -597,7 +597,3 @@ def _classified(message: str, exception_type: str = "", bases: tuple[str, ...] =
 
 def _is_a_wait(found: Classification) -> bool:
     return found.role is Role.AMBIGUOUS and found.category == _WAIT_CATEGORY
-
-
-def _get_specific_category(found: Classification) -> str:
-    return found.category if found.category not in {"unknown", "user_code"} else ""

@@ -77,6 +77,11 @@ class Classification:
         """Whether the matching signature identifies a particular fault, not just any exception."""
         return self.signature not in _GENERIC_SIGNATURES
 
+    @property
+    def specific_category(self) -> str:
+        """The category, unless it's one that says nothing about the fault; then empty."""
+        return self.category if self.category not in {"unknown", "user_code"} else ""
+
 
 def classify(
     message: str, exception_type: str = "", bases: Iterable[str] = (), signatures: Signatures | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import WorkerError
-from firstfault.report.data import Report, log_lines, stack_lines
+from firstfault.report.data import AttemptSummary, Report, log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
 from firstfault.report.states import State
 from firstfault.utils.text import elide
@@ -52,16 +52,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         "followers": report.followers or None,
         "clocks": report.clocks or None,
         "attempt": report.number,
-        "attempts": [
-            {
-                "number": attempt.number,
-                "outcome": attempt.outcome,
-                "failed": attempt.verdict is not None,
-                "retry": attempt.decision.retry if attempt.decision is not None else None,
-                "seconds": attempt.seconds,
-            }
-            for attempt in report.attempts
-        ],
+        "attempts": [_build_attempt(attempt) for attempt in report.attempts],
         "changes": list(report.changes),
         "uri": report.uri or None,
         "execution": identity.execution or None,
@@ -84,6 +75,16 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     }
     # quoted texts may have lone surrogates, which only escapes can carry through any encoding
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+
+
+def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "outcome": attempt.outcome,
+        "failed": attempt.verdict is not None,
+        "retry": attempt.decision.retry if attempt.decision is not None else None,
+        "seconds": attempt.seconds,
+    }
 
 
 def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
