@@ -19,7 +19,10 @@ REQUIRED = (
     "firstfault_proto/v1/errors.proto",
     "firstfault_proto/v1/errors_pb2.py",
     "firstfault_proto/v1/errors_pb2.pyi",
-    *(f"firstfault/render/page/{name}" for name in ("page.html.j2", "report.html.j2", "report.css", "report.js")),
+    *(
+        f"firstfault/render/page/{name}"
+        for name in ("outcome.html.j2", "page.html.j2", "report.html.j2", "report.css", "report.js")
+    ),
 )
 DIST_INFO_REQUIRED = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 
