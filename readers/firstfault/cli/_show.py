@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
+_COLUMNS = 80
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
 
@@ -244,7 +246,8 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
         if not forms.as_json:
             click.echo(f"no error: {why}", err=forms.html == _STDOUT)
             for record in read.job.restarts if read.is_of_logs else ():
-                click.echo(restart_line(record), err=forms.html == _STDOUT)
+                line = textwrap.fill(restart_line(record), _COLUMNS, subsequent_indent="  ")
+                click.echo(line, err=forms.html == _STDOUT)
         return cli.EXIT.OK
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
