@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -81,6 +81,9 @@ cascades: $(VENV) ## record missing cascades (ARGS="hang" selects names by prefi
 
 hangs: $(VENV) ## stall trainings of 2 and 4 nodes in 49 ways and score the reports (ARGS="4 loader" selects some)
 	@$(BIN)/python lab/stalls/stall_lab.py $(ARGS)
+
+small-print: $(VENV) ## flag lines of reports on recorded console logs that the logs don't prove (ARGS="FOLDER" for others)
+	@$(BIN)/python lab/consoles/small_print.py $(ARGS)
 
 consoles: $(VENV) ## record and score console logs of jobs without firstfault, as root (ARGS="srun" selects some)
 	@tools/quietly.sh "starting Slurm, if it is installed" tools/start_slurm.sh

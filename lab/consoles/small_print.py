@@ -158,7 +158,7 @@ def _check_stops(report: dict[str, Any], log: str) -> Iterator[Flag]:
     if is_said and not _LAUNCHER_STOPS.search(log):
         yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but no line of a launcher ends them")
     for rank in stopped:
-        ended = rf"\brank[ =:\[]*{rank}\b[^\n]{{0,80}}\b(?:finished|completed|exited normally|exit code:? 0\b)"
+        ended = rf"\brank[ =:\[]*{rank}\b[^\n]{{0,80}}\b(?:exited normally|finished successfully|exit code:? 0\b)"
         if re.search(ended, log, re.IGNORECASE):
             yield Flag("stopped", f"rank {rank} was stopped, but it ended normally")
 
@@ -179,8 +179,8 @@ def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
     root, unknown = report["root"] or {}, report["unknown"]
     sources = report["sources"] or []
     # an error above a traceback, and the message below it, are about the same failure
-    cited = _cited_lines(sources[0] if sources else [], log.splitlines(), 1)
-    begins = _cited_lines(sources[0][:1] if sources else [], log.splitlines(), 0)[:1]
+    cited = _cited_lines(sources[0] if sources else [], log.split("\n"), 1)
+    begins = _cited_lines(sources[0][:1] if sources else [], log.split("\n"), 0)[:1]
     when = root.get("time") or report["verdict"]["timestamp"]
     if when and not any(found[0][-8:] for line in cited for found in _STAMP.finditer(line) if found[0][-8:-3] in when):
         # a zone moves hours

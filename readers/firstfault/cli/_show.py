@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _STDIN = _STDOUT = "-"
+_COLUMNS = 80
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
 
@@ -313,9 +315,19 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
     """Return whether an attempt without an error has succeeded, and what proves it or why that's unknown."""
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
+<<<<<<< HEAD
         if read.is_of_logs:
             why = read.job.completion or "no line reports a failure"
         return True, why
+=======
+        why = "no line reports a failure" if read.is_of_logs else why
+        if not forms.as_json:
+            click.echo(f"no error: {why}", err=forms.html == _STDOUT)
+            for record in read.job.restarts if read.is_of_logs else ():
+                line = textwrap.fill(restart_line(record), _COLUMNS, subsequent_indent="  ")
+                click.echo(line, err=forms.html == _STDOUT)
+        return cli.EXIT.OK
+>>>>>>> smallprint
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")

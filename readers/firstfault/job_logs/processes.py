@@ -243,6 +243,7 @@ class Processes:
                 # srun prints the first task that SIGTERM ended before it ends all others
                 is_first = bool(report.tasks) and len(found) == 1 and self.attempt.reports[0][2] is report
                 process.signal, process.stopped = ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
+                process.launcher_time_ns = report.time_ns if is_first else None
             elif report.kind is not ReportKind.STOPPED and not process.has_ended:
                 is_after = bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
                 process.stopped = LAUNCHER_STOPPED if is_after else ""

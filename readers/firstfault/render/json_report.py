@@ -11,6 +11,7 @@ from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import WorkerError
 from firstfault.report.data import AttemptSummary, Report, log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
+from firstfault.report.job_identity import JobIdentity
 from firstfault.report.states import State
 from firstfault.utils.text import elide
 from firstfault.wire.codecs import FieldTable
@@ -57,26 +58,13 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         "uri": report.uri or None,
         "execution": identity.execution or None,
         "versions": dict(identity.versions),
-        "job": {
-            "task": identity.task or None,
-            "image": identity.image or None,
-            "started": format_timestamp(identity.started_ns),
-            "seconds": identity.seconds,
-            "collectives": identity.progress.collectives or None,
-            "training_seconds": identity.progress.seconds or None,
-            "ranks": identity.ranks,
-            "nodes": identity.nodes,
-            **({"at_least": list(identity.at_least)} if identity.at_least else {}),
-            "gpu_model": identity.gpu_model or None,
-            "gpus": identity.gpus,
-            "source": identity.source_url or None,
-            "commit": identity.commit or None,
-        },
+        "job": _build_job(identity),
     }
     # quoted texts may have lone surrogates, which only escapes can carry through any encoding
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
+<<<<<<< HEAD
 def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
     return {
         "number": attempt.number,
@@ -84,6 +72,24 @@ def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
         "failed": attempt.verdict is not None,
         "retry": attempt.decision.retry if attempt.decision is not None else None,
         "seconds": attempt.seconds,
+=======
+def _build_job(identity: JobIdentity) -> dict[str, Any]:
+    return {
+        "task": identity.task or None,
+        "image": identity.image or None,
+        "started": format_timestamp(identity.started_ns),
+        "seconds": identity.seconds,
+        "collectives": identity.progress.collectives or None,
+        "training_seconds": identity.progress.seconds or None,
+        "ranks": identity.ranks,
+        "nodes": identity.nodes,
+        "gpu_model": identity.gpu_model or None,
+        "gpus": identity.gpus,
+        "source": identity.source_url or None,
+        "commit": identity.commit or None,
+        # numbers of a log that no line states are minimums
+        **({"at_least": list(identity.at_least)} if identity.at_least else {}),
+>>>>>>> smallprint
     }
 
 
