@@ -303,7 +303,7 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None, **against}))
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
-            click.echo(line, err=forms.html == _STDOUT)
+            click.echo(textwrap.fill(line, _COLUMNS, subsequent_indent="  "), err=forms.html == _STDOUT)
     if comparison is not None and not forms.as_json:
         cli.echo("\n".join(comparison.lines()))
     if not has_succeeded and not forms.as_brief:
@@ -315,19 +315,9 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
     """Return whether an attempt without an error has succeeded, and what proves it or why that's unknown."""
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
-<<<<<<< HEAD
         if read.is_of_logs:
             why = read.job.completion or "no line reports a failure"
         return True, why
-=======
-        why = "no line reports a failure" if read.is_of_logs else why
-        if not forms.as_json:
-            click.echo(f"no error: {why}", err=forms.html == _STDOUT)
-            for record in read.job.restarts if read.is_of_logs else ():
-                line = textwrap.fill(restart_line(record), _COLUMNS, subsequent_indent="  ")
-                click.echo(line, err=forms.html == _STDOUT)
-        return cli.EXIT.OK
->>>>>>> smallprint
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")

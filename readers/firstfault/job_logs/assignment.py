@@ -294,12 +294,7 @@ class Assignment:
         if not is_ambiguous and silent == ended and len({(one.exit_code, one.signal) for one in ended}) == 1:
             blamed = _ranks_in_errors(record.text for record in above)
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
-<<<<<<< HEAD
                 process.text = "\n".join(filter(str.strip, (process.text, text)))
-                process.lines |= {(stream.file, above[-1].number, above[-1].number)} if above else set()
-=======
-                process.text = text
->>>>>>> smallprint
         # if torch's agent had the chance to report an exit, its report isn't just cut off
         elif not everything and not (self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)):
             own_report = find_last_error(above, self._ends.get(stream.file, 0))

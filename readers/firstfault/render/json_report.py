@@ -64,7 +64,6 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
-<<<<<<< HEAD
 def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
     return {
         "number": attempt.number,
@@ -72,7 +71,9 @@ def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
         "failed": attempt.verdict is not None,
         "retry": attempt.decision.retry if attempt.decision is not None else None,
         "seconds": attempt.seconds,
-=======
+    }
+
+
 def _build_job(identity: JobIdentity) -> dict[str, Any]:
     return {
         "task": identity.task or None,
@@ -89,7 +90,6 @@ def _build_job(identity: JobIdentity) -> dict[str, Any]:
         "commit": identity.commit or None,
         # numbers of a log that no line states are minimums
         **({"at_least": list(identity.at_least)} if identity.at_least else {}),
->>>>>>> smallprint
     }
 
 
