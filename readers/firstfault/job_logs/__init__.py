@@ -7,7 +7,7 @@ A pipeline of small stages:
 3. `framing.labels`: a line to a `LogRecord` with the `Label` of the process that printed it
 4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into attempts by `attempts`
 5. `processes`: streams, reports and boxes to processes
-6. `assignment`: tracebacks and messages to processes, surest evidence first
+6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` tells which of them count
 7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
 8. `completion`: lines that prove that the job had finished; failures below them are of its teardown
 9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
