@@ -150,10 +150,10 @@ def _describe_launcher_reports(
             category, code = "host_oom", "SYSTEM:OutOfMemory"
         elif (
             report.kind is ReportKind.TERMINATED
-            and not report.reason
+            and report.reason in {"", "cancelled"}
             and first_deaths.get(file, 1 << 62) < report.number
         ):
-            continue  # a launcher or a service manager ends the rest after one process has ended
+            continue  # somebody or a service manager ends the rest after one process has ended
         elif report.kind is ReportKind.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
             done.add("" if report.is_of_job else name)
             category, code = _classify_termination(report)

@@ -113,10 +113,23 @@ def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
     last_few = lines[-_LINES_AFTER_EXCEPTION:]
     for at_end, record in enumerate(last_few):
         named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
-        if named is not None and not any(map(_shows_handling, later)):
+        if named is None or any(map(_shows_handling, later)):
+            continue
+        if not _is_of_exit(lines[: len(lines) - len(later)]):
             raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
             return OwnReport(raised, record.text, lines=(record.number, record.number))
     return None
+
+
+def _is_of_exit(above: Sequence[LogRecord]) -> bool:
+    """Whether the traceback that ends with these lines is of a function that Python calls when it exits."""
+    for record in reversed(above):
+        frame = PATTERNS["frame"].match(record.text)
+        if frame is not None and frame["function"] in WORDS["exit_functions"]:
+            return True
+        if not record.text[:1].isspace():
+            return False
+    return False
 
 
 @cache

@@ -108,6 +108,7 @@ _PATTERNS = Patterns(
           | (?i:\bpeak[ ](?:gpu[ ]|cuda[ ])?memory\b)
           | (?i:\b(?:total|overall)[ ](?:\w+[ ]){0,2}(?:time|runtime|duration)\b)[^\n]{0,20}\d
           | (?i:\btrain(?:ing)?[ ](?:took|time)\b)[^\n]{0,20}\d
+          | (?i:\bearly[ -]?stopp(?:ing|ed)\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step)|\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
         """,
         "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
         "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
