@@ -91,7 +91,7 @@ class Stream:
             self.progress = progress
             if progress.total:
                 self.loops.take(progress.what, progress.step, progress.total, record.number)
-        if may_report_completion(record.text):
+        elif may_report_completion(record.text):
             self.completions = deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
             self.completions.append(record)
         self.tail.append(record)
