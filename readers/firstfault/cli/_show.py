@@ -91,9 +91,9 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     same job.
 
     \b
-    Exit codes: 0 the attempt didn't fail, 10 root cause, not to be retried,
-    11 root cause, retryable, 3 nothing found, 5 no readable document,
-    2 usage, 1 the tool failed.
+    Exit codes: 0 the attempt didn't fail, or had finished before its teardown
+    failed, 10 root cause, not to be retried, 11 root cause, retryable,
+    3 nothing found, 5 no readable document, 2 usage, 1 the tool failed.
 
     \b
     Examples:

@@ -99,7 +99,7 @@ class Stream:
                 self.loops.take(progress.what, progress.step, progress.total, record.number)
             if all(step.step != progress.step for step in self.last_steps):
                 self.last_steps.append(progress)
-        if may_report_completion(record.text):
+        elif may_report_completion(record.text):
             self.completions = deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
             self.completions.append(record)
         self.tail.append(record)
