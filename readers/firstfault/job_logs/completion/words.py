@@ -97,7 +97,8 @@ _PATTERNS = Patterns(
           | (?i:\bpeak[ ](?:gpu[ ]|cuda[ ])?memory\b)
           | (?i:\b(?:total|overall)[ ](?:\w+[ ]){0,2}(?:time|runtime|duration)\b)[^\n]{0,20}\d
           | (?i:\btrain(?:ing)?[ ](?:took|time)\b)[^\n]{0,20}\d
-          | (?i:\bearly[ -]?stopp(?:ing|ed)\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step)|\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
+          | (?i:\bearly[ -]?stopp(?:ing|ed)\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step))
+          | (?i:\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
         """,
         "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
         "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
@@ -123,7 +124,8 @@ _PATTERNS = Patterns(
 _BELOW_ERROR = re.compile(
     r"^\s*(?:\[(?:rank)?\d+\]:?\s?)?(?:\[?[WID]\d{3,4}[ ]|\[?(?:W|I|D)\s[\w/.]+\.\w+:\d+\])"
     r"|\bNCCL (?:INFO|WARN)\b|^\W{0,3}(?:WARN(?:ING)?|INFO|DEBUG|TRACE)\b|\s(?:WARN(?:ING)?|INFO|DEBUG)[\s\]:]"
-    r"|\bUCX\s+(?:WARN|INFO|DIAG)\b",
+    r"|\bUCX\s+(?:WARN|INFO|DIAG)\b"
+    r"|:\d+: \w*Warning: ",
 )
 _CONTINUATION = re.compile(r"^\s*$|^\s*frame #\d|^Exception raised from |^\s*<omitting ")
 
