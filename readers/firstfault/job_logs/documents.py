@@ -49,7 +49,8 @@ def build_documents(attempt: Attempt, round_: int) -> tuple[list[model.WorkerErr
     shown = [process for process in processes.all if process.rank is not None or process.has_failed]
     ranks = [process.rank for process in processes.all if process.rank is not None]
     # a number of ranks that no line states isn't a size: "all 2 ranks" may be two of many
-    world = attempt.world_size if attempt.world_size > max(ranks, default=-1) else 0
+    stated = max(attempt.world_size, attempt.size.stated_ranks)
+    world = stated if stated > max(ranks, default=-1) else 0
     nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
     documents = [*map(_describe_process, shown), *agents]
     size = len(nodes - {""}) or 1
