@@ -148,6 +148,8 @@ def _parse_ranks(text: str) -> set[int]:
 def _check_missing(report: dict[str, Any], log: str) -> Iterator[Flag]:
     named = set(_numbers(_RANK_NAMED, log))
     for sentence in report["unknown"]:
+        if sentence.endswith("names none") and named:
+            yield Flag("not in the log", f"{sentence!r}, but lines name ranks {sorted(named)[:9]}")
         if sentence.endswith("not in the log") and (known := _parse_ranks(sentence) & named):
             yield Flag("not in the log", f"{sentence!r}, but lines name ranks {sorted(known)[:9]}")
 

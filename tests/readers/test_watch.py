@@ -222,9 +222,7 @@ def test_a_job_that_stands_still(attempt: Attempt, watching: Watch, run: Callabl
     )
     assert (code, err.count(said)) == (EXIT.ROOT_CAUSE, 2)
     report = run("show", "-v", attempt.uri).out
-    assert "Stalls: 2 stalls, 180 s in total, 0.10 rank hours, waiting for rank 1 at loader.py:88 in" in " ".join(
-        report.split()
-    )
+    assert "Stalls: 2 stalls, 180 s in total, 0.10 rank hours, waiting for rank 1" in " ".join(report.split())
 
 
 def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> list[str]:

@@ -72,6 +72,8 @@ class Assignment:
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
         self._drop_kills_below_exceptions()
+        for process in self.processes.all:
+            process.cite_last_line()
 
     # --- what a process printed itself --------------------------------------------------------------------------------
 
@@ -92,8 +94,6 @@ class Assignment:
                 process.set_own_report(find_last_error(lines, self._ends[process.streams[0].file]))
         if process.raised is not None and (fault := find_thread_fault(tracebacks, process.raised)):
             process.set_exception(fault)
-        if not process.lines and lines:
-            process.lines.add((process.streams[0].file, lines[-1].number, lines[-1].number))
 
     @staticmethod
     def _is_survived(process: Process, last: Traceback) -> bool:
@@ -118,6 +118,7 @@ class Assignment:
             else:
                 continue
             process.lines.add((stream.file, excerpt.lines[excerpt.at].number, excerpt.lines[-1].number))
+            process.time_ns = process.time_ns or excerpt.lines[excerpt.at].time_ns
             stream.excerpts.remove(excerpt)
 
     # --- one failure, reported twice ----------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     documents = [*map(_describe_process, shown if ends is None else ends), *agents]
     ranks = [process.rank for process in processes.all if process.rank is not None]
     # a number of ranks that no line states isn't a size: "all 2 ranks" may be two of many
-    world = attempt.world_size if attempt.world_size > max(ranks, default=-1) else 0
+    stated = max(attempt.world_size, attempt.size.stated_ranks)
+    world = stated if stated > max(ranks, default=-1) else 0
     nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
     size = len(nodes - {""}) or 1
     places = [replace(item.place, round=round_, world_size=world, group_world_size=size) for item in documents]

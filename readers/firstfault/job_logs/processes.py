@@ -108,6 +108,12 @@ class Process:
         # other lines above may be much older than the failure
         self.time_ns = self.time_ns or min(times, default=None)
 
+    def cite_last_line(self) -> None:
+        """Refer to the last line of a process about whose end there is none."""
+        last = max((stream.tail[-1].number for stream in self.streams if stream.tail), default=None)
+        if not self.lines and last is not None:
+            self.lines.add((self.streams[0].file, last, last))
+
     def may_be_on(self, node: str) -> bool:
         """Whether it may have run on a node of this name; an empty name is any node's."""
         return not node or not self.node or node in {self.node, self.host, self.ip}

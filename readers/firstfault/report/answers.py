@@ -69,7 +69,7 @@ def build_answers(case: Case) -> Answers:
     code, source = _find_code_line(job, verdict)
     meaning = CATEGORIES.get(verdict.category)
     by = f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""
-    where = f"unknown: {case.engine.source} names no rank and no node"
+    where = "unknown" if job.named_ranks else f"unknown: {case.engine.source} names no rank and no node"
     if not case.is_alone:
         where = _describe_place(job, verdict, case.engine)
     return Answers(

@@ -75,7 +75,7 @@ class EngineWords:
 
     def cited(self, text: str, names: Iterable[str]) -> str:
         """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]"."""
-        found = ", ".join(shorten_list(list(names), _CITED, "and {} more")) if self.cites else ""
+        found = ", ".join(shorten_list(list(dict.fromkeys(names)), _CITED, "and {} more")) if self.cites else ""
         return f"{text} [{found}]" if found else text
 
     def kubectl(self, command: str, name: str, namespace: str = "") -> str:

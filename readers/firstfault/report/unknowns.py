@@ -24,7 +24,8 @@ def list_unknowns(case: Case) -> Iterator[str]:
     """Yield what is unknown, the most important first."""
     verdict, cascade, engine = case.verdict, case.cascade, case.engine
     if verdict.scope is Scope.UNDETERMINED and len(case.job.failures) == 1:
-        yield f"which rank and node failed: {engine.source} names none"
+        why = "" if case.job.named_ranks else f": {engine.source} names none"
+        yield f"which rank and node failed{why}"
     elif verdict.scope is Scope.UNDETERMINED:
         yield "which rank failed first: the evidence doesn't single one out"
     elif verdict.confidence != "high":

@@ -51,6 +51,7 @@ from firstfault.evidence.hangs import (
 )
 from firstfault.evidence.positions import describe_positions
 from firstfault.model import DocumentsNeeded, JobErrors, Reason, RestartKind, Scope, Suspect, Verdict, Writer
+from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.fault_verdict import build_fault_verdict, build_root_verdict
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, name_process
 from firstfault.strategies.inferred_verdict import (
@@ -277,7 +278,9 @@ def _judge_stock_file(diagnosis: Diagnosis) -> Verdict | None:
 
 def _judge_only_failure(diagnosis: Diagnosis) -> Verdict | None:
     failure = diagnosis.classified[0].failure
-    has_no_peer = failure.place.world_size == 1 or failure.writer is Writer.STOCK
+    # a log that names no rank may be of one process
+    is_alone = failure.place.engine == OF_LOGS and failure.rank is None and not failure.place.world_size
+    has_no_peer = failure.place.world_size == 1 or failure.writer is Writer.STOCK or is_alone
     is_only = len(diagnosis.classified) == 1 and has_no_peer
     return build_elimination_verdict(diagnosis, diagnosis.classified) if is_only else None
 

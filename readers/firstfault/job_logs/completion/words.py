@@ -13,6 +13,8 @@ _MAX_REPORT_CHARS = 400
 _MAX_RECORD_CHARS = 4096
 _ALL_PERCENT = 100
 _FURTHER_MARKS = (
+    "topping",
+    "to stop",
     *("inal", "FINAL", "RESULT", "otal", "verall", "eak ", "untime", "train", "Train", "训练"),
     *("SUCC", "eached", "over", "onclu", "eturn", "tatus", "utcome"),
 )

@@ -75,6 +75,11 @@ class SizeMarks:
         if "nproc" in text:
             self.workers_per_node = max(self.workers_per_node, _largest(_WORKERS_PER_NODE, text))
 
+    @property
+    def stated_ranks(self) -> int:
+        """How many ranks the job has according to its lines; 0: none states it."""
+        return max(self.ranks, self.workers_per_node * self.nodes)
+
     def build_size(self, ranks: Collection[int], machines: Collection[str]) -> JobSize:
         """Return the size of the job: what its lines state, else at least what they show.
 
@@ -86,7 +91,7 @@ class SizeMarks:
         # a name with and without its domain is one machine; an address has no domain
         names = {name.partition(".")[0] if name[:1].isalpha() else name for name in {*machines, *self.machines}}
         shown = len(names - {""})
-        stated = max(self.ranks, self.workers_per_node * self.nodes)
+        stated = self.stated_ranks
         ranks_stated, nodes_stated = stated >= max(seen, 1), self.nodes >= max(shown, 1)
         # that there is at least one is no news
         count = max(stated, seen) if ranks_stated or seen > 1 else 0
