@@ -17,6 +17,7 @@ from firstfault.job_logs.causes.survival import (
     find_thread_fault,
     shows_failure,
 )
+from firstfault.job_logs.completion.words import is_below_error
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
@@ -79,6 +80,9 @@ class Assignment:
 
     def _read_own_lines(self, process: Process) -> None:
         lines = sorted((record for one in process.streams for record in one.tail), key=lambda record: record.number)
+        # what a library prints below a traceback while the process ends would hide it
+        while len(lines) > 1 and is_below_error(lines[-1].text):
+            lines.pop()
         process.text = "\n".join(record.text for record in lines)
         if process.raised is None:
             by_torch = [record for stream in process.streams for record in stream.by_torch]

@@ -101,6 +101,7 @@ _PATTERNS = Patterns(
           | (?i:\btrain(?:ing)?[ ](?:took|time)\b)[^\n]{0,20}\d
           | (?i:\bearly[ -]?stopp(?:ing|ed)\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step))
           | (?i:\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
+          | (?i:\breached[ ](?:the[ ])?max(?:imum)?[ _](?:\w+[ _](?:of[ ])?)?(?:steps|epochs|iter\w*)\b)
         """,
         "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
         "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
