@@ -225,3 +225,21 @@ def test_functions_that_run_at_the_end() -> None:
     """Names of functions that give resources back, and others."""
     names = ("_run_finalizers", "__del__", "destroy_process_group", "_shutdown_workers", "close", "main", "closest")
     assert [name for name in names if not is_exit_function(name)] == ["main", "closest"]
+
+
+def test_a_job_that_was_started_again(shown: Callable[..., Ran]) -> None:
+    """A failure isn't the job's end if many steps and a result of the whole follow in the same file."""
+    failure = [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/job/a.py", line 3, in go',
+        "[rank1]: OSError: [Errno 5] lost",
+    ]
+    later = [f"step {step} loss 1.{step}" for step in range(3, 12)]
+    ran = shown([*STEPS, *failure, *later, "Total training time 1:02:03"])
+    assert (ran.code, ran.err) == (EXIT.OK, "")
+
+
+def test_a_bar_that_goes_back_by_backspaces(shown: Callable[..., Ran]) -> None:
+    """A log in which a progress bar moves the cursor back is a text."""
+    bars = "".join("\b" * 30 + f"{at}/9 [=====>....] loss: 0.{at}" for at in range(9))
+    assert shown([*STEPS, bars, "training finished"]).code == EXIT.OK

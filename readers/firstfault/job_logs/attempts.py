@@ -54,6 +54,8 @@ def progress_in(record: LogRecord) -> Progress | None:
     text = record.text
     if not ("tep" in text or "poch" in text or "iter" in text or "atch" in text):
         return None
+    if text.startswith("wandb: "):  # its summary when the process ends, also after an exception
+        return None
     found = PATTERNS["step"].search(text)
     if found is None:
         return None

@@ -13,6 +13,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.causes.resources import ends_resource
+from firstfault.job_logs.completion.words import is_noise
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo
@@ -32,7 +33,7 @@ class Traceback:
     lines: tuple[int, int]
     """Numbers of the first and the last one."""
     later_lines: int = 0
-    """Number of lines that the same stream has below."""
+    """Number of lines that the same stream has below, without those that mean nothing."""
     is_handled: bool = False
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
@@ -95,7 +96,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
         later = [line for line in (*more, *printed.after) if line.strip()]
         own = lines[: len(lines) - len(printed.after)]
         below = [record.text for record in stream.tail if record.number > lines[-1].number]
-        later_lines = len(later) + len(below)
+        later_lines = sum(not is_noise(line) for line in (*later, *below))
         around = (*(record.text for record in above), *(*later, *below)[:1])
         yield Traceback(
             printed.exception,

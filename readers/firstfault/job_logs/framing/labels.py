@@ -235,7 +235,9 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
         names_none = map(PATTERNS["no_label"].search, (match["name"] for match in before))
         return len(before) * 2 > len(of_frames) and not any(names_none)
-    return count >= enough and (is_of_each_rank or len(names) * 2 <= count)
+    # a single name that only a part of the lines has is that of a program which writes between others
+    is_of_several = len(names) > 1 or count >= _NEARLY_ALL * len(lines)
+    return count >= enough and is_of_several and (is_of_each_rank or len(names) * 2 <= count)
 
 
 def _are_times_or_counters(matches: Sequence[re.Match[str]]) -> bool:
