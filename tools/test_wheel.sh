@@ -20,7 +20,7 @@ cmp "$wheel" "$work/again/$(basename "$wheel")"  # the same bytes
 
 # all that the tests read, but no source of the packages
 cd "$root"
-cp -rL --preserve=timestamps tests lab examples docs tools ./*.md LICENSE Makefile pyproject.toml constraints.txt "$work"
+cp -rL --preserve=timestamps tests lab examples docs skills tools ./*.md LICENSE Makefile pyproject.toml constraints.txt "$work"
 cd "$work"
 # Tests of a file stay in one process and share its fixtures: a browser, a training job. Two processes more than there
 # are cores: training jobs wait a lot. pytest-xdist waits for ever for a process that takes a crashed one's place.

@@ -179,10 +179,10 @@ def _cited_lines(names: list[str], lines: list[str], around: int) -> list[str]:
 
 def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
     root, unknown = report["root"] or {}, report["unknown"]
-    sources = report["sources"] or []
+    cited_names: list[str] = next(filter(None, report["sources"] or []), [])
     # an error above a traceback, and the message below it, are about the same failure
-    cited = _cited_lines(sources[0] if sources else [], log.split("\n"), 1)
-    begins = _cited_lines(sources[0][:1] if sources else [], log.split("\n"), 0)[:1]
+    cited = _cited_lines(cited_names, log.split("\n"), 1)
+    begins = _cited_lines(cited_names[:1], log.split("\n"), 0)[:1]
     when = root.get("time") or report["verdict"]["timestamp"]
     if when and not any(found[0][-8:] for line in cited for found in _STAMP.finditer(line) if found[0][-8:-3] in when):
         # a zone moves hours

@@ -111,6 +111,8 @@ def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
         ["pool.py:8: UserWarning: expects a non-zero size", "Early stopping triggered, no gain for 3 rounds"],
         ["{'train_runtime': 71.2, 'train_loss': 0.2}"],
         ["step 6/6 loss 1.9"],
+        ["Epoch 6/6", "391/391 [====] loss: 1.9", "Test loss: 1.8", "Test accuracy: 0.7"],
+        ["[after training is done] date: 2031-05-06", "Evaluating on 8 samples", "loss on the test set: 1.8"],
         ["Training: 100%|#####| 6/6 [00:09<00:00,  1.5s/it]"],
         ["training finished", "evaluating on the dev set", "dev accuracy: 0.71"],
         ["training finished", *FINALIZED],

@@ -108,7 +108,7 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
     """Mark the processes that didn't fail as stopped, and add the ranks that printed nothing; a few are suspects."""
     known = set(map(id, failed))
     stops = {ReportKind.STOPPED, ReportKind.REST_STOPPED}
-    is_known = bool(attempt.entries) or any(report.kind in stops for _, _, report in attempt.reports)
+    has_stopped = bool(attempt.entries) or any(report.kind in stops for _, _, report in attempt.reports)
     ranks = {process.rank for process in processes.all if process.rank is not None}
     world = max([attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
     # if neither a second rank nor the number of ranks is in the log, it may be the log of one rank
@@ -120,12 +120,19 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         is_explained = any(process.has_ended and process.raised is None for process in failed)
         # without a world size, another rank may have failed that isn't in the log
         is_complete = attempt.world_size > 0 or len(ranks) > 2 * len(silent)
-        is_suspect = is_complete and not is_known and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
+        is_suspect = is_complete and not has_stopped and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
         known |= set(map(id, silent)) if is_suspect else set()
+    stopped_on = {
+        processes.resolve_node(report.node or node)
+        for _, node, report in attempt.reports
+        if report.kind is ReportKind.STOPPED
+    }
+    stopped_all = any(report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports)
     for process in processes.all:
         if id(process) in known or process.stopped or process.exit_code == 0:
             continue
+        is_known = stopped_all or not process.node or not stopped_on.isdisjoint({process.node, ""})
         if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
             process.stopped = LAST_LINES_OF_SUCCESS
         else:
-            process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
+            process.stopped = LAUNCHER_STOPPED if is_known and has_stopped else NO_EXIT_STATUS

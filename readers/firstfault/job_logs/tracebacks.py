@@ -116,9 +116,19 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
 
 def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | None:
     """Return the time of a traceback: other lines above it may be much older than the exception."""
-    is_error = PATTERNS["error_level"].search
-    headings = [record.time_ns for record in above if is_error(record.text) and record.number == lines[0].number - 1]
+    headings = [
+        record.time_ns
+        for record in above
+        if record.number == lines[0].number - 1
+        and (PATTERNS["error_level"].search(record.text) or _has_glog_error_level(record.text))
+    ]
     return next((time for time in (lines[0].time_ns, *headings) if time is not None), None)
+
+
+def _has_glog_error_level(text: str) -> bool:
+    """Whether a line begins with the level of an error or of the end, in the form of native code and of absl."""
+    found = PATTERNS["glog_stamp"].match(text)
+    return found is not None and text.lstrip("[")[:1] in {"E", "F"}
 
 
 def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:

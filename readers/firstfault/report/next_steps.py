@@ -95,6 +95,8 @@ def _give_advice(case: Case, code: str) -> str:
     verdict, root = case.verdict, case.verdict.root
     _, advice = describe_fault_owner(verdict.category, case.engine)
     # from the special case to the general one; the advice of the category is the last resort
+    if verdict.category == TEARDOWN:
+        return advice
     if verdict.is_at_time_limit:
         return "raise the time limit, or resume from a checkpoint"
     if verdict.code in _ADVICE_BY_CODE:
@@ -105,8 +107,6 @@ def _give_advice(case: Case, code: str) -> str:
         if code:
             return f"{_UNDETERMINED_ADVICE}: all were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    if verdict.category == TEARDOWN:
-        return advice
     # this rank had left the training while its peers still waited for it
     if root is not None and locate_main_thread(root).exit_stage:
         return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"

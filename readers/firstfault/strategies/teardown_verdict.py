@@ -7,7 +7,7 @@ from dataclasses import replace
 from firstfault.evidence.completion import describe_teardown_end, find_teardown_failures, prove_completion
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import find_message
-from firstfault.model import Reason, Subject, Verdict, WorkerError
+from firstfault.model import TIME_LIMIT, Reason, Subject, Verdict, WorkerError
 from firstfault.model.failure import TEARDOWN
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, join_ranks, name_process
 from firstfault.strategies.reasons import STRATEGY_NAME
@@ -15,6 +15,7 @@ from firstfault.strategies.verdicts import build_verdict
 from firstfault.utils.text import one_line
 
 _CODE = "USER:Teardown"
+_REACHED_LIMIT = "reached the time limit"
 
 
 def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
@@ -27,15 +28,19 @@ def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
     end = describe_teardown_end(root)
     same = [failure for failure in failures if describe_teardown_end(failure) == end]
     what = end or find_message(root).what
+    failed = f"failed in its teardown: {what}" if root.code != TIME_LIMIT else _REACHED_LIMIT
     why = [
-        Reason(proof, tuple(failures)),
-        Reason(f"{name_process(root)} failed in its teardown: {what}", (root,)),
+        # the sentence from a log names its line itself
+        Reason(proof, () if job.completion else tuple(failures)),
+        Reason(f"{name_process(root)} {failed}", (root,)),
     ]
     is_sure = bool(job.completion) or job.coverage.complete
     confidence = "high" if is_sure else "medium"
     shared = same if len(same) > 1 else ()
     verdict = build_verdict(job, root, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=shared)
     sentence = f"finished, then {what} in the teardown{_name_subject(root, verdict.ranks)}"
+    if root.code == TIME_LIMIT:
+        sentence = f"finished, then {_REACHED_LIMIT}"
     headline = one_line(sentence, MAX_HEADLINE_CHARS)
     return replace(verdict, category=TEARDOWN, code=_CODE, headline=headline)
 

@@ -49,6 +49,11 @@ _PATTERNS = Patterns(
             \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
             [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
         """,
+        "test_metric": r"""(?i)
+            \btest(?:ing)?[ _](?:\w+[ _]){0,2}
+            (?:accuracy|acc|loss|score|error|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse)\b
+            [^\n]{0,20}\d
+        """,
         "metric": r"""(?i)
             \b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d
         """,
@@ -167,6 +172,10 @@ def _list_candidates(
                 loop is not None and record.number == loop.number and _counts_all(record.text)
             ):
                 yield CompletionKind.COUNTER, record
+        # a test follows the last epoch, also where only the heading of that epoch has its number
+        has_tested = near_end and _PATTERNS["test_metric"].search(near_end[0].text) is not None
+        if has_tested and loop is not None and loop.number < near_end[0].number:
+            yield CompletionKind.COUNTER, near_end[0]
         if stream.label.is_process and near_end:
             last_lines.append(near_end[0])
     if alike := _find_last_words(streams, last_lines):

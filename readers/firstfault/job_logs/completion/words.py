@@ -155,6 +155,7 @@ def find_completion_kind(text: str) -> CompletionKind | None:
     """Return what a line says about the end of the whole job; None: nothing."""
     if not may_report_completion(text) and not any(mark in text for mark in _FURTHER_MARKS):
         return None
+    text = text.removeprefix("[after ")  # a mark between two parts of a program
     is_code = _PATTERNS["source_code"].search(text) is not None
     if is_code or len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
         return None
