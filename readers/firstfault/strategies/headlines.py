@@ -69,7 +69,9 @@ def describe_failure(root: WorkerError) -> str:
     text = _describe_failure(root)
     if root.place.engine != OF_LOGS or not text:
         return text
-    lines = text if re.search(r"[^\W_]{2}", text) else root.message
+    # an exception's own message may be one sign: "KeyError: 7"
+    says_something = root.exception is not None or re.search(r"[^\W_]{2}", text)
+    lines = text if says_something else root.message
     return one_line(strip_log_prefixes(lines, root.rank), 2000)
 
 
