@@ -245,3 +245,15 @@ def test_a_bar_that_goes_back_by_backspaces(shown: Callable[..., Ran]) -> None:
     """A log in which a progress bar moves the cursor back is a text."""
     bars = "".join("\b" * 30 + f"{at}/9 [=====>....] loss: 0.{at}" for at in range(9))
     assert shown([*STEPS, bars, "training finished"]).code == EXIT.OK
+
+
+def test_several_starts_in_one_file(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """The last start answers; the report counts the starts, and tells how the others ended."""
+    begin = ["$ python train.py --epochs 3", "loading the configuration", "the model has 12 layers"]
+    frame = ["Traceback (most recent call last):", '  File "/job/train.py", line 5, in main', "    go()"]
+    ends = ["ValueError: no labels", "OSError: [Errno 5] lost", "KeyError: 'x'"]
+    lines = [line for end in ends for line in (*begin, *STEPS, *frame, end)]
+    (tmp_path / "job.out").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    told = " ".join(run("show", str(tmp_path / "job.out")).out.split())
+    assert told.startswith("KeyError")
+    assert "3rd start in the log, after ValueError: no labels; OSError: [Errno 5] lost" in told

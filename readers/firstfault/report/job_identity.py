@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass, field
 
 from firstfault.layout import parse_execution
+from firstfault.model.failure import OF_LOGS
 from firstfault.model.job import JobSize, NodeSetup, Progress
 from firstfault.report.cascade import world_size
 from firstfault.report.case import Case
 from firstfault.report.engine_words import EngineWords
-from firstfault.report.formatting import format_time
-from firstfault.utils.text import counted, duration
+from firstfault.report.formatting import format_time, shorten_list
+from firstfault.utils.text import counted, duration, one_line
 
 _MS = 1_000_000
 _NS = 1_000_000_000
@@ -20,6 +21,9 @@ _FIRST_NS = 1_577_836_800 * _NS
 _LONGEST_NS = 4_102_444_800 * _NS
 """The year 2100."""
 # git's object names: 40 digits of SHA-1, or 64 of SHA-256
+_MAX_END_CHARS = 60
+_MAX_ENDS = 2
+"""Earlier starts whose ends are told."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -49,6 +53,8 @@ class JobIdentity:
     """Whether every node reports it."""
     versions: tuple[tuple[str, str], ...] = ()
     """Of packages."""
+    earlier_starts: tuple[str, ...] = ()
+    """How the starts above this one ended, if one log has several."""
     source_url: str = ""
     """Where its source code can be read: "https://github.com/org/repo/blob/<commit>"."""
     source_root: str = ""
@@ -83,7 +89,16 @@ class JobIdentity:
         """Return what ran in few words; the rest is the same for every attempt of it."""
         gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
         parts = (self.task or self.execution, self._describe_size(engine), gpus, self._after, self.trained)
-        return ", ".join(filter(None, parts))
+        return ", ".join(filter(None, (*parts, self._describe_earlier_starts())))
+
+    def _describe_earlier_starts(self) -> str:
+        if not self.earlier_starts:
+            return ""
+        number = len(self.earlier_starts) + 1
+        is_teen = 10 < number % 100 < 20  # noqa: PLR2004 - "11th" to "19th"
+        ending = "th" if is_teen else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+        ends = shorten_list([one_line(headline, _MAX_END_CHARS) for headline in self.earlier_starts], _MAX_ENDS)
+        return f"{number}{ending} start in the log, after {'; '.join(ends)}"
 
     def parts(self, engine: EngineWords) -> tuple[str, ...]:
         """Return what is known, in the order in which a person asks for it."""
@@ -121,6 +136,7 @@ def identify_job(case: Case) -> JobIdentity:
         # ranks without an agent report for themselves: their coverage counts ranks, not nodes
         hosts if case.engine.reporter else verdict.coverage.expected or len(case.cascade.nodes),
     )
+    is_of_logs = any(place.engine == OF_LOGS for place in places)
     return JobIdentity(
         task=first.task,
         execution=parse_execution(case.uri) or "",
@@ -135,6 +151,7 @@ def identify_job(case: Case) -> JobIdentity:
         gpus=sum(setup.gpus for setup in setups.values()),
         all_gpus=len(setups) == verdict.coverage.expected,
         versions=versions or next((failure.versions for failure in job.failures if failure.versions), ()),
+        earlier_starts=tuple(record.headline for record in job.restarts if record.restart) if is_of_logs else (),
         source_url=first.source_url,
         source_root=first.source_root,
     )
