@@ -40,9 +40,9 @@ class Comparison:
     """How a log differs from the log of another run."""
 
     other: str
-    """Name of the other log."""
+    """Name of the log that this one is compared with."""
     new_lines: tuple[FoldedLine, ...]
-    """Exceptions, reports and lines about trouble that the other log doesn't have, in their order."""
+    """Exceptions, reports and lines about failures that are only in this log, in order."""
     first_difference: StepDifference | None
     """None: no value can be compared, or none differs."""
     first_not_a_number: StepDifference | None
