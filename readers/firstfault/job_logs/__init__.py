@@ -166,6 +166,9 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
     phase = Phase.JOINED if why else Phase.SUCCEEDED
     # without it, the failure of an earlier attempt would be the outcome of the job
     is_listed = not found[-1] and (not why or any(found))
+    # a rank that only lines of an earlier start name is named, too
+    labels = (stream.label.rank for attempt in attempts for stream in attempt.streams.values())
+    named = attempts[-1].size.named_ranks | {rank for rank in labels if rank is not None}
     return Snapshot(
         tuple(document for every in found for document in every),
         roster=(NodePresence(phase, place),) if is_listed else (),
@@ -173,7 +176,7 @@ def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot |
         restarts=tuple(_restarts(found)),
         completion=_describe_completion(proof, has_failed=bool(found[-1])) if not why else "",
         size=build_size(attempts[-1], found[-1]),
-        named_ranks=tuple(sorted(attempts[-1].size.named_ranks)),
+        named_ranks=tuple(sorted(named)),
     )
 
 
