@@ -144,9 +144,18 @@ class MultiErrorFileOutputReader:
         return run_sync(self._exists(OUTPUTS))
 
     def read(self) -> tuple[LiteralMap | None, ExecutionError | None]:
-        """Return (outputs, None), or (None, error) if the outputs are missing or not readable."""
-        from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - only this call needs it
-        from google.protobuf.message import DecodeError  # noqa: PLC0415
+        """Return (outputs, None), or (None, error) if the outputs are missing or not readable.
+
+        Raises:
+            UsageError: Flyte's messages aren't installed.
+        """
+        from google.protobuf.message import DecodeError  # noqa: PLC0415 - only this call needs it
+
+        try:
+            from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - as above
+        except ImportError as error:
+            how = "install the extra flyte: pip install '<wheel>[flyte]', or 'firstfault[flyte]' from your index"
+            raise UsageError(f"Flyte's outputs need flyteidl, which is not installed; {how}") from error
 
         where = join(self._layout.root, OUTPUTS)
         outputs = LiteralMap()
