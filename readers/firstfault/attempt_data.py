@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,13 +15,10 @@ from firstfault.layout import OUTPUTS, parse_attempt_number
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot
-from firstfault.reading.fetch import sorted_out
 from firstfault.report.data import AttemptSummary, summarize_attempt
-from firstfault.run_folder import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import gathered, run_sync
 from firstfault.utils.text import counted, one_line
-from firstfault.wire.documents import decode
 
 if TYPE_CHECKING:
     from firstfault.brief import LineRanges, LogDigest
@@ -130,6 +126,8 @@ def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 
 def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
     """Read the last attempt of the latest run in a local folder of runs; None if `uri` isn't such a folder."""
+    from firstfault.run_folder import runs_in  # noqa: PLC0415 - who reads logs doesn't need it
+
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
     return _read_documents(str(runs[0]), make_reader) if runs else None
 
@@ -187,6 +185,9 @@ def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
     Raises:
         BadDocumentError: the bytes aren't a valid document.
     """
+    from firstfault.reading.fetch import sorted_out  # noqa: PLC0415 - who reads logs doesn't need it
+    from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
+
     reader = make_reader("")
     job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
     return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
@@ -257,6 +258,8 @@ async def _summarize(
     folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
 ) -> AttemptSummary | None:
     """Summarize an attempt; None if it doesn't exist."""
+    import asyncio  # noqa: PLC0415 - who reads logs doesn't need it
+
     try:
         return await asyncio.wait_for(_read(folder, number, reader), seconds)
     except asyncio.TimeoutError:

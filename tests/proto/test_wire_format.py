@@ -51,12 +51,13 @@ def test_every_enum_starts_with_unspecified() -> None:
 def test_it_loads_without_the_library() -> None:
     """The wire format can be imported without the library and without Flyte, also if warnings are errors."""
     code = (
-        "import sys; import firstfault_proto.v1.errors_pb2; print(not {'firstfault', 'flyteidl'}.isdisjoint(sys.modules))"
+        "import sys; import firstfault_proto.v1.errors_pb2\n"
+        "print([name for name in ('firstfault', 'flyteidl') if name in sys.modules])"
     )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert ran.stdout.strip() == "False"
+    assert ran.stdout.strip() == "[]"
 
 
 def test_a_document_is_a_superset_of_flytes() -> None:

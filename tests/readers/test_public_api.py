@@ -36,7 +36,7 @@ def test_importing_is_cheap() -> None:
         *((f"firstfault.{room}", ("google.protobuf", "fsspec", "click")) for room in _ROOMS),
         ("firstfault.wire.documents", ("fsspec", "click")),
         ("firstfault.store", ("google.protobuf", "s3fs", "botocore", "click")),
-        ("firstfault.cli", ("google.protobuf", "fsspec")),
+        ("firstfault.cli", ("google.protobuf", "fsspec", "firstfault.credentials")),
         # a dying worker imports these
         ("firstfault.recorder.folder", _NOT_WHILE_DYING),
     ],
