@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.decision_mode import ACT, OFF, read_decision_mode
-from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
-from firstfault.slurm.job import JobInfo, SlurmJob, find_job_id, read_job
-from firstfault.slurm.starts import count_requeues, find_attempts, is_visible, record_requeue
-from firstfault.slurm_pointer import find_start
+from firstfault.decision_mode import ACT, DECISION_MODES, DECISIONS_VARIABLE, OFF, read_decision_mode
 
 if TYPE_CHECKING:
     from firstfault.conclude import Outcome
+    from firstfault.slurm.job import JobInfo
 
 
 @click.command()
@@ -51,7 +48,14 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
       srun firstfault torchrun ... train.py || { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.slurm.job import SlurmJob, find_job_id, read_job  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - as above
+    from firstfault.slurm.starts import (  # noqa: PLC0415 - as above
+        count_requeues,
+        find_attempts,
+        is_visible,
+        record_requeue,
+    )
 
     mode = decisions or read_decision_mode()
     if mode == OFF:
@@ -91,6 +95,8 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
 
 def _is_requeued_already(job: JobInfo) -> bool:
     """Whether Slurm ends this process because it has requeued the job around it."""
+    from firstfault.slurm_pointer import find_start  # noqa: PLC0415 - as above
+
     start = find_start(os.environ)
     return start is not None and int(start.restart) < job.restarts
 
