@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from firstfault.conclude import Conclusion, has_failed
-from firstfault.errors import FirstFaultError
+from firstfault.errors import BadDocumentError, FirstFaultError
 from firstfault.layout import OUTPUTS, parse_attempt_number
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
 """Entry-point group of log readers: functions from log files and streams to a snapshot; None: unsupported format."""
+_OWN_LOG_READER = "firstfault.job_logs"
+"""The module of firstfault's own, which may be deleted."""
 LOG_DIGESTS_GROUP = "firstfault.log_digests"
 """Entry-point group: functions from log files and streams, and the lines to quote, to a `LogDigest`."""
 _AROUND = 10
@@ -151,13 +154,31 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: Reader
 
 
 def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
+    # our own reader first: to list entry points takes as long as to read a small log
+    refused = None
+    with suppress(ModuleNotFoundError):
+        try:
+            own: Snapshot | None = import_module(_OWN_LOG_READER).snapshot_of(sources)
+        except BadDocumentError as error:
+            refused, own = error, None
+        if own is not None:
+            return own
+    snapshot = _read_with_entry_points(sources)
+    if snapshot is None and refused is not None:
+        raise refused
+    return snapshot or Snapshot()
 
-    snapshot = None
+
+def _read_with_entry_points(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
+    """Return what the log reader of another distribution reads; None: there is none, or none knows the format."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and our own reader reads most logs
+
     for point in entry_points(group=JOB_LOGS_GROUP):
         with suppress(ImportError):  # the entry point of a deleted package
-            snapshot = snapshot or point.load()(sources)
-    return snapshot or Snapshot()
+            snapshot: Snapshot | None = point.load()(sources)
+            if snapshot is not None:
+                return snapshot
+    return None
 
 
 def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges, *, reads_all: bool = False) -> LogDigest:

@@ -55,7 +55,7 @@ def _redacts(module: ast.Module) -> bool:
     imported = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
     return any(
         node.module == "firstfault.credentials"
-        or (node.module == "firstfault.utils.text" and alias.name in {"redact", "clean", "clean_end"})
+        or (node.module == "firstfault.utils.stored_text" and alias.name in {"redact", "clean", "clean_end"})
         for node in imported
         for alias in node.names
     )
