@@ -295,9 +295,9 @@ def _read_on(stderr: list[int]) -> None:
 def _load_document_writer() -> None:
     """Import what writes documents, and compile its patterns."""
     import firstfault.wire.documents  # noqa: F401, PLC0415 - as above
-    from firstfault.credentials import compile_patterns  # noqa: PLC0415 - as above
+    from firstfault import credentials  # noqa: PLC0415 - as above
 
-    compile_patterns()
+    credentials.compile_patterns()
 
 
 def _decode_failure(document: SpooledDocument) -> model.WorkerError | None:
