@@ -30,7 +30,8 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from firstfault.render.markdown import markdown
     from firstfault.render.terminal import terminal_text
     from firstfault.testing import make_error, make_presence
-    from firstfault.utils.text import clean, one_line, printable
+    from firstfault.utils.stored_text import clean
+    from firstfault.utils.text import one_line, printable
     from firstfault.wire.documents import decode, decode_presence, encode, encode_presence, pack, unpack
     from firstfault.wire.json_schemas import from_json, restart_from_json
 

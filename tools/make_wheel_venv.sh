@@ -8,6 +8,6 @@ pip=(build/wheel-venv/bin/python -m pip --no-input --disable-pip-version-check)
 
 tools/copy_venv.sh .venv build/wheel-venv firstfault
 extra=$("${pip[@]}" show -q flytekit 2>/dev/null && echo elastic || echo torch)
-"${pip[@]}" install --no-compile -c constraints.txt "$1[$extra,otel,s3]"
+"${pip[@]}" install --no-compile -c constraints.txt "$1[$extra,flyte,otel,s3]"
 tools/copy_venv.sh build/wheel-venv build/torch-venv flytekit flytekitplugins-kfpytorch
 tools/copy_venv.sh build/torch-venv build/core-venv torch

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # test_floors.sh [TORCH]
 # Tests with the oldest dependencies that pyproject.toml admits: first, in a venv of its own, what reads and writes
-# storage (fsspec), documents (protobuf, flyteidl), text (google-re2), reports (jinja2, rich) and the command line
-# (click); then, in a copy of .venv, the plugin with the oldest flytekit, also in a real job. With TORCH, such as 2.3.1,
+# storage (fsspec), documents (protobuf; flyteidl to compare), text (google-re2), reports (jinja2, rich) and the
+# command line (click); then, in a copy of .venv, the plugin with the oldest flytekit, also in a real job. With TORCH, such as 2.3.1,
 # the plugin is tested with that release too; its CUDA packages take 5 GB.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -18,7 +18,8 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import pip._vendor.tomli as tomllib
 
-for requirement in tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"]:
+project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+for requirement in [*project["dependencies"], *project["optional-dependencies"]["flyte"]]:
     print(requirement.split(";")[0].strip().replace(">=", "=="))
 PY
 )

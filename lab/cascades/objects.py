@@ -11,7 +11,8 @@ from firstfault.errors import ObjectNotFoundError
 from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.model import JobErrors
 from firstfault.reading.assemble import Snapshot
-from firstfault.reading.attempt import Patience, Request, look
+from firstfault.reading.attempt import look
+from firstfault.reading.request import Patience, Request
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
 from firstfault.wire.documents import encode, encode_presence

@@ -1,1 +1,1 @@
-"""The wire format: protobuf code made from the .proto files beside it. Imports protobuf and flyteidl alone."""
+"""The wire format: protobuf code made from the .proto files beside it. Imports protobuf alone."""

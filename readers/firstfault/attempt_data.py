@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from firstfault.conclude import Conclusion, has_failed
-from firstfault.errors import FirstFaultError
+from firstfault.errors import BadDocumentError, FirstFaultError
 from firstfault.layout import OUTPUTS, parse_attempt_number
 from firstfault.model import DocumentRef, JobErrors, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot
-from firstfault.reading.fetch import sorted_out
 from firstfault.report.data import AttemptSummary, summarize_attempt
-from firstfault.run_folder import runs_in
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import gathered, run_sync
 from firstfault.utils.text import counted, one_line
-from firstfault.wire.documents import decode
 
 if TYPE_CHECKING:
     from firstfault.brief import LineRanges, LogDigest
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
 """Entry-point group of log readers: functions from log files and streams to a snapshot; None: unsupported format."""
+_OWN_LOG_READER = "firstfault.job_logs"
+"""The module of firstfault's own, which may be deleted."""
 LOG_DIGESTS_GROUP = "firstfault.log_digests"
 """Entry-point group: functions from log files and streams, and the lines to quote, to a `LogDigest`."""
 _AROUND = 10
@@ -130,6 +129,8 @@ def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 
 def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
     """Read the last attempt of the latest run in a local folder of runs; None if `uri` isn't such a folder."""
+    from firstfault.run_folder import runs_in  # noqa: PLC0415 - who reads logs doesn't need it
+
     runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
     return _read_documents(str(runs[0]), make_reader) if runs else None
 
@@ -153,13 +154,31 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: Reader
 
 
 def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts don't need it
+    # our own reader first: to list entry points takes as long as to read a small log
+    refused = None
+    with suppress(ModuleNotFoundError):
+        try:
+            own: Snapshot | None = import_module(_OWN_LOG_READER).snapshot_of(sources)
+        except BadDocumentError as error:
+            refused, own = error, None
+        if own is not None:
+            return own
+    snapshot = _read_with_entry_points(sources)
+    if snapshot is None and refused is not None:
+        raise refused
+    return snapshot or Snapshot()
 
-    snapshot = None
+
+def _read_with_entry_points(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
+    """Return what the log reader of another distribution reads; None: there is none, or none knows the format."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and our own reader reads most logs
+
     for point in entry_points(group=JOB_LOGS_GROUP):
         with suppress(ImportError):  # the entry point of a deleted package
-            snapshot = snapshot or point.load()(sources)
-    return snapshot or Snapshot()
+            snapshot: Snapshot | None = point.load()(sources)
+            if snapshot is not None:
+                return snapshot
+    return None
 
 
 def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges, *, reads_all: bool = False) -> LogDigest:
@@ -187,6 +206,9 @@ def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
     Raises:
         BadDocumentError: the bytes aren't a valid document.
     """
+    from firstfault.reading.fetch import sorted_out  # noqa: PLC0415 - who reads logs doesn't need it
+    from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
+
     reader = make_reader("")
     job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
     return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
@@ -257,6 +279,8 @@ async def _summarize(
     folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
 ) -> AttemptSummary | None:
     """Summarize an attempt; None if it doesn't exist."""
+    import asyncio  # noqa: PLC0415 - who reads logs doesn't need it
+
     try:
         return await asyncio.wait_for(_read(folder, number, reader), seconds)
     except asyncio.TimeoutError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.utils.loggers import get_logger
 
 logger = get_logger(__name__)
 
+DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
+"""Whether firstfault acts on a decision, for example by an exit code; observe: it only prints what it would do."""
 ACT, OBSERVE, OFF = "act", "observe", "off"
 _warned: set[str] = set()
 """Invalid values that this process has warned about: several places read the mode, some of them repeatedly."""

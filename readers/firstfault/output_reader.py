@@ -14,8 +14,7 @@ from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.evidence.completion import prove_completion
 from firstfault.layout import DECK, OUTPUTS, VERDICT_JSON, Layout
 from firstfault.reading.assemble import Snapshot
-from firstfault.reading.attempt import Patience, Request, follow, look, read_job
-from firstfault.reading.fetch import StoreWithCopies
+from firstfault.reading.request import Patience, Request
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, report_conclusion, with_attempts
@@ -144,9 +143,18 @@ class MultiErrorFileOutputReader:
         return run_sync(self._exists(OUTPUTS))
 
     def read(self) -> tuple[LiteralMap | None, ExecutionError | None]:
-        """Return (outputs, None), or (None, error) if the outputs are missing or not readable."""
-        from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - only this call needs it
-        from google.protobuf.message import DecodeError  # noqa: PLC0415
+        """Return (outputs, None), or (None, error) if the outputs are missing or not readable.
+
+        Raises:
+            UsageError: Flyte's messages aren't installed.
+        """
+        from google.protobuf.message import DecodeError  # noqa: PLC0415 - only this call needs it
+
+        try:
+            from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - as above
+        except ImportError as error:
+            how = "install the extra flyte: pip install '<wheel>[flyte]', or 'firstfault[flyte]' from your index"
+            raise UsageError(f"Flyte's outputs need flyteidl, which is not installed; {how}") from error
 
         where = join(self._layout.root, OUTPUTS)
         outputs = LiteralMap()
@@ -214,6 +222,9 @@ class MultiErrorFileOutputReader:
 
     async def job_async(self) -> model.JobErrors:
         """As `job`, in the caller's event loop."""
+        from firstfault.reading.attempt import read_job  # noqa: PLC0415 - who reads logs doesn't need it
+        from firstfault.reading.fetch import StoreWithCopies  # noqa: PLC0415 - as above
+
         try:
             async with open_store(self._layout.root, self._storage_options) as opened:
                 if not self._copies:
@@ -254,6 +265,9 @@ class MultiErrorFileOutputReader:
         return run_sync(self._read_copies(note))
 
     async def _read_copies(self, note: str) -> model.JobErrors:
+        from firstfault.reading.attempt import look  # noqa: PLC0415 - as above
+        from firstfault.reading.fetch import StoreWithCopies  # noqa: PLC0415 - as above
+
         # never settled: other nodes may have reports that can't be read now; `fresh` would open documents in a storage
         # that can't be listed
         alone = StoreWithCopies(None, self._copies, self._layout.root)
@@ -271,6 +285,8 @@ class MultiErrorFileOutputReader:
             UsageError: the URI is a single document.
             StoreError: the storage refuses a request.
         """
+        from firstfault.reading.attempt import follow  # noqa: PLC0415 - as above
+
         if self._layout.document:
             raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
         async with (

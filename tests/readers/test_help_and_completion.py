@@ -14,7 +14,25 @@ from tests.readers.commands import Ran
 
 pytestmark = pytest.mark.slow
 
-_LAZY = ("flytekit", "torch", "numpy", "rich", "jinja2", "firstfault.strategies", "firstfault.output_reader")
+_LAZY = (
+    *("flytekit", "flyteidl", "torch", "numpy", "rich", "jinja2", "asyncio", "fsspec", "google.protobuf"),
+    *("firstfault.credentials", "firstfault.model", "firstfault.strategies", "firstfault.output_reader"),
+)
+_NOT_FOR_LOGS = (
+    *("flytekit", "flyteidl", "torch", "numpy", "rich", "jinja2", "asyncio", "fsspec", "google.protobuf", "stamina"),
+    *("ssl", "email", "importlib.metadata", "subprocess", "tempfile", "concurrent.futures"),
+    *("firstfault.wire.documents", "firstfault.reading.attempt", "firstfault.recorder", "firstfault.brief"),
+)
+_LOG = """\
+[rank0]: INFO step 1 loss 2.5
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/app/train.py", line 61, in <module>
+[rank1]:     main()
+[rank1]:   File "/app/train.py", line 47, in main
+[rank1]:     loss = model(batch)
+[rank1]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x128 and 64x10)
+[rank0]: torch.distributed.DistBackendError: [ProcessGroupGloo.cpp:540] Connection closed by peer [127.0.0.1]:41234
+"""
 
 _RUN = pytest.param("run", marks=pytest.mark.flyte)
 
@@ -43,6 +61,20 @@ def test_help_imports_little(commands: str | tuple[str, ...]) -> None:
     program = [sys.executable, "-c", code, *names]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert (ran.stderr, ran.stdout.count("Usage: firstfault")) == ("[]\n", len(names))
+
+
+def test_a_small_log_imports_little(tmp_path: Path) -> None:
+    """A log is read and reported without storage, documents, an event loop, other distributions, and rich."""
+    (tmp_path / "job.log").write_text(_LOG)
+    code = (
+        "import sys\nbefore = set(sys.modules)\nfrom firstfault.cli import main\n"
+        "try: main(['show', sys.argv[1]])\nexcept SystemExit: pass\n"
+        f"print([name for name in {_NOT_FOR_LOGS!r} if name in set(sys.modules) - before], file=sys.stderr)"
+    )
+    program = [sys.executable, "-c", code, str(tmp_path / "job.log")]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stderr == "[]\n"
+    assert ran.stdout.startswith("RuntimeError rank 1 no retry: mat1 and mat2 shapes")
 
 
 @pytest.mark.flyte

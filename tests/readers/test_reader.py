@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
@@ -35,6 +36,15 @@ def test_outputs_are_read(attempt: Attempt) -> None:
     assert reader.read() == (_OUTPUTS, None)
     attempt.put("deck.html", b"<html>")
     assert reader.deck_exists(), "each call looks again"
+
+
+def test_outputs_need_flytes_messages(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without flyteidl, an error names the extra that brings it; errors are read without it."""
+    monkeypatch.setitem(sys.modules, "flyteidl.core.literals_pb2", None)
+    attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
+    with pytest.raises(UsageError, match=r"^Flyte's outputs need flyteidl, .* pip install .*'firstfault\[flyte\]'"):
+        attempt.reader().read()
+    assert attempt.reader().exists()
 
 
 @pytest.mark.parametrize(("data", "code"), [(None, "OutputsNotFound"), (b"not protobuf", "OutputsBadFormat")])

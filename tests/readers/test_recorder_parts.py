@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -53,6 +55,21 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
     spool.add("a.pb", b"1")
     spool.add("b.pb", b"2")
     assert [(document.name, document.withdrawn) for document in spool.documents()] == [("a.pb", True), ("b.pb", False)]
+
+
+_UNCOMPILED = """
+from firstfault.recorder import server
+server._load_document_writer()
+from firstfault.credentials import literals, shapes
+print([name for table in (literals, shapes) for name in table.PATTERNS._texts if name not in table.PATTERNS])
+"""
+
+
+def test_a_recorder_is_ready_for_the_agents_death() -> None:
+    """What a recorder loads early includes each pattern of a credential: later the memory may be short."""
+    program = [sys.executable, "-c", _UNCOMPILED]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "[]\n"
 
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault.credentials import redact
-from firstfault.utils.text import clean, clean_end
+from firstfault.utils.stored_text import clean, clean_end
 
 # The samples are made up. They are put together here, so that no scanner takes them for real ones.
 _PW = "hunter2" + "-Zx9"

@@ -11,7 +11,7 @@ import pytest
 from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.evidence.signatures import Pattern, Signature, parse_signatures
+from firstfault.evidence.signatures import Pattern, Signature, parse_signatures, widen
 from firstfault.testing import make_error, make_job
 from firstfault.utils.toml import parse_toml
 
@@ -237,6 +237,18 @@ def test_the_filter_leaves_out_nothing_that_fits() -> None:
             for filter_, entries in ((BUILT_IN.noise_filter, BUILT_IN.noise), (BUILT_IN.filter, BUILT_IN.signatures)):
                 found = {entry.id for entry in entries if entry.pattern.search(text) is not None}
                 assert found <= {entry.id for entry in filter_.possible(text)}, signature.id
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wide"),
+    [
+        (r"rank \d{1,6}[^\n]{0,300}? failed", r"rank \d*[^\n]*? failed"),
+        *((same, same) for same in (r"x{3}", r"\{1,2\}", r"[{1,2}]", r"[^]{1,2}]", r"[\]{1,2}]")),
+    ],
+)
+def test_a_wider_pattern(pattern: str, wide: str) -> None:
+    """Repetitions with a limit lose it; braces that are text stay."""
+    assert widen(pattern) == wide
 
 
 @pytest.mark.parametrize(("kind", "message", "signature"), TEXTS["left_out"])

@@ -55,7 +55,7 @@ def _redacts(module: ast.Module) -> bool:
     imported = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
     return any(
         node.module == "firstfault.credentials"
-        or (node.module == "firstfault.utils.text" and alias.name in {"redact", "clean", "clean_end"})
+        or (node.module == "firstfault.utils.stored_text" and alias.name in {"redact", "clean", "clean_end"})
         for node in imported
         for alias in node.names
     )
@@ -80,7 +80,7 @@ def _is_one_of(name: str, known: set[str]) -> bool:
 def test_secrets_are_removed_at_few_doors() -> None:
     """Only what writes a document and what reads foreign text removes secrets; each door is in use."""
     found = {name for name, module in _sources() if _redacts(module) and not name.startswith("firstfault.credentials")}
-    assert {name for name in found - {"firstfault.utils.text"} if not _is_one_of(name, set(DOORS))} == set()
+    assert {name for name in found - {"firstfault.utils.stored_text"} if not _is_one_of(name, set(DOORS))} == set()
     assert {door for door in DOORS for name in found if _is_one_of(name, {door})} == DOORS.keys()
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.utils.text import clean, clean_end, elide, extract_sentence, one_line, printable
+from firstfault.utils.stored_text import clean, clean_end
+from firstfault.utils.text import elide, extract_sentence, one_line, printable
 
 _ANY_TEXT = st.text(st.characters(exclude_categories=()))
 

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
+from firstfault.cli._following import Progress
 from firstfault.cli._live import format_progress_line
-from firstfault.cli._watch import _Progress
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.layout import LIVE, restart_record_name, watched_until_ms
 from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
@@ -66,7 +66,7 @@ def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
         return await listed(self, folder)
 
     monkeypatch.setattr(FsspecStore, "list", look)
-    monkeypatch.setattr("firstfault.cli._watch._SEALING_S", 0.05)
+    monkeypatch.setattr("firstfault.cli._following._SEALING_S", 0.05)
 
     def watch(
         *steps: Callable[[], object], options: tuple[str, ...] = SOON, uri: str = attempt.uri
@@ -247,7 +247,7 @@ def test_a_storage_that_is_away_while_the_seal_is_awaited(
     lost = _lose_requests(monkeypatch, attempt.uri, 1)
     moments = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(moments) / 50, strftime=time.strftime)
-    monkeypatch.setattr("firstfault.cli._watch.time", clock)
+    monkeypatch.setattr("firstfault.cli._following.time", clock)
     attempt.write(root())
     attempt.join(node(0), node(1))
     code, out, _ = watching()
@@ -278,13 +278,13 @@ def test_the_timeout(watching: Watch) -> None:
 
 def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a node never reports, the last answer decides the exit code."""
-    show = _Progress.show
+    show = Progress.show
 
-    def last(self: _Progress, job: JobErrors) -> None:
+    def last(self: Progress, job: JobErrors) -> None:
         show(self, job)
         raise asyncio.TimeoutError
 
-    monkeypatch.setattr(_Progress, "show", last)
+    monkeypatch.setattr(Progress, "show", last)
     attempt.write(root())
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     code, out, _ = watching(options=(*SOON, "--timeout", "60"))

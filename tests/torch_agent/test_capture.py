@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,24 @@ def _raise(error: BaseException) -> None:
 
 def _captured(error: BaseException) -> ExceptionInfo:
     return capture(_raised(lambda: _raise(error)))
+
+
+_UNCOMPILED = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+from firstfault.credentials import literals, shapes
+from firstfault.exceptions import texts
+print([name for table in (literals, shapes, texts) for name in table.PATTERNS._texts if name not in table.PATTERNS])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["run", "torchrun.rank", "worker.worker_monitor"])
+def test_patterns_are_compiled_before_a_failure(module: str) -> None:
+    """An agent, a worker and a rank without an agent compile no pattern when they fail: they may lack the memory."""
+    program = [sys.executable, "-c", _UNCOMPILED, f"firstfault_torch.{module}"]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout == "[]\n"
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """After a failure: wait a bounded time for the other nodes, read, conclude, seal."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +48,25 @@ def _failure(rank: int, **fields: Any) -> WorkerError:
 
 def _settled(node_context: NodeContext, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
     return concluded(node_context, failures, seconds=seconds, **options)
+
+
+_NEW_MODULES = """
+import sys
+from firstfault_torch import run
+run.import_conclusion_modules()
+before = set(sys.modules)
+from firstfault.output_reader import MultiErrorFileOutputReader
+MultiErrorFileOutputReader("", copies={"error.pb": b""}).read_copies("")
+print([name for name in set(sys.modules) - before if name.startswith("firstfault")])
+"""
+
+
+@pytest.mark.slow
+def test_what_reads_is_loaded_before_a_failure() -> None:
+    """An agent that reads documents after a failure imports no module of ours: the disk may be gone."""
+    program = [sys.executable, "-c", _NEW_MODULES]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("uploaded", [True, False])

@@ -82,7 +82,8 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
 
 def import_conclusion_modules() -> None:
     """Import it once the workers have started: they need not wait for it, and after a failure the disk may be gone."""
-    for name in ("conclude", "output_reader", "render.flyte_message", "report"):
+    strategies = ("strategies.earliest", "strategies.rules")
+    for name in ("conclude", "output_reader", "reading.attempt", "render.flyte_message", "report", *strategies):
         import_module(f"firstfault.{name}")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from firstfault import credentials
+from firstfault.exceptions import texts
 from firstfault.exceptions.exceptions_in_text import unwrap_remote
 from firstfault.exceptions.first_cause import find_enclosing_handler
 from firstfault.exceptions.source_files import is_library_file
@@ -40,6 +42,11 @@ _MAX_TEXT = 64 * 1024
 """Characters of a message that are kept in memory."""
 NOTED = "__firstfault_noted__"
 """The attribute of an exception that was captured before."""
+
+# Each process that records failures imports this module before it can fail. Then it may lack the memory or the stack to
+# compile a pattern.
+credentials.compile_patterns()
+texts.PATTERNS.compile_all()
 
 
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:

@@ -20,14 +20,12 @@ from pkgutil import resolve_name
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.decision_mode import find_mode_problem, read_decision_mode
+from firstfault.decision_mode import DECISIONS_VARIABLE, find_mode_problem, read_decision_mode
 from firstfault.errors import StoreError
-from firstfault.model.job import DECISIONS_VARIABLE
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
-from firstfault_start import ON, is_in_worker
+from firstfault_start import ON, WORKER_VARIABLE, is_in_worker
 from firstfault_torch.guard import call_with_timeout, try_call
-from firstfault_torch.node_context import WORKER_VARIABLE
 from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firstfault.decision_mode import read_decision_mode
+from firstfault.decision_mode import DECISION_MODES, DECISIONS_VARIABLE, read_decision_mode
 from firstfault.errors import UsageError
-from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.run_folder import FOLDERS, MARK, began, begin_run, make_attempt, make_fallback_folder
 from firstfault.slurm_pointer import find_start
 from firstfault.store import is_remote, join

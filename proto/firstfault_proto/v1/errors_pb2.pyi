@@ -1,4 +1,4 @@
-from flyteidl.core import errors_pb2 as _errors_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -43,10 +43,40 @@ class WorkerErrorDocument(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
-    error: _errors_pb2.ContainerError
+    error: ContainerError
     failure: WorkerFailure
     verdict: SealedVerdict
-    def __init__(self, error: _Optional[_Union[_errors_pb2.ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
+
+class ContainerError(_message.Message):
+    __slots__ = ("code", "message", "kind", "origin", "timestamp", "worker")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NON_RECOVERABLE: _ClassVar[ContainerError.Kind]
+        RECOVERABLE: _ClassVar[ContainerError.Kind]
+    NON_RECOVERABLE: ContainerError.Kind
+    RECOVERABLE: ContainerError.Kind
+    class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[ContainerError.Origin]
+        USER: _ClassVar[ContainerError.Origin]
+        SYSTEM: _ClassVar[ContainerError.Origin]
+    UNKNOWN: ContainerError.Origin
+    USER: ContainerError.Origin
+    SYSTEM: ContainerError.Origin
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    kind: ContainerError.Kind
+    origin: ContainerError.Origin
+    timestamp: _timestamp_pb2.Timestamp
+    worker: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., kind: _Optional[_Union[ContainerError.Kind, str]] = ..., origin: _Optional[_Union[ContainerError.Origin, str]] = ..., timestamp: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
     __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by", "expired", "system", "handled_exceptions")

@@ -35,14 +35,14 @@ class _CommandGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = (*super().list_commands(ctx), *BUILT_IN_COMMANDS)
-        return sorted({*names, *(point.name for point in _entry_points())})
+        return sorted({*names, *(point.name for point in _entry_points(ctx))})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         # built-in commands first: another distribution can't replace them
         own = super().get_command(ctx, cmd_name)
         if cmd_name in BUILT_IN_COMMANDS:
             own = getattr(importlib.import_module(f"firstfault.cli._{cmd_name}"), cmd_name)
-        return own or next((_load_command(point) for point in _entry_points() if point.name == cmd_name), None)
+        return own or next((_load_command(point) for point in _entry_points(ctx) if point.name == cmd_name), None)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -60,10 +60,14 @@ def _join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _entry_points() -> tuple[EntryPoint, ...]:
+def _entry_points(context: click.Context) -> Sequence[EntryPoint]:
     import importlib.metadata  # noqa: PLC0415 - slow, and built-in commands don't need it
 
-    return tuple(importlib.metadata.entry_points(group=COMMANDS_GROUP))
+    # once a command line: each call reads the files of all installed distributions
+    if COMMANDS_GROUP not in context.meta:
+        context.meta[COMMANDS_GROUP] = tuple(importlib.metadata.entry_points(group=COMMANDS_GROUP))
+    points: Sequence[EntryPoint] = context.meta[COMMANDS_GROUP]
+    return points
 
 
 def _load_command(point: EntryPoint) -> click.Command:

@@ -15,7 +15,6 @@ import click
 
 from firstfault.cli import _support as cli
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
-from firstfault.model.failure import TEARDOWN
 from firstfault.store import is_remote
 from firstfault.utils.text import counted
 
@@ -192,6 +191,7 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_t
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
     """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them. Return the exit code."""
     from firstfault.attempt_data import find_run_logs, sibling_attempts  # noqa: PLC0415 - as above
+    from firstfault.model.failure import TEARDOWN  # noqa: PLC0415 - as above
 
     conclusion = read.conclusion
     if conclusion is None:

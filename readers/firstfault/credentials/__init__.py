@@ -8,6 +8,7 @@ Platform operators add their own rules in ``FIRSTFAULT_REDACT`` (`custom_rules`)
 
 from __future__ import annotations
 
+from firstfault.credentials import literals, shapes
 from firstfault.credentials.custom_rules import redact_custom_matches
 from firstfault.credentials.named_values import redact_named_values
 from firstfault.credentials.shapes import redact_shapes
@@ -28,3 +29,9 @@ def redact(text: str) -> str:
         if text == before:
             break
     return text
+
+
+def compile_patterns() -> None:
+    """Compile all patterns, so that a process that fails needs not; other processes compile what they use."""
+    literals.PATTERNS.compile_all()
+    shapes.PATTERNS.compile_all()

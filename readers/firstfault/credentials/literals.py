@@ -7,13 +7,11 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firstfault.utils.toml import parse_toml
+from firstfault.utils.toml import Patterns, parse_toml
 
 HIDDEN = "***"
 TABLE: dict[str, Any] = parse_toml(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
-PATTERNS = {
-    name: re.compile(text, re.VERBOSE) for table in ("values", "around", "urls") for name, text in TABLE[table].items()
-}
+PATTERNS = Patterns({**TABLE["values"], **TABLE["around"], **TABLE["urls"]})
 """Patterns of values that aren't credentials, of the text around names and values, and of parts of URLs."""
 
 

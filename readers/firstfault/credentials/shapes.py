@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from firstfault.credentials.literals import HIDDEN, TABLE, is_key, is_mixed, is_placeholder, is_text, is_varied
+from firstfault.utils.toml import Patterns
 
 WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 """A word also starts after an escape: ``\\n``, ``%20``."""
@@ -51,28 +52,28 @@ VALUE_CHECKS: dict[str, Callable[[str], object]] = {
 """Checks that a shape's value may have to pass (`only` in the table)."""
 
 
-def _compile_shape(row: dict[str, list[str]]) -> re.Pattern[str]:
+def _build_pattern(row: dict[str, list[str]]) -> str:
     if "pattern" in row:
-        return re.compile(str(row["pattern"]), re.VERBOSE)
+        return str(row["pattern"])
     # without `marks`, the prefixes are plain text and serve as marks themselves
     starts = row["starts"] if "marks" in row else map(re.escape, row["starts"])
-    return re.compile(f"{WORD_START}(?:{'|'.join(starts)})(?P<value>{row['then']})", re.VERBOSE)
+    return f"{WORD_START}(?:{'|'.join(starts)})(?P<value>{row['then']})"
 
 
-# compiled when this module is imported, and not when a process fails
+PATTERNS = Patterns({row["name"]: _build_pattern(row) for row in TABLE["shape"]})
 SHAPES = [
-    (row.get("marks") or row["starts"], _compile_shape(row), VALUE_CHECKS[row.get("only", "any")])
-    for row in TABLE["shape"]
+    (row.get("marks") or row["starts"], row["name"], VALUE_CHECKS[row.get("only", "any")]) for row in TABLE["shape"]
 ]
+"""The marks of each shape, its name, and the check of its value."""
 
 
 def redact_shapes(text: str) -> str:
     """Replace texts with the form of a credential."""
-    for marks, pattern, is_secret in SHAPES:
+    for marks, name, is_secret in SHAPES:
         # almost no text contains a mark, and a substring search is much faster than the pattern
         if any(mark in text for mark in marks):
             parts, copied_until = [], 0
-            for found in pattern.finditer(text):
+            for found in PATTERNS[name].finditer(text):
                 if is_secret(found["value"]):
                     parts += [text[copied_until : found.start("value")], HIDDEN]
                     copied_until = found.end("value")

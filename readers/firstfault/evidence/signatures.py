@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ _OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
 """Allowed names of groups, without the trailing number ("rank2") that alternatives of one pattern need."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
+_COUNTED = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\{\d+,\d*\}")
+"""An escaped character or a class, to leave alone; or a repetition "{0,300}"."""
 _LINES = "(?m)"
 """Prefix that makes ^ and $ match at line boundaries; RE2 has no option for it."""
 _NOT_IN_RE2 = {
@@ -55,6 +56,14 @@ def _build_options() -> re2.Options:
 def encoded(text: str | bytes) -> bytes:
     """Return the UTF-8 that patterns search, with "?" for each lone surrogate."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+
+
+def widen(pattern: str) -> str:
+    """Return a pattern that also matches all that `pattern` matches, and compiles several times faster.
+
+    RE2 copies what is repeated "{0,300}" 300 times. For a first look, any number of repetitions will do.
+    """
+    return _COUNTED.sub(lambda found: found[1] or "*", pattern)
 
 
 class Pattern:
@@ -164,7 +173,7 @@ class Prefilter:
     def _build_filter(self) -> re2.Filter:
         made = re2.Filter()
         for signature in self._signatures:
-            made.Add(_LINES + signature.pattern.source, _build_options())
+            made.Add(_LINES + widen(signature.pattern.source), _build_options())
         made.Compile()
         return made
 
@@ -200,9 +209,9 @@ class Signatures:
 @cache
 def built_in_signatures() -> Signatures:
     """Return the signatures that come with firstfault."""
-    file = resources.files("firstfault.evidence") / "signatures.toml"
+    text = Path(__file__).with_suffix(".toml").read_text("utf-8")
     # a test checks the patterns and examples, which would slow down each command
-    return parse_signatures(file.read_text("utf-8"), "firstfault/evidence/signatures.toml", check_examples=False)
+    return parse_signatures(text, "firstfault/evidence/signatures.toml", check_examples=False)
 
 
 def load_signatures(path: str | Path) -> Signatures:

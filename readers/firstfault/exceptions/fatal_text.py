@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from firstfault.exceptions.printed_tracebacks import find_chain_spans, find_tracebacks, strip_rank_prefix
 from firstfault.exceptions.texts import PATTERNS
 
-_SURVIVAL_NOTICE = PATTERNS["survival_notice"]
-_NOISE_LINE = PATTERNS["noise_line"]
-_ADVICE_LINE = PATTERNS["advice_line"]
 _NCCL_LAST_ERROR = "Last error:"
 """Ends a line of NCCL; the next line has the cause of the error."""
 _EXIT_LINES_READ = 5
@@ -36,7 +33,7 @@ def extract_fatal_text(stderr: str, signal: str) -> str:
     bare_lines = [PATTERNS["rank_prefix"].sub("", line) for line in lines]
     chains = find_chain_spans(bare_lines, find_tracebacks(bare_lines))
     if not chains:
-        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _SURVIVAL_NOTICE.search(line))
+        return "\n".join(line for line in _extract_exit_lines(bare_lines) if not _is("survival_notice", line))
     return "\n".join(lines[chains[-1][0] :])
 
 
@@ -47,8 +44,8 @@ def find_telling_line(stderr: str) -> str:
     """
     plain_lines = map(strip_rank_prefix, stderr.splitlines())
     lines = [line for line in plain_lines if line.strip() and not PATTERNS["dump_line"].match(line)]
-    candidates = [line.strip() for line in reversed(_extract_exit_lines(lines)) if not _NOISE_LINE.search(line)]
-    return next((line for line in candidates if not _ADVICE_LINE.search(line)), candidates[0] if candidates else "")
+    candidates = [line.strip() for line in reversed(_extract_exit_lines(lines)) if not _is("noise_line", line)]
+    return next((line for line in candidates if not _is("advice_line", line)), candidates[0] if candidates else "")
 
 
 def _extract_exit_lines(lines: Sequence[str]) -> list[str]:
@@ -56,12 +53,17 @@ def _extract_exit_lines(lines: Sequence[str]) -> list[str]:
     joined: list[str] = []
     # command-line tools end with usage hints, which may push the error out of the last few lines
     for line in (PATTERNS["box_sides"].sub("", boxed_line) for boxed_line in lines[-4 * _EXIT_LINES_READ :]):
-        if line[:1].isspace() and joined and joined[-1].endswith(":") and not _ADVICE_LINE.search(joined[-1]):
+        if line[:1].isspace() and joined and joined[-1].endswith(":") and not _is("advice_line", joined[-1]):
             joined[-1] += f" {line.strip()}"
         else:
             joined.append(line)
-    telling = [number for number, line in enumerate(joined) if not _ADVICE_LINE.search(line)][-_EXIT_LINES_READ:]
+    telling = [number for number, line in enumerate(joined) if not _is("advice_line", line)][-_EXIT_LINES_READ:]
     return joined[min([*telling[:1], max(len(joined) - _EXIT_LINES_READ, 0)]) :]
+
+
+def _is(name: str, line: str) -> bool:
+    """Whether a line fits the pattern with this name."""
+    return PATTERNS[name].search(line) is not None
 
 
 def find_cpp_exception(stderr: str) -> str:

@@ -13,8 +13,8 @@ A pipeline of small stages:
 9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
 
 ``launchers.toml`` has what one launcher prints, and ``vocabulary.toml`` what others print, too. The result, a
-`Snapshot`, is judged, reported and retried like that of a recorded job. The entry point ``firstfault.job_logs`` names
-`snapshot_of`.
+`Snapshot`, is judged, reported and retried like that of a recorded job. `firstfault.attempt_data` finds `snapshot_of`
+by its name.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from firstfault.model.failure import (
     REQUEUED,
     UNSEEN,
 )
-from firstfault.utils.text import clean, clean_end
+from firstfault.utils.stored_text import clean, clean_end
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from firstfault.evidence.signatures import Pattern
+from firstfault.evidence.signatures import Pattern, widen
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model.failure import SIGNALS_BY_DESCRIPTION, get_shell_signal
 from firstfault.utils.toml import parse_toml
@@ -89,8 +89,8 @@ class LauncherTable:
             for row in table["report"]
             if row["launcher"] not in without
         )
-        self.any_report = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", row.pattern) for row in self.reports))
-        """Found in each line that a report pattern fits; fast in all other lines, too."""
+        self.any_report = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", widen(row.pattern)) for row in self.reports))
+        """Found in each line that a report pattern fits, and in few others; fast in all lines."""
 
     def read_prefix(self, prefix: str) -> dict[str, str]:
         """Return the named parts of a prefix that `prefix` matches."""

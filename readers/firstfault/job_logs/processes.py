@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
-from firstfault.utils.text import clean
+from firstfault.utils.stored_text import clean
 
 if TYPE_CHECKING:
     from firstfault.job_logs.boxes import Entry

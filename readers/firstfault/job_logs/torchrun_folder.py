@@ -16,7 +16,8 @@ from firstfault.job_logs.processes import MAX_TEXT, exception_in
 from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
 from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.utils.text import clean, one_line
+from firstfault.utils.stored_text import clean
+from firstfault.utils.text import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -466,10 +466,6 @@ class Verdict:
         return tuple(zip(self.why, sources, strict=False))
 
 
-DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
-"""Whether firstfault acts on a decision, for example by an exit code; observe: it only prints what it would do."""
-
-
 class Action(str, enum.Enum):
     """What a scheduler should do after a failed attempt."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from firstfault import model
 from firstfault.errors import StoreUnavailableError
@@ -20,8 +20,8 @@ from firstfault.model import DocumentsNeeded, JobErrors, NodePresence, ReadingNe
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
 from firstfault.reading import listing as listings
-from firstfault.reading.additional_sources import joined
-from firstfault.reading.assemble import Snapshot, Unreadable, assemble, judged_round
+from firstfault.reading.assemble import Snapshot, Unreadable, judged_round
+from firstfault.reading.request import Patience, Request
 from firstfault.store import ObjectInfo, ReadableStore
 from firstfault.utils.loggers import get_logger
 from firstfault.utils.run_sync import attempted, each, gathered
@@ -33,42 +33,6 @@ _LONGEST_POLL_S = 1.0
 _LOOK_SHARE = 10
 """`follow` pauses at least this multiple of the last listing's duration, to limit the load on the storage."""
 _LONGEST_PAUSE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for the nodes, and conditions that end the wait early."""
-
-    seconds: float = 0.0
-    """0: don't wait."""
-    expected_nodes: int | None = None
-    """Number of nodes to wait for; None: the number in the roster."""
-    enough: Callable[[Sequence[NodePresence]], bool] | None = None
-    """Called with the roster on each poll; True ends the wait as if every node had reported."""
-    shutdown_requested: threading.Event | None = None
-    """Ends the wait when set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The options for reading an attempt."""
-
-    layout: Layout
-    find_needs: Callable[[Sequence[Seal]], ReadingNeeds]
-    """Returns what the strategy needs to read; the seals may name the strategy."""
-    patience: Patience = Patience()
-    fresh: bool = False
-    """Whether to open every document, instead of the copies in the pods' bundles."""
-    notes: tuple[str, ...] = ()
-    """Notes for the coverage: which files aren't read, and why."""
-    beside: Snapshot | None = None
-    """The snapshot of logs and flight recorder dumps of the same job."""
-
-    def job_of(self, snapshot: Snapshot) -> JobErrors:
-        """Assemble a snapshot, merged with `beside` and the notes."""
-        known = joined(snapshot, self.beside) if self.beside is not None else snapshot
-        with_notes = replace(known, notes=(*known.notes, *self.notes)) if self.notes else known
-        return assemble(with_notes, expected_nodes=self.patience.expected_nodes)
 
 
 async def read_job(store: ReadableStore, request: Request) -> JobErrors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -104,7 +103,7 @@ class _Server:
         await self._uploads.warm()
         await attempted(asyncio.to_thread(remove_stale_folders, self._folder))
         await asyncio.sleep(time_limits.IMPORT_DELAY_SECONDS)
-        await asyncio.to_thread(importlib.import_module, "firstfault.wire.documents")  # before the agent dies
+        await asyncio.to_thread(_load_document_writer)  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
         """Sample the memory, and restore what a cleaner of /tmp has removed, until the agent's end."""
@@ -291,6 +290,14 @@ def _read_on(stderr: list[int]) -> None:
         relay_late_stderr(dict.fromkeys(stderr, True))
     except (OSError, subprocess.SubprocessError) as error:
         log_line(f"the stderr of processes that outlive the agent is lost: {error}")
+
+
+def _load_document_writer() -> None:
+    """Import what writes documents, and compile its patterns."""
+    import firstfault.wire.documents  # noqa: F401, PLC0415 - as above
+    from firstfault import credentials  # noqa: PLC0415 - as above
+
+    credentials.compile_patterns()
 
 
 def _decode_failure(document: SpooledDocument) -> model.WorkerError | None:

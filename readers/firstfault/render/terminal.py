@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import WorkerError
+from firstfault.render.folding import count_columns, expand_tabs, fold
 from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group
 from firstfault.report.data import Report, Sections, build_sections, log_lines, quoted_failures, repeats_cause
 from firstfault.report.formatting import shorten_list
 from firstfault.report.states import State
 from firstfault.utils.text import elide, one_line, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _ROWS = 23
 """Rows of one screen, without the shell's prompt."""
@@ -76,19 +76,22 @@ _WIDTH = 80
 
 def terminal_text(report: Report, *, verbose: bool = False) -> str:
     """Return the report for a pipe or a file: as on a terminal, without color, with quoted texts whole and unfolded."""
-    text = io.StringIO()
-    console = Console(file=text, width=_PLAIN_COLUMNS, color_system=None, legacy_windows=False)
-    _layout(report, console, verbose=verbose, is_plain=True).flush()
-    return text.getvalue().rstrip("\n")
+    rows = _layout(report, _PLAIN_COLUMNS, "utf-8", verbose=verbose, is_plain=True).rows
+    return "\n".join(expand_tabs(f"{row.head}{row.text}") for row in rows).rstrip("\n")
 
 
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
     """Print a report, folded to the terminal's width, in one screen unless `verbose`; escape sequences are removed."""
-    _layout(report, console, verbose=verbose, is_plain=False).flush()
+    from rich.text import Text  # noqa: PLC0415 - slow, and a pipe needs none of it
+
+    for row in _layout(report, console.width, console.encoding, verbose=verbose, is_plain=False).rows:
+        shown = Text().append(row.head, row.head_style or None).append(row.text, row.style or None)
+        # the rows are folded already: rich must not fold a command again, which people copy
+        console.print(shown, soft_wrap=True)
 
 
-def _layout(report: Report, console: Console, *, verbose: bool, is_plain: bool) -> _Printer:
-    printer = _Printer(console, is_plain=is_plain)
+def _layout(report: Report, width: int, encoding: str, *, verbose: bool, is_plain: bool) -> _Printer:
+    printer = _Printer(width, encoding, is_plain=is_plain)
     parts = build_sections(report)
     if verbose:
         _print_all(printer, report, parts)
@@ -101,7 +104,7 @@ def _layout(report: Report, console: Console, *, verbose: bool, is_plain: bool) 
         if len(printer.rows) <= room:
             break
         limits = {**_ALL, **dict(_STEPS[:step])}
-        printer = _Printer(console, limits.get(_ROWS_OF_TEXT, 0), is_plain=is_plain)
+        printer = _Printer(width, encoding, limits.get(_ROWS_OF_TEXT, 0), is_plain=is_plain)
         _print_screen(printer, report, parts, limits)
     return printer
 
@@ -255,28 +258,31 @@ def _shorten(lines: Sequence[str]) -> list[str]:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-class _Printer:
-    """Collects labeled rows and prints them folded, with a hanging indent. Quoted texts are never markup."""
+class _Row(NamedTuple):
+    """One row, with the styles of its label and its text."""
 
-    def __init__(self, console: Console, max_rows: int = 0, *, is_plain: bool = False) -> None:
-        self._console = console
+    text: str = ""
+    style: str = ""
+    head: str = ""
+    head_style: str = ""
+
+
+class _Printer:
+    """Collects labeled rows, folded, with a hanging indent. Quoted texts are never markup."""
+
+    def __init__(self, width: int, encoding: str, max_rows: int = 0, *, is_plain: bool = False) -> None:
+        self._encoding = encoding
         self._max_rows = max_rows
         """Rows that one value next to a label may have; 0: any number."""
         self._is_plain = is_plain
         """Whether quoted texts are printed whole and unfolded, because a file has room for them."""
-        self.width = console.width
-        self.rows: list[Text] = []
+        self.width = width
+        self.rows: list[_Row] = []
         self._hang = _LABEL if self.width >= _NARROW else 2
 
     def gap(self) -> None:
         """Add an empty row."""
-        self.rows.append(Text())
-
-    def flush(self) -> None:
-        """Print the rows."""
-        for row in self.rows:
-            # the rows are folded already: rich must not fold a command again, which people copy
-            self._console.print(row, soft_wrap=True)
+        self.rows.append(_Row())
 
     def section(self, title: str, lines: Iterable[str], *, is_copied: bool = False) -> None:
         """Add a heading and lines, each folded with a deeper indent; nothing without lines.
@@ -288,7 +294,7 @@ class _Printer:
                 self.gap()
                 self.line(title, style="bold")
             if is_copied and self._is_plain:
-                self.rows.append(Text(self._clean(f"  {to_one_row(line)}")))
+                self.rows.append(_Row(self._clean(f"  {to_one_row(line)}")))
                 continue
             # the indentation of code is kept, but a deep one must not push the text off a narrow terminal
             inner = min(2 + len(line) - len(line.lstrip(" ")), self.width // 2)
@@ -302,7 +308,7 @@ class _Printer:
             self.gap()
             self.line(title, style="bold")
             # indented, so that no line of it looks like an answer of the report
-            self.rows += [Text(self._clean(f"  {to_one_row(line)}".rstrip())) for line in lines]
+            self.rows += [_Row(self._clean(f"  {to_one_row(line)}".rstrip())) for line in lines]
 
     def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
         """Add one line; where it is folded, its other rows are indented, so that none of them begins like a label."""
@@ -331,12 +337,12 @@ class _Printer:
 
     def fits(self, text: str) -> bool:
         """Whether a text fits one row below a label's values."""
-        return self._hang + self._cells(text).cell_len <= self.width
+        return self._hang + count_columns(self._clean(text)) <= self.width
 
     def command(self, command: str) -> None:
         """Add a shell command that can be copied: below a label's values, or in several rows from the first column."""
         if self._is_plain:
-            self.rows.append(Text(" " * self._hang + self._clean(to_one_row(command))))
+            self.rows.append(_Row(" " * self._hang + self._clean(to_one_row(command))))
             return
         if self.fits(command):
             self.under_label(command)
@@ -344,26 +350,23 @@ class _Printer:
         # a backslash at the end of each row but the last: a shell joins the pasted rows to one command
         rows, used = [""], 0
         for character in self._clean(to_one_row(command)):
-            cells = cell_len(character)
+            cells = count_columns(character)
             # >=: the last column is for the backslash
             if used + cells >= self.width:
                 rows.append("")
                 used = 0
             rows[-1] += character
             used += cells
-        self.rows += map(Text, "\\\n".join(rows).split("\n"))
+        self.rows += map(_Row, "\\\n".join(rows).split("\n"))
 
     def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
         # even a terminal narrower than the labels gets one character a row
         room = max(self.width - max(len(head), len(hang)), 1)
-        for index, row in enumerate(self._cells(to_one_row(text)).wrap(self._console, room, overflow="fold")):
-            shown = Text(hang) if index else Text().append(head, head_style or None)
-            shown.append(row.plain, style or None).rstrip()
-            self.rows.append(shown)
-
-    def _cells(self, text: str) -> Text:
-        return Text(self._clean(text))
+        for index, part in enumerate(fold(self._clean(to_one_row(text)), room)):
+            label = hang if index else head
+            row = part.rstrip()
+            self.rows.append(_Row(row, style, label if row else label.rstrip(), "" if index else head_style))
 
     def _clean(self, text: str) -> str:
         # quoted texts are untrusted: an escape sequence could clear the screen or hide a line
-        return encodable(printable(text), self._console.encoding)
+        return encodable(printable(text), self._encoding)

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.decision_mode import ACT, OFF, read_decision_mode
-from firstfault.model.job import DECISION_MODES, DECISIONS_VARIABLE
-from firstfault.slurm.job import JobInfo, SlurmJob, find_job_id, read_job
-from firstfault.slurm.starts import count_requeues, find_attempts, is_visible, record_requeue
-from firstfault.slurm_pointer import find_start
+from firstfault.decision_mode import ACT, DECISION_MODES, DECISIONS_VARIABLE, OFF, read_decision_mode
 
 if TYPE_CHECKING:
     from firstfault.conclude import Outcome
+    from firstfault.slurm.job import JobInfo
 
 
 @click.command()
@@ -51,7 +48,9 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
       srun firstfault torchrun ... train.py || { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.slurm import starts  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.slurm.job import SlurmJob, find_job_id, read_job  # noqa: PLC0415 - as above
+    from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - as above
 
     mode = decisions or read_decision_mode()
     if mode == OFF:
@@ -63,15 +62,15 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
     if job.number == own_id and _is_requeued_already(job):
         click.echo(f"firstfault: Slurm has already requeued job {job.id}", err=True)
         return EXIT.OK
-    attempts = find_attempts(job, job.restarts, uri, job.start_time)
+    attempts = starts.find_attempts(job, job.restarts, uri, job.start_time)
     # Nodes without a common folder each have all documents.
-    attempts = [attempt for attempt in attempts if is_visible(attempt)] or attempts
+    attempts = [attempt for attempt in attempts if starts.is_visible(attempt)] or attempts
     outcomes = _read_outcomes(attempts)
     if not outcomes:
         where = f" in {', '.join(attempts)}" if attempts else ""
         click.echo(f"firstfault: job {job.id} isn't requeued: no verdict on its start {job.restarts}{where}", err=True)
         return EXIT.NOTHING_FOUND
-    plan = make_plan(job, outcomes, count_requeues(job, attempts, uri), max_requeues)
+    plan = make_plan(job, outcomes, starts.count_requeues(job, attempts, uri), max_requeues)
     slurm_job = SlurmJob(job.id)
     exclude, problem = "", ""
     if exclude_bad_node and plan.bad_node and not plan.stop_reason:
@@ -83,7 +82,7 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
     if plan.stop_reason or mode != ACT:
         return EXIT.TOOL_FAILED
     if plan.is_counted:
-        record_requeue(job, attempts)
+        starts.record_requeue(job, attempts)
     for line in slurm_job.requeue(job, exclude=exclude, headline=plan.outcome.verdict.headline):
         click.echo(f"firstfault: Slurm didn't do this: {line}", err=True)
     return EXIT.OK
@@ -91,6 +90,8 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
 
 def _is_requeued_already(job: JobInfo) -> bool:
     """Whether Slurm ends this process because it has requeued the job around it."""
+    from firstfault.slurm_pointer import find_start  # noqa: PLC0415 - as above
+
     start = find_start(os.environ)
     return start is not None and int(start.restart) < job.restarts
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from firstfault.errors import FirstFaultError
@@ -20,6 +18,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
     Each call has its own event loop: nothing survives a fork, and nothing is shared with the caller's loop.
     """
+    import asyncio  # noqa: PLC0415 - a tenth of the time that reading a small log takes; logs need no event loop
+
     found: list[T] = []
 
     async def kept() -> None:
@@ -32,6 +32,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         asyncio.run(kept())
     else:
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - seldom needed
+
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, kept()).result()
     return found[0]
@@ -43,6 +45,8 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
     `asyncio.gather` raises at once while its other calls continue; if a storage client's request outlives the event
     loop, the client then writes to stderr.
     """
+    import asyncio  # noqa: PLC0415 - as above
+
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

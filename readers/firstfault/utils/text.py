@@ -1,12 +1,10 @@
-"""Text from elsewhere, made safe to parse, store and show: valid UTF-8, bounded, without secrets."""
+"""Text from elsewhere, made safe to parse and show; `stored_text` makes it safe to store."""
 
 from __future__ import annotations
 
 import json
 import re
 from typing import Any
-
-from firstfault.credentials import redact
 
 
 def elide(text: str, limit: int) -> str:
@@ -17,51 +15,6 @@ def elide(text: str, limit: int) -> str:
     room = max(limit - len(mark), 0)
     head = room - room // 2
     return text[:head] + mark[: limit - room] + text[len(text) - room // 2 :]
-
-
-def clean(text: str, limit: int) -> str:
-    """Return `text` for storage: valid UTF-8 without NUL and credentials, at most `limit` characters."""
-    # redact before the final cut, which may remove what identifies a credential; the first cut bounds the work
-    text = _first_cut(text, 4 * limit)
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
-    return elide(redact(text), limit)
-
-
-def clean_end(text: str, limit: int) -> str:
-    """As `clean`, but return the end of `text`: whole lines, if the last one isn't longer than `limit`."""
-    most = 4 * limit
-    end = text[-most:]
-    if len(text) > most and text[-most - 1] != "\n":
-        end = _without_part(end, "\n")
-    text = clean(end, most)
-    if len(text) <= limit:
-        return text
-    end = text[-limit:]
-    return end.partition("\n")[2] if text[-limit - 1] != "\n" and "\n" in end else end
-
-
-_LONGEST_PART = 1000
-
-
-def _first_cut(text: str, most: int) -> str:
-    """Return both ends of a long text, without the word and the line through which the cuts go.
-
-    Half of a credential isn't recognised, and would be shown if redaction makes the text around it short.
-    """
-    if len(text) <= most:
-        return text
-    head, tail = text[: most // 2], text[len(text) - most // 2 :]
-    near_end = max(len(head) - _LONGEST_PART, 0)
-    word = max(head.rfind(" ", near_end), head.rfind("\n", near_end))
-    head = head[:word] if word >= 0 else head
-    near = tail[:_LONGEST_PART]
-    tail = _without_part(near, "\n" if "\n" in near else " ") + tail[_LONGEST_PART:]
-    return f"{head}\n... {len(text) - len(head) - len(tail)} characters left out ...\n{tail}"
-
-
-def _without_part(text: str, separator: str) -> str:
-    """Return what follows the first separator; the text itself if nothing does."""
-    return text.partition(separator)[2] or text
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -32,3 +32,8 @@ class Patterns(dict[str, re.Pattern[str]]):
     def __missing__(self, name: str) -> re.Pattern[str]:
         self[name] = re.compile(self._texts[name], re.VERBOSE)
         return self[name]
+
+    def compile_all(self) -> None:
+        """Compile all of them now, for a process that may lack the memory, the stack or the time later."""
+        for name in self._texts:
+            self[name]

@@ -1,4 +1,4 @@
 """Encodes and decodes documents (protobuf) and verdicts (JSON).
 
-Imports `model`, `text`, the generated code and `flyteidl`.
+Imports `model`, `text` and the generated code.
 """

@@ -8,7 +8,8 @@ from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
-from firstfault.utils.text import clean, clean_end, elide
+from firstfault.utils.stored_text import clean, clean_end
+from firstfault.utils.text import elide
 
 MAX_LINE = 500
 """Characters of a name or a line, when written."""

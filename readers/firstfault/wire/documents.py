@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from firstfault.errors import BadDocumentError
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError, Writer
-from firstfault.utils.text import clean
+from firstfault.utils.stored_text import clean
 from firstfault.wire.fields import CONTAINER_ERROR, FAILURE, MAX_SECONDS, MAX_WORKERS, PRESENCE, SEAL
 from firstfault_proto.v1 import errors_pb2 as pb
 

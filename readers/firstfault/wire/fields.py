@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from firstfault import model
 from firstfault.model import ExceptionInfo, Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
-from firstfault.utils.text import clean
+from firstfault.utils.stored_text import clean
 from firstfault.wire import codecs
 from firstfault.wire.codecs import COUNT, FLAG, LINE, LONG, MAX_NAMES, NAME, RANK, TIME, Field, FieldTable, ValueCodec
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from firstfault import model
 from firstfault.model import Decision, RestartKind, RestartRecord, Seal, Suspect, Verdict
-from firstfault.utils.text import clean
+from firstfault.utils.stored_text import clean
 from firstfault.wire.codecs import MAX_LINE
 
 SCHEMA = "firstfault.verdict/v1"
