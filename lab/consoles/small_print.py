@@ -59,6 +59,9 @@ _LAUNCHER_STOPS = re.compile(
     re.IGNORECASE,
 )
 """What a launcher prints that ends processes."""
+_PROCESS_STOPPED = re.compile(r"Sending process (\d+) closing signal")
+_TERMINATED_IN_BOX = re.compile(r"^ *exitcode +: -15 ", re.MULTILINE)
+_BOX_HOST = re.compile(r"^ *host +: (\S+)", re.MULTILINE)
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d:\d\d|(?<![\d:])\d\d:\d\d:\d\d(?![\d:])")
 _LOG_PREFIX = re.compile(
     r"^\W{0,2}(?:"
@@ -150,12 +153,15 @@ def _check_missing(report: dict[str, Any], log: str) -> Iterator[Flag]:
     for sentence in report["unknown"]:
         if sentence.endswith("names none") and named:
             yield Flag("not in the log", f"{sentence!r}, but lines name ranks {sorted(named)[:9]}")
-        if sentence.endswith("not in the log") and (known := _parse_ranks(sentence) & named):
+        if sentence.endswith("not named in the log") and (known := _parse_ranks(sentence) & named):
             yield Flag("not in the log", f"{sentence!r}, but lines name ranks {sorted(known)[:9]}")
 
 
 def _check_stops(report: dict[str, Any], log: str) -> Iterator[Flag]:
     stopped = report["victims_by_state"].get("stopped", [])
+    listed, hosts = set(_PROCESS_STOPPED.findall(log)), set(_BOX_HOST.findall(log))
+    if listed and len(hosts) > 1 and len(stopped) > len(listed) + len(_TERMINATED_IN_BOX.findall(log)):
+        yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but the agents list only {len(listed)} processes")
     is_said = stopped or "stopped by" in (report["followers"] or "")
     if is_said and not _LAUNCHER_STOPS.search(log):
         yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but no line of a launcher ends them")

@@ -65,11 +65,44 @@ def test_a_headline_begins_with_the_message(text: str, message: str) -> None:
 
 
 def test_a_rank_with_lines_is_in_the_log(show: Show) -> None:
-    """Only ranks that no line names are "not in the log"; what isn't known to have been stopped isn't stopped."""
+    """Only ranks that no line names are "not named"; what isn't known to have been stopped isn't stopped."""
     _, found = show(["[rank2]: " + line for line in RAISED] + ["world_size=4", "rank 1: ready"])
-    assert "what happened to rank 1: no failure in the log" in found["unknown"]
-    assert "what happened to ranks 0, 3: not in the log" in found["unknown"]
+    assert "what happened to rank 1: no exit status in the log" in found["unknown"]
+    assert "what happened to ranks 0, 3: not named in the log" in found["unknown"]
     assert found["followers"] is None
+
+
+_AGENT = "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing signal SIGTERM"
+_FAILS = "E0506 07:08:09.000000 71 torch/distributed/elastic/api.py:9] failed (exitcode: 1) local_rank: 1 (pid: 501)"
+
+
+def _box_of_second_node() -> list[str]:
+    return [line.replace("rank      : 5 (local_rank: 5)", "rank      : 5 (local_rank: 1)") for line in box((5, 1))]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "states"),
+    [
+        ((500, 502, 503), {"unreported": [0, 1, 2, 3], "stopped": [4, 6, 7]}),
+        ((500, 502), {"unreported": [0, 1, 2, 3, 4, 6, 7]}),
+    ],
+)
+def test_an_agent_lists_its_workers_by_process_id(
+    show: Show, stopped: tuple[int, ...], states: dict[str, list[int]]
+) -> None:
+    """If an agent lists all workers of its node, their ranks are known; a rank of another node wasn't stopped."""
+    lines = ["+ srun torchrun --nnodes 2 --nproc-per-node 4 train.py", "[rank0]: step 4 of 900"]
+    lines += [_AGENT.format(8, 71, pid) for pid in stopped]
+    lines += [
+        _FAILS.replace("501", "505"),
+        *_box_of_second_node(),
+        "srun: error: gpu-7: task 1: Exited with exit code 1",
+    ]
+    lines += ["srun: Terminating StepId=7.0", "srun: error: gpu-6: task 0: Terminated"]
+    _, found = show(lines)
+    assert found["verdict"]["ranks"] == [5]
+    assert found["victims_by_state"] == states
+    assert any(text.endswith(": no exit status in the log") for text in found["unknown"])
 
 
 def test_a_rank_that_finished_was_not_stopped(show: Show) -> None:
@@ -125,7 +158,7 @@ def test_what_the_checker_flags() -> None:
         "first_line": "Error undetermined: slurmstepd: error: " + "x" * 60,
         "what": "\u2502 Error",
         "where": "an unnamed process or an unnamed process",
-        "unknown": ["what happened to rank 0: not in the log", "the order of failures on 1 node: their clocks"],
+        "unknown": ["what happened to rank 0: not named in the log", "the order of failures on 1 node: their clocks"],
         "victims_by_state": {"stopped": [0]},
         "followers": "1 stopped by its launcher",
         "root": {"time": "2031-05-06T07:08:09.000Z"},

@@ -41,7 +41,7 @@ class EngineWords:
 
     def describe_missing(self, *, has_lines: bool) -> str:
         """Return what there is of a rank without a report; `has_lines`: lines of the log name it."""
-        return "no failure in the log" if has_lines and self.cites else self.missing
+        return "no exit status in the log" if has_lines and self.cites else self.missing
 
     @property
     def nodes(self) -> str:
@@ -96,7 +96,7 @@ LOG = EngineWords(
     "the node's system log",
     "node",
     source="the log",
-    missing="not in the log",
+    missing="not named in the log",
     cites=True,
 )
 """A job without firstfault that is known only from its logs."""
