@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from firstfault.job_logs.framing.sizes import SizeMarks
 from firstfault.model import JobSize
 from firstfault.strategies.log_prefixes import strip_log_prefixes
 from lab.consoles.small_print import Flag, check_log
-from tests.readers.test_job_logs import RAISED, STEPS, Show, box, of, show
+from tests.readers.commands import Ran
+from tests.readers.test_job_logs import LOST, RAISED, STEPS, Show, box, of, show
 
 __all__ = ["show"]
 
@@ -103,6 +105,94 @@ def test_an_agent_lists_its_workers_by_process_id(
     assert found["verdict"]["ranks"] == [5]
     assert found["victims_by_state"] == states
     assert any(text.endswith(": no exit status in the log") for text in found["unknown"])
+
+
+_QUOTED = [
+    "(raylet) Traceback (most recent call last):",
+    '  File "/env/lib/python3.11/site-packages/ray/_private/loader.py", line 9, in load',
+    "    raise RuntimeError(",
+    "RuntimeError: The actor Trainer could not be loaded, see below:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "/job/model.py", line 3, in <module>',
+    "    import kernels",
+    "ImportError: kernels.so: undefined symbol: launch",
+]
+_WORKER_DIED = (
+    "(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker PID: 88 Detail: " + RAISED[0]
+)
+_DRIVER = [
+    "Traceback (most recent call last):",
+    '  File "/job/main.py", line 5, in main',
+    "    assert actors",
+    "AssertionError: no actors",
+]
+
+
+def test_ray_prints_one_failure_several_times(show: Show) -> None:
+    """A traceback that another exception quotes, and that Ray prints again for a process that died, is one failure."""
+    lines = [
+        "setting up",
+        *_QUOTED,
+        "",
+        "(raylet) 95% full",
+        _WORKER_DIED,
+        *_QUOTED[1:],
+        "",
+        "Error: see above",
+        *_DRIVER,
+    ]
+    _, found = show(lines)
+    assert (found["root"]["type"], found["root"]["pid"]) == ("ImportError", 88)
+    assert found["sources"][0] == ["job.out:2-10", "job.out:13", "job.out:18-21"]
+    assert (found["verdict"]["victims"]["count"], len(found["verdict"]["suspects"])) == (1, 1)
+
+
+def test_all_were_at_one_place_only_if_all_are_known(show: Show) -> None:
+    """A place in the advice is that of each failure, and "all" needs a log with all ranks."""
+    for places, size, advice in (
+        ((14, 14), 2, "all were at train.py:14"),
+        ((14, 14), 8, "2 of them were at train.py:14"),
+        ((14, 15), 8, ""),
+    ):
+        lines = [f"world_size={size}"]
+        for rank, place in enumerate(places):
+            lines += of(f"[rank{rank}]: ", [line.replace("line 14", f"line {place}") for line in LOST])
+        _, found = show(lines)
+        assert found["verdict"]["scope"] == "undetermined"
+        assert advice in str(found) if advice else "were at" not in str(found)
+
+
+def test_citations_that_are_left_out_are_counted_only_if_all_are_known(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """A reason keeps 8 documents, so of 12 failed ranks it counts none, and of 6 it counts those left out."""
+    for ranks, words in ((12, " and more]"), (6, " and 3 more]")):
+        lines = [line for rank in range(ranks) for line in of(f"[rank{rank}]: ", LOST)]
+        (tmp_path / "job.out").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        report = " ".join(run("show", str(tmp_path / "job.out")).out.split())
+        assert words in report
+        assert " and 5 more]" not in report
+
+
+@pytest.mark.parametrize(
+    ("lines", "owner"),
+    [
+        ([*of("[rank1]: ", RAISED)], "your code"),
+        ([*box((1, 1))], "your code or infrastructure"),
+        (["[rank1]: RuntimeError: a shape is wrong"], "your code or infrastructure"),
+        (
+            [*of("[rank1]: ", RAISED[:4]), "[rank1]: RuntimeError: CUDA error: bad address"],
+            "your code or infrastructure",
+        ),
+        (
+            [*of("[rank1]: ", RAISED[:4]), "[rank1]: RuntimeError: CUDA error: device-side assert triggered"],
+            "your code",
+        ),
+    ],
+)
+def test_whose_fault_it_is_needs_a_frame(show: Show, lines: list[str], owner: str) -> None:
+    """Only a frame outside of libraries shows that the program's own code failed."""
+    _, found = show([*of("[rank0]: ", STEPS), *lines])
+    assert (found["verdict"]["ranks"], found["fault"].partition(",")[0]) == ([1], owner)
 
 
 def test_a_rank_that_finished_was_not_stopped(show: Show) -> None:

@@ -82,7 +82,7 @@ def build_answers(case: Case) -> Answers:
         source=source,
         retry=case.engine.describe_retry(case.decision),
         retry_reason=case.decision.reason,
-        steps=tuple(find_next_steps(case, code)),
+        steps=tuple(find_next_steps(case, _find_shared_code(job, verdict, code))),
         unknown=tuple(list_unknowns(case)),
     )
 
@@ -100,7 +100,20 @@ def _fault_owner(case: Case) -> FaultOwner:
         return FaultOwner.TRANSIENT
     if verdict.category == "storage" and root is not None and is_unexplained_write(root):
         return FaultOwner.EITHER
-    return describe_fault_owner(verdict.category, case.engine)[0]
+    owner = describe_fault_owner(verdict.category, case.engine)[0]
+    is_guess = owner is FaultOwner.CODE and case.engine.cites and not _shows_own_code(verdict)
+    return FaultOwner.EITHER if is_guess else owner
+
+
+def _shows_own_code(verdict: Verdict) -> bool:
+    """Whether a log shows that the program failed in its own code: in a frame outside of libraries.
+
+    An error of a GPU appears wherever the program waits for it, and a library or a driver may have caused it.
+    """
+    root = verdict.root
+    if root is None or not _find_code(root, verdict.headline)[0]:
+        return False
+    return verdict.category != "gpu_kernel" or "device-side assert" in f"{root.message}\n{root.printed}"
 
 
 def _describe_fault(verdict: Verdict) -> str:
@@ -149,6 +162,12 @@ def _find_code_line(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
         return "", ""  # a node is at no place in the program
     places = {_find_code(failure) for failure in job.failures}
     return places.pop() if len(places) == 1 else ("", "")
+
+
+def _find_shared_code(job: JobErrors, verdict: Verdict, code: str) -> str:
+    """Return the place in the program that advice may name; if undetermined, only one that all failures share."""
+    places = {_find_code(failure)[0] for failure in job.failures}
+    return code if verdict.scope is not Scope.UNDETERMINED or places == {code} else ""
 
 
 def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
