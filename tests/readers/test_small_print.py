@@ -195,6 +195,28 @@ def test_whose_fault_it_is_needs_a_frame(show: Show, lines: list[str], owner: st
     assert (found["verdict"]["ranks"], found["fault"].partition(",")[0]) == ([1], owner)
 
 
+@pytest.mark.parametrize(
+    ("last", "fault", "row"),
+    [
+        ("slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***", "not a fault", "canceled"),
+        (
+            "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME LIMIT ***",
+            "code or infrastructure: unknown",
+            "time limit",
+        ),
+    ],
+)
+def test_a_job_that_was_ended_has_no_root_cause(
+    run: Callable[..., Ran], tmp_path: Path, last: str, fault: str, row: str
+) -> None:
+    """Nobody failed in a job that a person or a time limit ended, and only a scheduler's word proves a preemption."""
+    (tmp_path / "job.out").write_text("\n".join([*of("0: ", STEPS), *of("1: ", STEPS), last]), encoding="utf-8")
+    report = " ".join(run("show", str(tmp_path / "job.out")).out.split())
+    assert f"{fault}, ended from outside, confidence" in report
+    assert f"Failed {row} the whole job JOB 7 ON c1 CANCELLED" in report
+    assert "root cause" not in report
+
+
 def test_a_rank_that_finished_was_not_stopped(show: Show) -> None:
     """A rank whose last lines report success has finished, and isn't a victim."""
     done = ["step 9 loss 2.1", "Training finished successfully"]

@@ -14,7 +14,7 @@ from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
-from firstfault.model.failure import LAST_LINES_OF_SUCCESS, OF_LOGS
+from firstfault.model.failure import JOB_END_WORDS, LAST_LINES_OF_SUCCESS, OF_LOGS
 from firstfault.model.job import unreported_nodes
 from firstfault.report.engine_words import find_engine_words
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
@@ -105,11 +105,23 @@ class Group:
         """What happened to the first of them, or the failure's name if nothing more is known."""
         return self.line or self.what
 
+    @property
+    def label(self) -> str:
+        """Its state; of a job that was ended from outside, how: nothing failed, so nothing is its root cause."""
+        return self._job_end or self.state.value
+
+    @property
+    def _job_end(self) -> str:
+        """How the whole job was ended from outside; empty: it wasn't, or this is about a part of it."""
+        is_of_job = self.first is not None and not self.ranks and not self.nodes
+        return JOB_END_WORDS.get(self.first.failure.code, "") if is_of_job and self.first is not None else ""
+
     def who(self, limit: int = 0) -> str:
         """Return its ranks, else its node, else how many processes it has; `limit`: as `format_ranks`."""
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
         processes = "1 process" if self.count == 1 else f"{self.count} processes"
+        processes = "the whole job" if self._job_end else processes
         return self.nodes[0] if len(self.nodes) == 1 else processes
 
 
