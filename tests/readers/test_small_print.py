@@ -281,3 +281,39 @@ def test_what_the_checker_flags() -> None:
     kinds = {flag.kind for flag in found if isinstance(flag, Flag)}
     assert kinds >= {"ranks", "nodes", "not in the log", "stopped", "time", "order", "prefix", "drawing", "repeated"}
     assert {"undetermined", "unproven", "columns"} <= kinds
+
+
+_COMMAND = "$ python -m torch.distributed.launch --nproc_per_node 2 train.py"
+_BANNER = ["*" * 41, "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default.", "*" * 41]
+_LAUNCH_PY = "/env/lib/python3.8/site-packages/torch/distributed/launch.py"
+_KILLED = [
+    "Killing subprocess 501",
+    "Traceback (most recent call last):",
+    f'  File "{_LAUNCH_PY}", line 301, in sigkill_handler',
+    "    raise subprocess.CalledProcessError(returncode=last_return_code, cmd=cmd)",
+    "subprocess.CalledProcessError: Command '['python', '--local_rank=1']' returned non-zero exit status 1.",
+]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_started_again"),
+    [
+        ([_COMMAND, *_KILLED], False),
+        ([*_KILLED, f"+ {_COMMAND[2:]}", *_BANNER], False),
+        ([*_KILLED, _COMMAND, *_BANNER, *STEPS], True),
+        ([*_KILLED, _COMMAND, *_BANNER, "2031-05-06 09:00:00,000 INFO loading the data"], True),
+        ([*_KILLED, _COMMAND, *_BANNER, "Job ID: 4712"], True),
+        ([*_KILLED, _COMMAND, *_BANNER, *RAISED], True),
+    ],
+)
+def test_a_start_needs_something_below_it(
+    run: Callable[..., Ran], tmp_path: Path, last: list[str], is_started_again: bool
+) -> None:
+    """What a launcher prints again at its end starts nothing, unless steps, a failure, a date or a job follow."""
+    first = [_COMMAND, f"+ {_COMMAND[2:]}", *_BANNER, "Job ID: 4711", "2031-05-06 07:00:00,000 INFO loading the data"]
+    lines = [*first, *(f"batch {number} of 90" for number in range(40)), *RAISED]
+    (tmp_path / "job.out").write_text("\n".join([*lines, *last]) + "\n", encoding="utf-8")
+    ran = run("show", str(tmp_path / "job.out"))
+    said = " ".join(f"{ran.out} {ran.err}".split())
+    assert ("2nd start in the log" in said or "restarted 1 time" in said) is is_started_again
+    assert is_started_again or "ValueError: no labels in shard 9" in said

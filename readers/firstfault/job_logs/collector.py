@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
+from firstfault.job_logs.causes.empty_starts import find_empty_starts
 from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
@@ -279,8 +280,18 @@ class LogCollector:
 
     def attempts(self) -> list[Attempt]:
         """Return the attempts in the logs, in order."""
-        index, everything = AttemptIndex(self._marks_by_node), self._all
+        everything = self._all
         everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
+        index = AttemptIndex(self._marks_by_node)
+        made = self._split(index)
+        # dropping starts shifts the numbers of later ones, so each pass drops only those that it has looked at
+        while (empty := find_empty_starts(made)) and index.drop_starts(empty):
+            index = AttemptIndex(self._marks_by_node)
+            made = self._split(index)
+        return made
+
+    def _split(self, index: AttemptIndex) -> list[Attempt]:
+        everything = self._all
         if index.count == 1:
             return [everything]
         made = [replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)]
