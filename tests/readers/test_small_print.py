@@ -317,3 +317,44 @@ def test_a_start_needs_something_below_it(
     said = " ".join(f"{ran.out} {ran.err}".split())
     assert ("2nd start in the log" in said or "restarted 1 time" in said) is is_started_again
     assert is_started_again or "ValueError: no labels in shard 9" in said
+
+
+def test_an_exception_that_is_printed_with_and_without_its_rank(show: Show) -> None:
+    """It's the exception of that rank only: a rank that exited without a word didn't raise it."""
+    _, found = show([*STEPS, *RAISED, *of("[rank0]: ", RAISED), *box((1, 1), (0, 1))])
+    alike = [rank for rank, text in found["verdict"]["victims"]["ranks"].items() if "ValueError" in text]
+    assert (found["verdict"]["ranks"], alike) == ([0], [])
+
+
+@pytest.mark.parametrize(
+    "of_record", ["E0731 12:00:00.123 4242 loop.py:258] ", "E0731 12:00:00.123456 140211 a/b.cc:9] "]
+)
+def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) -> None:
+    """The prefix of a logged traceback is cut if each line has it, and if only the first line has it."""
+    before = [f"I0731 11:59:00.000001 4242 loop.py:25] {step}" for step in STEPS]
+    for lines in (of(of_record, RAISED), [of_record + RAISED[0], *RAISED[1:]]):
+        _, found = show([*before, *lines])
+        assert found["verdict"]["headline"] == "ValueError: no labels in shard 9"
+        assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "pieces"),
+    [
+        (0, ["1: Traceback (most recent", "1:  call last):"]),
+        (3, ['1:   File "/job/da', '1: ta.py", line 7, in step']),
+        (3, ['1:   File "', "1: /job/data.py", '1: ", line ', "1: 7", "1: , in ", "1: step"]),
+        (3, ['1:   File "/job/da0: step 7 loss 2.7', '1: ta.py", line 7, in step']),
+        (5, ["1: Value", "1: Error: no labels in shard 9"]),
+        (5, ["1: ValueError", "1: : no labels in shard 9"]),
+    ],
+)
+def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str]) -> None:
+    """Pieces of a line of a traceback that srun labels are one line."""
+    lines = [*of("0: ", STEPS), *of("1: ", STEPS), *of("1: ", RAISED[:line]), *pieces, *of("1: ", RAISED[line + 1 :])]
+    _, found = show(lines)
+    assert (found["verdict"]["ranks"], found["verdict"]["headline"]) == (
+        [1],
+        "ValueError, rank 1: no labels in shard 9",
+    )
+    assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)

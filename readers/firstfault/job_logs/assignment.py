@@ -22,7 +22,7 @@ from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
-from firstfault.job_logs.tracebacks import Traceback, find_shared_tracebacks, find_tracebacks
+from firstfault.job_logs.tracebacks import Traceback, find_fault, find_shared_tracebacks, find_tracebacks
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -238,6 +238,9 @@ class Assignment:
             if any(process.uncaught for process in everything):
                 # torch puts the rank before the traceback of each exception that ends a process of a group
                 counts = Counter(found.fault for found in own)
+                # such an exception may be printed without a rank, too
+                counts -= Counter(find_fault(one.raised) for one in everything if one.uncaught and one.raised)
+                own = [found for found in own if found.fault in counts]
                 failing = sum(one.exit_code is not None and one.raised is None for one in everything)
                 own = [found for found in own if counts[found.fault] <= failing]
             processes = [one for one in everything if not node or one.node in {node, ""}]

@@ -13,6 +13,7 @@ from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.causes.empty_starts import find_empty_starts
 from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
+from firstfault.job_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
@@ -212,6 +213,8 @@ class LogCollector:
         self._labels: dict[str, Label] = {}
         """By file, the label in its last header."""
         self._indenter = FrameIndenter()
+        self._prefixed_tracebacks = PrefixedTracebacks()
+        self._broken_lines = BrokenLines()
         self._all = Attempt()
         self._job_starts: dict[str, list[int]] = defaultdict(list)
         """Lines in which a shell shows the command that starts a job."""
@@ -258,7 +261,10 @@ class LogCollector:
                 self._all.size.vague_names.add(self._labels[file].node)
                 continue
             for record in prefixes.parse(number, line, self._labels.get(file, label)):
-                self._take(file, record)
+                for whole in self._broken_lines.join(record):
+                    self._take(file, whole)
+        for record in self._broken_lines.flush():
+            self._take(file, record)
         return iter(())
 
     def find_training_times(self) -> dict[str, TimeSpan]:
@@ -305,7 +311,8 @@ class LogCollector:
         return made
 
     def _take(self, file: str, record: LogRecord) -> None:
-        record = record._replace(text=self._indenter.indent(record.label, record.text))
+        text = self._prefixed_tracebacks.cut(record.label, record.text)
+        record = record._replace(text=self._indenter.indent(record.label, text))
         text, label, everything = record.text, record.label, self._all
         where = (file, label.node or ("" if label.task is None else f"task {label.task}"))
         marks = self._marks_by_node.get((file, label.node))

@@ -55,11 +55,7 @@ class Traceback:
     @property
     def fault(self) -> tuple[str, str, str]:
         """Equal for the same fault of several processes."""
-        frame = self.exception.frames[-1] if self.exception.frames else None
-        at = f"{frame.file}:{frame.line}" if frame else ""
-        # a line below the first one may be the program's next output
-        first_line = self.exception.message.partition("\n")[0]
-        return self.exception.type, normalize_message(first_line), at
+        return find_fault(self.exception)
 
     @property
     def is_summary(self) -> bool:
@@ -76,6 +72,15 @@ class Traceback:
         files = [frame.file for frame in self.exception.frames]
         inner = [file for file in files[1:] if not PATTERNS["launcher_file"].search(file)]
         return any(map(PATTERNS["launcher_file"].search, files)) and all(map(is_library_file, inner))
+
+
+def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
+    """Return what is equal for the same fault of several processes: type, message, and place."""
+    frame = exception.frames[-1] if exception.frames else None
+    at = f"{frame.file}:{frame.line}" if frame else ""
+    # a line below the first one may be the program's next output
+    first_line = exception.message.partition("\n")[0]
+    return exception.type, normalize_message(first_line), at
 
 
 def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
