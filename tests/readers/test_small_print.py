@@ -32,6 +32,9 @@ __all__ = ["show"]
             JobSize(0, 2, ("nodes",)),
         ),
         (["rank 9 has joined"], {1}, JobSize(10, 0, ("ranks",))),
+        (["Rank of current process: 9"], {1}, JobSize(10, 0, ("ranks",))),
+        (["a plan failed on ranks:dict_keys([0, 4, 9])"], {1}, JobSize(10, 0, ("ranks",))),
+        (["World size: 4"], {1}, JobSize(4, 0)),
         (["local rank 9, tensor rank 9"], {1}, JobSize(2, 0, ("ranks",))),
         (["cores, num_nodes=2 NUMA nodes"], set(), JobSize()),
         (["nothing"], {0}, JobSize()),
@@ -266,7 +269,13 @@ def test_what_the_checker_flags() -> None:
     from lab.consoles.small_print import check_report  # noqa: PLC0415 - only here
 
     report = {
-        "verdict": {"headline": "Error: srun: error: gone", "suspects": [], "ranks": [1], "timestamp": None},
+        "verdict": {
+            "headline": "Error: srun: error: gone",
+            "suspects": [],
+            "ranks": [1],
+            "timestamp": None,
+            "code": "USER:Cancelled",
+        },
         "first_line": "Error undetermined: slurmstepd: error: " + "x" * 60,
         "what": "\u2502 Error",
         "where": "an unnamed process or an unnamed process",
@@ -274,13 +283,19 @@ def test_what_the_checker_flags() -> None:
         "victims_by_state": {"stopped": [0]},
         "followers": "1 stopped by its launcher",
         "root": {"time": "2031-05-06T07:08:09.000Z"},
-        "sources": [["job.log:2"]],
-        "job": {"ranks": 2, "nodes": 3},
+        "fault": "your code",
+        "next": [{"text": "all were at a.py:3"}],
+        "sources": [["job.log:2"] * 8],
+        "job": {"ranks": 2, "nodes": 3, "at_least": ["gpus"]},
     }
-    found = list(check_report(report, "probably " * 12, "rank 0 is ready\nrank 1: 06:00:00 begins\n"))
+    found = list(
+        check_report(
+            report, "probably " * 12 + "root cause [a, b, c, and 5 more]", "rank 0 is ready\nrank 1: 06:00:00 begins\n"
+        )
+    )
     kinds = {flag.kind for flag in found if isinstance(flag, Flag)}
     assert kinds >= {"ranks", "nodes", "not in the log", "stopped", "time", "order", "prefix", "drawing", "repeated"}
-    assert {"undetermined", "unproven", "columns"} <= kinds
+    assert {"undetermined", "unproven", "columns", "citations", "your code", "all were at", "root cause"} <= kinds
 
 
 _COMMAND = "$ python -m torch.distributed.launch --nproc_per_node 2 train.py"
@@ -358,3 +373,18 @@ def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str
         "ValueError, rank 1: no labels in shard 9",
     )
     assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
+
+
+def test_a_local_rank_before_the_rank_of_a_native_line(show: Show) -> None:
+    """A launcher's number before a native line doesn't hide the rank that the line names."""
+    line = "2031-05-06T07:08:0{0}.000-07:00 | [{0}]:[E ProcessGroupNCCL.cpp:8] [Rank {1}] "
+    waits = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 9 ms before"
+    _, found = show([line.format(local, 8 + local) + waits for local in range(4)])
+    assert sorted(map(int, found["verdict"]["victims"]["ranks"])) == [8, 9, 10, 11]
+
+
+def test_a_logger_is_no_node(show: Show) -> None:
+    """What stands before a level is the name of a logger, although each line of a traceback has it."""
+    prefix = "2031-05-06 07:08:09,123 - FineTuner - INFO - [rank1]: "
+    _, found = show(of(prefix, RAISED))
+    assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([1], None)

@@ -129,7 +129,7 @@ def _shows_own_code(verdict: Verdict) -> bool:
     root = verdict.root
     if root is None or not _find_code(root, verdict.headline)[0]:
         return False
-    return verdict.category != "gpu_kernel" or "device-side assert" in f"{root.message}\n{root.printed}"
+    return verdict.category != "gpu_kernel" or "device-side assert triggered" in f"{root.message}\n{root.printed}"
 
 
 def _describe_fault(verdict: Verdict) -> str:
