@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
-from firstfault.job_logs.causes.empty_starts import find_empty_starts
 from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
@@ -284,14 +283,18 @@ class LogCollector:
                 last[stream.file] = stream.tail[-1]
         return (record.text for record in last.values())
 
-    def attempts(self) -> list[Attempt]:
-        """Return the attempts in the logs, in order."""
+    def attempts(self, find_empty: Callable[[Sequence[Attempt]], list[int]]) -> list[Attempt]:
+        """Return the attempts in the logs, in order.
+
+        Args:
+            find_empty: returns which of them, by their place in the list, are the end of the one before.
+        """
         everything = self._all
         everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
         index = AttemptIndex(self._marks_by_node)
         made = self._split(index)
         # dropping starts shifts the numbers of later ones, so each pass drops only those that it has looked at
-        while (empty := find_empty_starts(made)) and index.drop_starts(empty):
+        while (empty := find_empty(made)) and index.drop_starts(empty):
             index = AttemptIndex(self._marks_by_node)
             made = self._split(index)
         return made

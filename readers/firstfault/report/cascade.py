@@ -1,7 +1,4 @@
-"""The cascade: every failure with its time, groups of identical ones, and the state of every rank and node.
-
-`followers_text`, `clocks_text` and `coverage_text` summarise it in a line each.
-"""
+"""The cascade: every failure with its time, groups of identical ones, and the state of every rank and node."""
 
 from __future__ import annotations
 
@@ -108,21 +105,16 @@ class Group:
     @property
     def label(self) -> str:
         """Its state; of a job that was ended from outside, how: nothing failed, so nothing is its root cause."""
-        return self._job_end or self.state.value
-
-    @property
-    def _job_end(self) -> str:
-        """How the whole job was ended from outside; empty: it wasn't, or this is about a part of it."""
-        is_of_job = self.first is not None and not self.ranks and not self.nodes
-        return JOB_END_WORDS.get(self.first.failure.code, "") if is_of_job and self.first is not None else ""
+        code = "" if self.first is None or self.ranks or self.nodes else self.first.failure.code
+        return JOB_END_WORDS.get(code, self.state.value)
 
     def who(self, limit: int = 0) -> str:
         """Return its ranks, else its node, else how many processes it has; `limit`: as `format_ranks`."""
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
-        processes = "1 process" if self.count == 1 else f"{self.count} processes"
-        processes = "the whole job" if self._job_end else processes
-        return self.nodes[0] if len(self.nodes) == 1 else processes
+        if len(self.nodes) == 1 or self.label != self.state.value:
+            return self.nodes[0] if self.nodes else "the whole job"
+        return "1 process" if self.count == 1 else f"{self.count} processes"
 
 
 @dataclass(frozen=True, slots=True)
