@@ -43,6 +43,8 @@ _RANK_NAMED = re.compile(
     r"(?<![a-z])(?<!local[_ -])(?<!node[_ -])(?:\[rank ?|(?:global_)?rank[ =:]{1,3})(\d{1,6})\b(?!, pid=)",
     re.IGNORECASE,
 )
+_CURRENT_RANK = re.compile(r"[Rr]ank of (?:the )?(?:current|this) process:? (\d{1,6})")
+_RANK_LIST = re.compile(r"[Rr]anks?[:= ]{0,3}(?:\w+\()?\[(\d+(?:, ?\d+)+)\]")
 _HOST_NAMED = re.compile(
     r"^\W*([A-Za-z][\w.-]*-?\d[\w.-]*):\d+:\d+ \[\d+\]|srun: error: ([\w.-]+): tasks?|\*\*\* (?:JOB|STEP) \S+ ON (\S+) "
     r"|^ *host +: (\S+)|Node failure on ([\w.-]+)",
@@ -59,6 +61,9 @@ _LAUNCHER_STOPS = re.compile(
     re.IGNORECASE,
 )
 """What a launcher prints that ends processes."""
+_PROCESS_STOPPED = re.compile(r"Sending process (\d+) closing signal")
+_TERMINATED_IN_BOX = re.compile(r"^ *exitcode +: -15 ", re.MULTILINE)
+_BOX_HOST = re.compile(r"^ *host +: (\S+)", re.MULTILINE)
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d:\d\d|(?<![\d:])\d\d:\d\d:\d\d(?![\d:])")
 _LOG_PREFIX = re.compile(
     r"^\W{0,2}(?:"
@@ -75,6 +80,9 @@ _LOG_PREFIX = re.compile(
 )
 _DRAWING = re.compile(r"[\u2500-\u259f]")
 _RANKS_IN_TEXT = re.compile(r"\branks? ([\d ,-]*\d)")
+_FRAME = re.compile(r'^.{0,200}?File "([^"]+)", line \d+|^\W*(/\S+\.py):\d+ in ', re.MULTILINE)
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen ")
+_MAX_CITATIONS = 8
 _UNPROVEN = {
     "not its agent": "a log shows no agent",
     "not sent by its agent": "a log shows no agent",
@@ -100,6 +108,7 @@ def check_report(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
         yield from _check_stops(report, log)
         yield from _check_times(report, log)
         yield from _check_words(report, text)
+        yield from _check_cause(report, text, log)
     yield from _check_columns(text)
 
 
@@ -146,16 +155,20 @@ def _parse_ranks(text: str) -> set[int]:
 
 
 def _check_missing(report: dict[str, Any], log: str) -> Iterator[Flag]:
-    named = set(_numbers(_RANK_NAMED, log))
+    named = set(_numbers(_RANK_NAMED, log)) | set(_numbers(_CURRENT_RANK, log))
+    named |= {int(rank) for ranks in _RANK_LIST.findall(log) for rank in ranks.split(",")}
     for sentence in report["unknown"]:
         if sentence.endswith("names none") and named:
             yield Flag("not in the log", f"{sentence!r}, but lines name ranks {sorted(named)[:9]}")
-        if sentence.endswith("not in the log") and (known := _parse_ranks(sentence) & named):
+        if sentence.endswith("not named in the log") and (known := _parse_ranks(sentence) & named):
             yield Flag("not in the log", f"{sentence!r}, but lines name ranks {sorted(known)[:9]}")
 
 
 def _check_stops(report: dict[str, Any], log: str) -> Iterator[Flag]:
     stopped = report["victims_by_state"].get("stopped", [])
+    listed, hosts = set(_PROCESS_STOPPED.findall(log)), set(_BOX_HOST.findall(log))
+    if listed and len(hosts) > 1 and len(stopped) > len(listed) + len(_TERMINATED_IN_BOX.findall(log)):
+        yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but the agents list only {len(listed)} processes")
     is_said = stopped or "stopped by" in (report["followers"] or "")
     if is_said and not _LAUNCHER_STOPS.search(log):
         yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but no line of a launcher ends them")
@@ -210,10 +223,23 @@ def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
             yield Flag("prefix", f"{name}: {line[:100]}")
     yield from _check_repetitions(report)
     flat = " ".join(text.split())
+    is_cut = any(len(names) >= _MAX_CITATIONS for names in report["sources"] or [])
+    if is_cut and f", and {_MAX_CITATIONS - 3} more]" in flat:
+        yield Flag("citations", "a count of citations that were cut")
     for words, why in _UNPROVEN.items():
         if words in flat:
             at = flat.index(words)
             yield Flag("unproven", f"{flat[max(at - 60, 0) : at + 40]!r}: {why}")
+
+
+def _check_cause(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
+    files = (next(filter(None, found.groups())) for found in _FRAME.finditer(log))
+    if report.get("fault") == "your code" and not any(_LIBRARY.search(file) is None for file in files):
+        yield Flag("your code", "the log has no frame outside of libraries")
+    if report["verdict"].get("code") == "USER:Cancelled" and re.search(r"\broot cause\b|\bpreempt", text):
+        yield Flag("root cause", "the job was canceled, so nothing failed first, and nothing shows a preemption")
+    if "all were at" in str(report.get("next")) and report["job"].get("at_least"):
+        yield Flag("all were at", "the log doesn't state how many ranks there are")
 
 
 def _check_repetitions(report: dict[str, Any]) -> Iterator[Flag]:

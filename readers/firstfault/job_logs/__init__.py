@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from firstfault.errors import BadDocumentError
+from firstfault.job_logs.causes.empty_starts import find_empty_starts
 from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.completion.proof import CompletionProof
 from firstfault.job_logs.documents import build_documents, build_size
@@ -155,7 +156,7 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
     if not collector.lines:
         return Snapshot(notes=tuple(notes)) if notes else None
-    attempts = collector.attempts()
+    attempts = collector.attempts(find_empty_starts)
     built = [build_documents(attempt, number) for number, attempt in enumerate(attempts)]
     found, proof = [reading.documents for reading in built], built[-1].proof
     notes = (*notes, *collector.notes, *built[-1].notes)

@@ -22,7 +22,7 @@ from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
 from firstfault.job_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
-from firstfault.job_logs.tracebacks import Traceback, find_shared_tracebacks, find_tracebacks
+from firstfault.job_logs.tracebacks import Traceback, find_fault, find_shared_tracebacks, find_tracebacks
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
+_MAX_REPORTED_LINES = 60
+"""Lines below a report on a process in which its exception begins."""
 
 
 class Assignment:
@@ -69,7 +71,7 @@ class Assignment:
             found, note = find_shared_tracebacks(stream)
             self.notes += [note] if note else []
             tracebacks += [one for one in found if not self._take_launcher_exception(one)]
-        self._assign_tracebacks(tracebacks)
+        self._assign_tracebacks(self._take_reported_exceptions(tracebacks))
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
         self._drop_kills_below_exceptions()
@@ -205,6 +207,28 @@ class Assignment:
             self.launcher_failures.append(found)
         return is_launchers
 
+    def _take_reported_exceptions(self, tracebacks: Sequence[Traceback]) -> list[Traceback]:
+        """Take the exceptions that Ray prints in its reports on processes that died; return all other tracebacks.
+
+        The same traceback elsewhere is what that process printed itself.
+        """
+        reported: set[tuple[str, str, str]] = set()
+        numbers = sorted(report.number for _, _, report in self.attempt.reports)
+        for file, node, report in self.attempt.reports:
+            if report.kind is not ReportKind.ENDED or report.pid is None or TRACEBACK not in report.text:
+                continue
+            later = (number for number in numbers if number > report.number)
+            end = min(next(later, 1 << 62), report.number + _MAX_REPORTED_LINES)
+            below = (one for one in tracebacks if one.stream.file == file and report.number < one.lines[0] < end)
+            if (found := next(below, None)) is not None:
+                process = self.processes.find(pid=report.pid, node=report.node or report.ip or node)
+                if process.raised is None:
+                    process.set_exception(found)
+                    first = next(one for one in tracebacks if one.fault == found.fault)
+                    process.lines.add((first.stream.file, *first.lines))
+                reported.add(found.fault)
+        return [found for found in tracebacks if found.fault not in reported]
+
     def _assign_tracebacks(self, tracebacks: Sequence[Traceback]) -> None:
         everything = self.processes.all
         for node in {found.stream.label.node for found in tracebacks}:
@@ -214,6 +238,9 @@ class Assignment:
             if any(process.uncaught for process in everything):
                 # torch puts the rank before the traceback of each exception that ends a process of a group
                 counts = Counter(found.fault for found in own)
+                # such an exception may be printed without a rank, too
+                counts -= Counter(find_fault(one.raised) for one in everything if one.uncaught and one.raised)
+                own = [found for found in own if found.fault in counts]
                 failing = sum(one.exit_code is not None and one.raised is None for one in everything)
                 own = [found for found in own if counts[found.fault] <= failing]
             processes = [one for one in everything if not node or one.node in {node, ""}]
@@ -250,9 +277,11 @@ class Assignment:
             if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
             by_fault = {last.fault: choose_ending(tracebacks)}
-        for found in by_fault.values():
+        for fault, found in by_fault.items():
             process = Process(node=found.stream.label.node)
             process.set_exception(found)
+            repeated = [one for one in tracebacks if one.fault == fault]
+            process.lines |= {(one.stream.file, *one.lines) for one in (*repeated[:1], *repeated[-1:])}
             self.processes.all.append(process)
 
     def _has_continued(self, tracebacks: Sequence[Traceback]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -128,6 +128,13 @@ class AttemptMarks:
         self._count = 0
         """Lines of the attempt that may begin one."""
 
+    def drop_begins(self, lines: Collection[int]) -> bool:
+        """Take these lines for no begin of a job; return whether one of them was."""
+        kept = [begin for begin in self.begins if begin not in lines]
+        is_changed = len(kept) < len(self.begins)
+        self.begins = kept
+        return is_changed
+
     def start_job(self, number: int) -> None:
         """Take the line in which somebody starts another job."""
         self.begins.append(number)
@@ -138,7 +145,13 @@ class AttemptMarks:
         is_of_agent = report.kind is ReportKind.RESTARTED or (
             report.pid is not None and report.kind is ReportKind.STOPPED
         )
-        if is_of_agent or (report.kind is ReportKind.ENDED and report.local_rank is not None):
+        # a launcher that raises an exception has ended, and restarts nothing
+        is_of_agent |= (
+            report.kind is ReportKind.ENDED
+            and report.local_rank is not None
+            and PATTERNS["exception"].match(report.text) is None
+        )
+        if is_of_agent:
             self._take_agent(record, report)
         elif report.kind is ReportKind.TERMINATED or (report.kind is ReportKind.ENDED and report.tasks):
             self.report_ends.append(record.number)
@@ -318,6 +331,7 @@ class AttemptIndex:
     """Finds the attempt to which a line belongs."""
 
     def __init__(self, marks_by_node: Mapping[Where, AttemptMarks]) -> None:
+        self._marks_by_node = marks_by_node
         jobs = {where: marks.jobs() for where, marks in marks_by_node.items()}
         self._begins: dict[Where, list[tuple[int, Key]]] = {where: [] for where in jobs}
         for number in range(max(map(len, jobs.values()), default=0)):
@@ -330,6 +344,15 @@ class AttemptIndex:
         keys = sorted({key for begins in self._begins.values() for _, key in begins})
         self.count = max(min(len(keys), _MAX_ATTEMPTS), 1)
         self._numbers = {key: max(number + self.count - len(keys), 0) for number, key in enumerate(keys)}
+
+    def drop_starts(self, numbers: Iterable[int]) -> bool:
+        """Drop the starts of jobs with which attempts of these numbers begin; return whether there were any."""
+        keys = {key for key, number in self._numbers.items() if number in numbers and key[1] == 0}
+        keys = {(job, 0) for job, _ in keys if (job, 1) not in self._numbers}  # no agent's round has ended in it
+        is_changed = False
+        for where, begins in self._begins.items():
+            is_changed |= self._marks_by_node[where].drop_begins({line for line, key in begins if key in keys})
+        return is_changed
 
     def find_attempt(self, where: Where, line: int) -> int:
         """Return the number of a line's attempt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from firstfault.job_logs.attempts import AttemptIndex, AttemptMarks, Progress, p
 from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
+from firstfault.job_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
@@ -211,6 +212,8 @@ class LogCollector:
         self._labels: dict[str, Label] = {}
         """By file, the label in its last header."""
         self._indenter = FrameIndenter()
+        self._prefixed_tracebacks = PrefixedTracebacks()
+        self._broken_lines = BrokenLines()
         self._all = Attempt()
         self._job_starts: dict[str, list[int]] = defaultdict(list)
         """Lines in which a shell shows the command that starts a job."""
@@ -257,7 +260,10 @@ class LogCollector:
                 self._all.size.vague_names.add(self._labels[file].node)
                 continue
             for record in prefixes.parse(number, line, self._labels.get(file, label)):
-                self._take(file, record)
+                for whole in self._broken_lines.join(record):
+                    self._take(file, whole)
+        for record in self._broken_lines.flush():
+            self._take(file, record)
         return iter(())
 
     def find_training_times(self) -> dict[str, TimeSpan]:
@@ -277,10 +283,24 @@ class LogCollector:
                 last[stream.file] = stream.tail[-1]
         return (record.text for record in last.values())
 
-    def attempts(self) -> list[Attempt]:
-        """Return the attempts in the logs, in order."""
-        index, everything = AttemptIndex(self._marks_by_node), self._all
+    def attempts(self, find_empty: Callable[[Sequence[Attempt]], list[int]]) -> list[Attempt]:
+        """Return the attempts in the logs, in order.
+
+        Args:
+            find_empty: returns which of them, by their place in the list, are the end of the one before.
+        """
+        everything = self._all
         everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
+        index = AttemptIndex(self._marks_by_node)
+        made = self._split(index)
+        # dropping starts shifts the numbers of later ones, so each pass drops only those that it has looked at
+        while (empty := find_empty(made)) and index.drop_starts(empty):
+            index = AttemptIndex(self._marks_by_node)
+            made = self._split(index)
+        return made
+
+    def _split(self, index: AttemptIndex) -> list[Attempt]:
+        everything = self._all
         if index.count == 1:
             return [everything]
         made = [replace(everything, streams={}, reports=[], entries=[]) for _ in range(index.count)]
@@ -294,7 +314,8 @@ class LogCollector:
         return made
 
     def _take(self, file: str, record: LogRecord) -> None:
-        record = record._replace(text=self._indenter.indent(record.label, record.text))
+        text = self._prefixed_tracebacks.cut(record.label, record.text)
+        record = record._replace(text=self._indenter.indent(record.label, text))
         text, label, everything = record.text, record.label, self._all
         where = (file, label.node or ("" if label.task is None else f"task {label.task}"))
         marks = self._marks_by_node.get((file, label.node))

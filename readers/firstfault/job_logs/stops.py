@@ -5,7 +5,9 @@ The functions run in the order of `mark_stops`; each looks only at processes tha
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firstfault.job_logs.causes.blocked_tasks import mark_blocked_tasks
@@ -31,6 +33,7 @@ def mark_stops(attempt: Attempt, processes: Processes) -> None:
     _mark_stopped_by_scheduler(attempt, processes)
     _mark_killed_with_the_rest(attempt, processes)
     _mark_terminated(attempt, processes)
+    _mark_listed_by_agents(attempt, processes)
     _match_oom_kills(attempt, processes)
     _match_hardware_errors(attempt, processes)
     mark_blocked_tasks(attempt, processes)
@@ -74,6 +77,46 @@ def _mark_terminated(attempt: Attempt, processes: Processes) -> None:
         is_unlisted = process.pid is not None and process.pid not in signaled and process.node in listed_nodes
         if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
             process.signal, process.stopped = "", LAUNCHER_STOPPED
+
+
+@dataclass(slots=True)
+class _AgentList:
+    """The processes that one of torch's agents lists when it ends its workers."""
+
+    stopped: dict[int, int] = field(default_factory=dict)
+    """By process id, the line that reports its signal."""
+    failed: set[int] = field(default_factory=set)
+    """Process ids."""
+
+
+def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
+    """Mark the ranks of a node whose agent lists all of its workers by process id: one that failed, and the rest.
+
+    The ranks of a node are consecutive, so the rank and the local rank of the failed one show all others.
+    """
+    lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
+    for file, node, report in attempt.reports:
+        found = PATTERNS["agent_log_line"].match(report.text)
+        agent = found["pid"] or "" if found is not None else ""
+        if report.pid is None or not (agent or attempt.size.nodes <= 1):
+            continue
+        if report.kind is ReportKind.STOPPED:
+            lists[file, node, agent].stopped.setdefault(report.pid, report.number)
+        elif report.kind is ReportKind.ENDED and report.local_rank is not None:
+            lists[file, node, agent].failed.add(report.pid)
+    workers = attempt.size.workers_per_node
+    for (file, _, _), listed in lists.items():
+        failed = [one for one in processes.all if one.pid in listed.failed and one.rank is not None]
+        firsts = {one.rank - one.local_rank for one in failed if one.rank is not None and one.local_rank is not None}
+        stopped = listed.stopped.keys() - listed.failed
+        if len(firsts) != 1 or len(failed) != len(listed.failed) or len(failed) + len(stopped) != workers:
+            continue
+        ranks = set(range(min(firsts), min(firsts) + workers)) - {one.rank for one in failed}
+        for rank in sorted(ranks):
+            process = processes.find(rank=rank, node=failed[0].node)
+            if not process.has_failed and not process.has_ended:
+                process.stopped = LAUNCHER_STOPPED
+                process.lines |= {(file, listed.stopped[pid], listed.stopped[pid]) for pid in stopped}
 
 
 def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
@@ -127,12 +170,22 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         for _, node, report in attempt.reports
         if report.kind is ReportKind.STOPPED
     }
-    stopped_all = any(report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports)
+    # a launcher that starts agents reports their ends, not those of their workers
+    stopped_all = processes.tasks_are_ranks and any(
+        report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports
+    )
+    stopped_all |= has_stopped and _is_on_one_node(attempt, processes)
     for process in processes.all:
         if id(process) in known or process.stopped or process.exit_code == 0:
             continue
-        is_known = stopped_all or not process.node or not stopped_on.isdisjoint({process.node, ""})
         if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
             process.stopped = LAST_LINES_OF_SUCCESS
         else:
-            process.stopped = LAUNCHER_STOPPED if is_known and has_stopped else NO_EXIT_STATUS
+            is_known = stopped_all or (bool(process.node) and process.node in stopped_on)
+            process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
+
+
+def _is_on_one_node(attempt: Attempt, processes: Processes) -> bool:
+    """Whether the log names no second node, so what a launcher ends there is all that is left of the job."""
+    machines = {process.host or process.node for process in processes.all} | attempt.size.machines
+    return attempt.size.nodes <= 1 and len(machines - {""}) <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
@@ -21,6 +21,9 @@ from firstfault.model import ExceptionInfo
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Stream
     from firstfault.job_logs.framing.labels import LogRecord
+
+_LINES_TO_QUOTED = 2
+"""From the message of an exception to the traceback that it quotes below an empty line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,7 @@ class Traceback:
     @property
     def fault(self) -> tuple[str, str, str]:
         """Equal for the same fault of several processes."""
-        frame = self.exception.frames[-1] if self.exception.frames else None
-        at = f"{frame.file}:{frame.line}" if frame else ""
-        return self.exception.type, normalize_message(self.exception.message), at
+        return find_fault(self.exception)
 
     @property
     def is_summary(self) -> bool:
@@ -73,8 +74,44 @@ class Traceback:
         return any(map(PATTERNS["launcher_file"].search, files)) and all(map(is_library_file, inner))
 
 
+def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
+    """Return what is equal for the same fault of several processes: type, message, and place."""
+    frame = exception.frames[-1] if exception.frames else None
+    at = f"{frame.file}:{frame.line}" if frame else ""
+    # a line below the first one may be the program's next output
+    first_line = exception.message.partition("\n")[0]
+    return exception.type, normalize_message(first_line), at
+
+
 def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
-    """Yield the tracebacks in a stream, in order."""
+    """Yield the tracebacks in a stream, in order.
+
+    If an exception's message ends with a colon, an empty line and a traceback, it quotes the exception that caused it:
+    one failure, which is the quoted one.
+    """
+    quoting: Traceback | None = None
+    for found in _read_excerpts(stream):
+        if quoting is not None and found.lines[0] - quoting.lines[1] == _LINES_TO_QUOTED:
+            yield replace(
+                found,
+                lines=(quoting.lines[0], found.lines[1]),
+                heading=quoting.heading,
+                lines_around=(*quoting.lines_around[:1], *found.lines_around[1:]),
+                time_ns=quoting.time_ns if found.time_ns is None else found.time_ns,
+            )
+            quoting = None
+            continue
+        if quoting is not None:
+            yield quoting
+        message = found.exception.message.rstrip()
+        quoting = found if message.endswith(":") and "\n" not in message else None
+        if quoting is None:
+            yield found
+    if quoting is not None:
+        yield quoting
+
+
+def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
     for excerpt in stream.excerpts:
         above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
         printed = find_printed_exception(redact("\n".join(record.text for record in lines)))

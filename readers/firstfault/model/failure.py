@@ -170,7 +170,14 @@ PREEMPTED = "SYSTEM:Preempted"
 """The code of an agent if the scheduler preempted the job, which may be in the queue again."""
 DIED = "USER:Died"
 """The code of a process if its launcher only reported that it died."""
-JOB_END_CODES = {TIME_LIMIT, CANCELLED, REQUEUED, PREEMPTED}
+JOB_END_WORDS = {
+    TIME_LIMIT: "time limit",
+    CANCELLED: "canceled",
+    REQUEUED: "requeued",
+    PREEMPTED: "preempted",
+}
+"""How the scheduler ended the whole job, by the code of its agent."""
+JOB_END_CODES = set(JOB_END_WORDS)
 """The codes of an agent if the scheduler ended the whole job."""
 FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
 """Categories of an agent that was terminated from outside, each with the verb for a sentence."""

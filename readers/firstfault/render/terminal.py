@@ -168,7 +168,7 @@ def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) 
 def _print_groups(printer: _Printer, report: Report, groups: Sequence[Group], *, whole: bool = False) -> None:
     """Print a table of the groups: state, ranks, and what happened; the cause itself is printed at the top."""
     names = [group.who(0 if whole else _RANKS) for group in groups]
-    state_width = max((len(group.state.value) for group in groups), default=0)
+    state_width = max((len(group.label) for group in groups), default=0)
     name_width = max(map(len, names), default=0)
     lines = []
     for group, name in zip(groups, names, strict=True):
@@ -178,7 +178,7 @@ def _print_groups(printer: _Printer, report: Report, groups: Sequence[Group], *,
             text = "" if text == report.answers.what or repeats_cause(f": {text}", report.answers.what) else text
         elif whole and group.first is not None and group.first.later:
             text = f"{text} ({group.first.later})"
-        row = f"{group.state.value:<{state_width}}  {name:<{name_width}}  {text}".rstrip()
+        row = f"{group.label:<{state_width}}  {name:<{name_width}}  {text}".rstrip()
         lines.append(row if whole else printer.short(row))
     if left := report.cascade.groups[len(groups) :]:
         lines.append(f"and {len(left)} more groups, {sum(group.count for group in left)} failures (-v)")

@@ -12,7 +12,7 @@ from firstfault.exceptions.stack_dumps import find_crash_frames
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import CATEGORIES, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
-from firstfault.model.failure import CANCELLED, FROM_OUTSIDE, JOB_END_CODES
+from firstfault.model.failure import CANCELLED, FROM_OUTSIDE, JOB_END_CODES, PREEMPTED, REQUEUED
 from firstfault.model.job import UNNAMED_PROCESS
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
@@ -25,6 +25,8 @@ from firstfault.strategies.registry import DEFAULT_STRATEGY
 from firstfault.utils.text import one_line
 
 _LINE = 200
+_ENDED_FROM_OUTSIDE = "ended from outside"
+"""In place of a category, if a log doesn't tell a preemption from a time limit, a drain and an abort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Answers:
     def fault(self) -> str:
         """Whose fault it is, and how sure the verdict is: "your code, category data, confidence high"."""
         name = self.category.partition(":")[0]
-        return f"{self.fault_owner.value}, category {name}, confidence {self.confidence}"
+        kind = name if name == _ENDED_FROM_OUTSIDE else f"category {name}"
+        return f"{self.fault_owner.value}, {kind}, confidence {self.confidence}"
 
     @property
     def place(self) -> str:
@@ -67,7 +70,6 @@ def build_answers(case: Case) -> Answers:
     """Return the answers."""
     job, verdict = case.job, case.verdict
     code, source = _find_code_line(job, verdict)
-    meaning = CATEGORIES.get(verdict.category)
     by = f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""
     where = "unknown" if job.named_ranks else f"unknown: {case.engine.source} names no rank and no node"
     if not case.is_alone:
@@ -75,22 +77,36 @@ def build_answers(case: Case) -> Answers:
     return Answers(
         what=_describe_fault(verdict),
         fault_owner=_fault_owner(case),
-        category=f"{verdict.category}: {meaning}" if meaning else verdict.category,
+        category=_describe_category(verdict, case.engine),
         confidence=f"{verdict.confidence}{by}",
         where=where,
         code=code,
         source=source,
         retry=case.engine.describe_retry(case.decision),
         retry_reason=case.decision.reason,
-        steps=tuple(find_next_steps(case, code)),
+        steps=tuple(find_next_steps(case, _find_shared_code(job, verdict, code))),
         unknown=tuple(list_unknowns(case)),
     )
+
+
+def _describe_category(verdict: Verdict, engine: EngineWords) -> str:
+    if _has_unproven_preemption(verdict, engine):
+        return _ENDED_FROM_OUTSIDE
+    meaning = CATEGORIES.get(verdict.category)
+    return f"{verdict.category}: {meaning}" if meaning else verdict.category
+
+
+def _has_unproven_preemption(verdict: Verdict, engine: EngineWords) -> bool:
+    """Whether a log shows that a job was ended from outside, but not that it was preempted."""
+    return engine.cites and verdict.category == "preemption" and verdict.code not in {PREEMPTED, REQUEUED}
 
 
 def _fault_owner(case: Case) -> FaultOwner:
     verdict = case.verdict
     if verdict.code == CANCELLED:
         return FaultOwner.NONE
+    if _has_unproven_preemption(verdict, case.engine):
+        return FaultOwner.UNKNOWN
     # a person may have aborted a job if all its nodes were terminated
     may_be_aborted = verdict.category == "preemption" and count_terminated_nodes(case.job).are_all
     if verdict.scope is Scope.UNDETERMINED or may_be_aborted:
@@ -100,7 +116,20 @@ def _fault_owner(case: Case) -> FaultOwner:
         return FaultOwner.TRANSIENT
     if verdict.category == "storage" and root is not None and is_unexplained_write(root):
         return FaultOwner.EITHER
-    return describe_fault_owner(verdict.category, case.engine)[0]
+    owner = describe_fault_owner(verdict.category, case.engine)[0]
+    is_guess = owner is FaultOwner.CODE and case.engine.cites and not _shows_own_code(verdict)
+    return FaultOwner.EITHER if is_guess else owner
+
+
+def _shows_own_code(verdict: Verdict) -> bool:
+    """Whether a log shows that the program failed in its own code: in a frame outside of libraries.
+
+    An error of a GPU appears wherever the program waits for it, and a library or a driver may have caused it.
+    """
+    root = verdict.root
+    if root is None or not _find_code(root, verdict.headline)[0]:
+        return False
+    return verdict.category != "gpu_kernel" or "device-side assert triggered" in f"{root.message}\n{root.printed}"
 
 
 def _describe_fault(verdict: Verdict) -> str:
@@ -149,6 +178,12 @@ def _find_code_line(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
         return "", ""  # a node is at no place in the program
     places = {_find_code(failure) for failure in job.failures}
     return places.pop() if len(places) == 1 else ("", "")
+
+
+def _find_shared_code(job: JobErrors, verdict: Verdict, code: str) -> str:
+    """Return the place in the program that advice may name; if undetermined, only one that all failures share."""
+    places = {_find_code(failure)[0] for failure in job.failures}
+    return code if verdict.scope is not Scope.UNDETERMINED or places == {code} else ""
 
 
 def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:

@@ -1,7 +1,4 @@
-"""The cascade: every failure with its time, groups of identical ones, and the state of every rank and node.
-
-`followers_text`, `clocks_text` and `coverage_text` summarise it in a line each.
-"""
+"""The cascade: every failure with its time, groups of identical ones, and the state of every rank and node."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
-from firstfault.model.failure import LAST_LINES_OF_SUCCESS, OF_LOGS
+from firstfault.model.failure import JOB_END_WORDS, LAST_LINES_OF_SUCCESS, OF_LOGS
 from firstfault.model.job import unreported_nodes
 from firstfault.report.engine_words import find_engine_words
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
@@ -105,12 +102,19 @@ class Group:
         """What happened to the first of them, or the failure's name if nothing more is known."""
         return self.line or self.what
 
+    @property
+    def label(self) -> str:
+        """Its state; of a job that was ended from outside, how: nothing failed, so nothing is its root cause."""
+        code = "" if self.first is None or self.ranks or self.nodes else self.first.failure.code
+        return JOB_END_WORDS.get(code, self.state.value)
+
     def who(self, limit: int = 0) -> str:
         """Return its ranks, else its node, else how many processes it has; `limit`: as `format_ranks`."""
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
-        processes = "1 process" if self.count == 1 else f"{self.count} processes"
-        return self.nodes[0] if len(self.nodes) == 1 else processes
+        if len(self.nodes) == 1 or self.label != self.state.value:
+            return self.nodes[0] if self.nodes else "the whole job"
+        return "1 process" if self.count == 1 else f"{self.count} processes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity, identify_job
 from firstfault.report.states import State
 from firstfault.strategies.headlines import name_process
+from firstfault.strategies.verdicts import MAX_SOURCES_PER_REASON
 from firstfault.utils.text import counted, one_line, printable
 
 if TYPE_CHECKING:
@@ -297,7 +298,11 @@ def build_sections(report: Report) -> Sections:
     attempts = [attempt.line for attempt in report.attempts] if len(report.attempts) > 1 else []
     documents = [Layout.of(report.uri).errors_uri()] if report.uri else []
     suspects = (f"{suspect.name}: {suspect.why}" for suspect in verdict.suspects)
-    reasons = (report.engine.cited(why, names) for why, names in verdict.reasons if not repeats_cause(why, what))
+    reasons = (
+        report.engine.cited(why, names, MAX_SOURCES_PER_REASON)
+        for why, names in verdict.reasons
+        if not repeats_cause(why, what)
+    )
     message_title = "Traceback" if "Traceback (most recent call last)" in message else "Message"
     code = (f"{format_place(at)}: {at.code}" if at.code else format_place(at) for at in frames)
     return Sections(

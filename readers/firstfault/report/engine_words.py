@@ -41,7 +41,7 @@ class EngineWords:
 
     def describe_missing(self, *, has_lines: bool) -> str:
         """Return what there is of a rank without a report; `has_lines`: lines of the log name it."""
-        return "no failure in the log" if has_lines and self.cites else self.missing
+        return "no exit status in the log" if has_lines and self.cites else self.missing
 
     @property
     def nodes(self) -> str:
@@ -73,9 +73,17 @@ class EngineWords:
         """Whether firstfault leaves it to the scheduler to run the job again."""
         return decision.action is Action.UNKNOWN and self.retries_unknown
 
-    def cited(self, text: str, names: Iterable[str]) -> str:
-        """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]"."""
-        found = ", ".join(shorten_list(list(dict.fromkeys(names)), _CITED, "and {} more")) if self.cites else ""
+    def cited(self, text: str, names: Iterable[str], limit: int = 0) -> str:
+        """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]".
+
+        Args:
+            text: a fact.
+            names: of the documents that show it.
+            limit: with as many names there may be further ones, so those left out aren't counted; 0: there are none.
+        """
+        shown = list(names)
+        more = "and more" if limit and len(shown) >= limit else "and {} more"
+        found = ", ".join(shorten_list(list(dict.fromkeys(shown)), _CITED, more)) if self.cites else ""
         return f"{text} [{found}]" if found else text
 
     def kubectl(self, command: str, name: str, namespace: str = "") -> str:
@@ -96,7 +104,7 @@ LOG = EngineWords(
     "the node's system log",
     "node",
     source="the log",
-    missing="not in the log",
+    missing="not named in the log",
     cites=True,
 )
 """A job without firstfault that is known only from its logs."""

@@ -105,7 +105,11 @@ def _give_advice(case: Case, code: str) -> str:
         return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
         if code:
-            return f"{_UNDETERMINED_ADVICE}: all were at"
+            # a log may not show all ranks
+            number = len(case.job.failures)
+            size = case.job.size
+            is_of_all = not case.engine.cites or (size is not None and size.ranks == number and not size.at_least)
+            return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
     # this rank had left the training while its peers still waited for it
     if root is not None and locate_main_thread(root).exit_stage:

@@ -9,13 +9,11 @@ from firstfault.evidence.texts import find_message
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.model import TIME_LIMIT, Origin, Subject, WorkerError, Writer
 from firstfault.model.failure import (
-    CANCELLED,
     CTRL_C,
     HANGUP,
     JOB_END_CODES,
+    JOB_END_WORDS,
     OF_LOGS,
-    PREEMPTED,
-    REQUEUED,
     explain_end,
 )
 from firstfault.model.job import UNNAMED_PROCESS
@@ -25,7 +23,6 @@ from firstfault.utils.text import extract_sentence, one_line
 MAX_HEADLINE_CHARS = 160
 _MAX_RANKS_IN_TEXT = 8
 """As many ranks as fit into a line."""
-_WORDS_FOR_JOB_ENDS = {CANCELLED: "canceled", REQUEUED: "requeued", PREEMPTED: "preempted"}
 _WORDS_FOR_INTERRUPTS = {CTRL_C: "Ctrl-C, SIGINT", HANGUP: "SIGHUP, the terminal was closed"}
 _SIGINT_EXITS = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
 """How a process ends after SIGINT. A shell exits with 130."""
@@ -54,7 +51,7 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
     category, what = find_category(root), find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing
     if category == "preemption":
-        what = _WORDS_FOR_JOB_ENDS.get(root.code, "terminated")
+        what = JOB_END_WORDS.get(root.code, "terminated")
     if category == "interrupted":
         what = f"interrupted ({_WORDS_FOR_INTERRUPTS.get(root.code, what)})"
         subject, text = (root.node, "") if root.subject is Subject.AGENT and root.node else (subject, text)

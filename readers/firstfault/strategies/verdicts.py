@@ -13,7 +13,8 @@ from firstfault.strategies.headlines import build_headline, find_category
 from firstfault.utils.text import one_line
 
 _MAX_VICTIMS = 100
-_MAX_SOURCES_PER_REASON = 8
+MAX_SOURCES_PER_REASON = 8
+"""Documents that `list_sources` names for one reason."""
 _UNSPECIFIC_CODES = {"", "USER:RuntimeError"}
 """Codes that engines give to failures without a specific code."""
 
@@ -85,7 +86,7 @@ def build_verdict(  # noqa: PLR0913 - the parts of a verdict
 
 def list_sources(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
     """Return the names of the documents that each reason rests on, at most 8."""
-    limit = _MAX_SOURCES_PER_REASON
+    limit = MAX_SOURCES_PER_REASON
     samples = [reason.failures[:limit] for reason in reasons]
     return tuple(tuple(ref.name for item in sample for ref in item.documents)[:limit] for sample in samples)
 

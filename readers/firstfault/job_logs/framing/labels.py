@@ -166,7 +166,7 @@ class Prefixes:
         if (numbered := PATTERNS["numbered_node"].fullmatch(name)) is not None:
             self.learned_names.add(numbered["node"])
             return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
-        if PATTERNS["no_label"].search(name.strip("[]<>() :")):
+        if PATTERNS["no_label"].search(name.strip("[]<>() :")) or PATTERNS["level_in_label"].search(name):
             return label
         self.learned_names.add(name.partition(" ")[0])
         return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"

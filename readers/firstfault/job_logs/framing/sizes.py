@@ -10,7 +10,7 @@ from functools import cache
 from firstfault.model import JobSize
 
 _STATED_RANKS = r"""
-  (?<![\w-]) ["']? (?<!parallel[ ]) (?:WORLD_SIZE|world[_ ]size) ["')]{0,2} [ ]?[=: ][ ]? ["'(]{0,2} (\d{1,6}) \b
+  (?<![\w-]) ["']? (?<!parallel[ ]) (?:WORLD_SIZE|[Ww]orld[_ ][Ss]ize) ["')]{0,2} [ ]?[=: ][ ]? ["'(]{0,2} (\d{1,6}) \b
 | GLOBAL_RANK:[ ]\d+,[ ]MEMBER:[ ]\d+/(\d{1,6})
 | Starting[ ]with[ ](\d{1,6})[ ]processes
 | \bSLURM_(?:NTASKS|NPROCS)[=: ]["']?(\d{1,6})\b
@@ -24,6 +24,9 @@ _STATED_NODES = r"""
 _WORKERS_PER_NODE = r"--nproc[-_]per[-_]node[ =][\"']?(\d{1,3})\b"
 _NAMED_RANK = r"(?<![a-z] )(?<![a-z_-])(?:global_)?[Rr](?:ank|ANK)(?:[ =:]{1,3}|\b\W{0,2}=\W{0,2})(\d{1,6})\b"
 """A rank of the job in any line; "local rank 3" and "tensor rank 3" are others."""
+_NAMED_AS_CURRENT = r"\b[Rr]ank of (?:this|the current|current) process(?: is|:)? (\d{1,6})\b"
+_LISTED_RANKS = r"(?<![a-z_-])[Rr]anks?\b[ :=]{0,3}(?:\w{1,20}\()?\[(\d{1,6}(?:, ?\d{1,6}){1,200})\]"
+""""ranks: [0, 1, 2]"."""
 _WORDS_OF_RANKS = (
     "WORLD",
     "orld",
@@ -64,8 +67,11 @@ class SizeMarks:
         """Take a line."""
         if "ank" in text or "RANK" in text:
             for found in _compile(_NAMED_RANK).finditer(text):
-                if (rank := int(found[1])) < _MAX_RANK:
-                    self.named_ranks.add(rank)
+                self._name_ranks(found[1])
+            for found in _compile(_NAMED_AS_CURRENT).finditer(text):
+                self._name_ranks(found[1])
+            for found in _compile(_LISTED_RANKS).finditer(text):
+                self._name_ranks(found[1])
         if any(word in text for word in _WORDS_OF_RANKS):
             self.ranks = max(self.ranks, _largest(_STATED_RANKS, text))
         if "nodes" in text or "NODES" in text:
@@ -74,6 +80,9 @@ class SizeMarks:
             self.machines.add(of_nccl[1])
         if "nproc" in text:
             self.workers_per_node = max(self.workers_per_node, _largest(_WORKERS_PER_NODE, text))
+
+    def _name_ranks(self, numbers: str) -> None:
+        self.named_ranks |= {rank for rank in map(int, numbers.split(",")) if rank < _MAX_RANK}
 
     @property
     def stated_ranks(self) -> int:
