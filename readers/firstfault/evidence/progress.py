@@ -57,6 +57,89 @@ def get_waited_ns(failure: WorkerError) -> int:
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedWait:
+    """A report of ranks that waited, and of those that they waited for."""
+
+    missing: frozenset[int]
+    """The ranks that the report lists as missing."""
+    waiters: str
+    """The ranks that waited, "ranks 0, 2", or how many; empty: unknown."""
+    place: str
+    """Where they waited: "barrier save_12"; empty: unknown."""
+
+    def describe(self, awaited: str) -> str:
+        """Return "ranks 0, 2 waited for it at barrier save_12", with a word for the missing ranks."""
+        at = f" at {self.place}" if self.place else ""
+        return f"{self.waiters or 'other ranks'} waited for {awaited}{at}"
+
+
+def parse_reported_wait(failure: WorkerError) -> ReportedWait:
+    """Parse which ranks a failure's report lists as missing, and at which barrier or tensor."""
+    text = failure.message
+    lists = (next(filter(None, found.groups()), "") for found in PATTERNS["missing_ranks"].finditer(text))
+    missing = frozenset(int(rank) for part in lists for rank in part.split(",") if part)
+    counted = PATTERNS["arrived_ranks"].search(text)
+    waiters = "" if failure.rank is None else f"rank {failure.rank}"
+    if counted is not None:
+        arrived, size = int(counted["arrived"]), int(counted["size"])
+        waiters = f"{arrived} of {size} ranks"
+        if arrived <= MAX_LISTED_MEMBERS and arrived + len(missing) == size:
+            others = ", ".join(str(rank) for rank in range(size) if rank not in missing)
+            waiters = f"rank{'s' if arrived > 1 else ''} {others}"
+    return ReportedWait(missing, waiters, _name_place_of_wait(text))
+
+
+def _name_place_of_wait(text: str) -> str:
+    place = PATTERNS["place_of_wait"].search(text)
+    if place is None:
+        return ""
+    if place["barrier"]:
+        return f"barrier {place['barrier'].rstrip('.')}"
+    return "a monitored barrier" if place["monitored"] else f"tensor {place['tensor'] or place['stalled']}"
+
+
+def describe_waits(failures: Sequence[WorkerError]) -> str:
+    """Return what ranks waited for, as their texts state it; empty: no text does.
+
+    "rank 0 waited for ranks 2, 3 at barrier save_12", "5 of 8 workers joined", "ranks 0, 1 waited in ALLREDUCE #7".
+    """
+    for failure in failures:
+        wait = parse_reported_wait(failure)
+        if wait.missing:
+            return wait.describe(_name_ranks(wait.missing))
+        if joined := PATTERNS["joined_workers"].search(failure.message):
+            count = int(joined["count"] or joined["joined"])
+            size = int(joined["size"] or joined["of"])
+            if count > size:
+                return f"{count} workers for a world of {size}: a stale init file or store"
+            return f"{count} of {size} workers joined"
+    ranks_by_call: dict[str, set[int]] = defaultdict(set)
+    for failure in failures:
+        if failure.rank is not None and (call := describe_timed_out_call(failure)):
+            ranks_by_call[call].add(failure.rank)
+    if len(ranks_by_call) != 1:
+        return ""
+    ((call, ranks),) = ranks_by_call.items()
+    return f"{_name_ranks(ranks)} waited in {call}"
+
+
+def describe_timed_out_call(failure: WorkerError) -> str:
+    """Return the collective in which a watchdog's timeout ended a rank: "one-element ALLREDUCE #7"; empty: unknown."""
+    works = [work for progress in parse_progress(get_printed_text(failure)) for work in progress.last]
+    if len(works) != 1:
+        return ""
+    is_of_one = works[0].sizes == "1 -> 1 elements"
+    return f"{'one-element ' if is_of_one else ''}{works[0].operation} #{works[0].sequence}"
+
+
+def _name_ranks(ranks: Collection[int]) -> str:
+    listed = sorted(ranks)
+    more = len(listed) - MAX_LISTED_MEMBERS
+    text = ", ".join(map(str, listed[:MAX_LISTED_MEMBERS])) + (f" and {more} more" if more > 0 else "")
+    return f"rank{'s' if len(listed) > 1 else ''} {text}"
+
+
 def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
     """Return the progress from flight recorders, and that from printed texts, by group and rank.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.job_logs.causes.cluster_tasks import take_spark_tasks
 from firstfault.job_logs.causes.device_ranks import find_ranks_by_device
 from firstfault.job_logs.causes.survival import (
     choose_ending,
@@ -69,7 +70,7 @@ class Assignment:
             found, note = find_shared_tracebacks(stream)
             self.notes += [note] if note else []
             tracebacks += [one for one in found if not self._take_launcher_exception(one)]
-        self._assign_tracebacks(tracebacks)
+        self._assign_tracebacks(take_spark_tasks(self.processes, tracebacks))
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
         self._drop_kills_below_exceptions()
@@ -156,7 +157,7 @@ class Assignment:
         self.processes.all = [
             one
             for one in everything
-            if not one.has_ended
+            if not (one.has_ended or (one.launcher_text and one.raised is None))
             or one.is_known
             or one.is_oom
             or not (one.signal in explained or self._is_of_cleanup(one))
@@ -238,7 +239,8 @@ class Assignment:
         return bool(steps) and min(steps) > found.lines[1]
 
     def _assign_on_node(self, tracebacks: Sequence[Traceback], processes: Sequence[Process]) -> None:
-        failing = [one for one in processes if one.exit_code and one.raised is None and TRACEBACK not in one.text]
+        ended = (one for one in processes if one.exit_code or (one.launcher_text and not one.has_ended))
+        failing = [one for one in ended if one.raised is None and TRACEBACK not in one.text]
         by_fault = {found.fault: found for found in tracebacks}
         is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
@@ -291,7 +293,7 @@ class Assignment:
         reports = (report.number for file, _, report in self.attempt.reports if file == stream.file)
         first_report = min(reports, default=1 << 62)
         above = [record for record in stream.tail if record.number < first_report]
-        above = list(itertools.takewhile(lambda record: not PATTERNS["launcher_file"].search(record.text), above))
+        above = list(itertools.takewhile(lambda record: not _is_of_launcher(record.text), above))
         text = "\n".join(record.text for record in above)
         silent = [one for one in ended if one.raised is None and not shows_failure(one.text)]
         # an unlabeled traceback that fits none of these processes would be given to each of them
@@ -307,6 +309,11 @@ class Assignment:
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)
                 everything.append(process)
+
+
+def _is_of_launcher(text: str) -> bool:
+    """Whether a line is of a launcher's traceback, or begins the description of a pod."""
+    return any(map(bool, (PATTERNS["launcher_file"].search(text), PATTERNS["pod_description"].match(text))))
 
 
 def _ranks_in_errors(lines: Iterable[str]) -> set[int]:

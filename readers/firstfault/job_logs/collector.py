@@ -17,7 +17,7 @@ from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_f
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.framing.separate_jobs import TimeSpan
 from firstfault.job_logs.framing.sizes import SizeMarks
-from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
+from firstfault.job_logs.launchers import LauncherReport, ReportKind, code_below, parse_report
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -192,6 +192,8 @@ class Attempt:
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
     size: SizeMarks = field(default_factory=SizeMarks)
+    listed_pods: set[str] = field(default_factory=set)
+    """Pods in tables of them, which may have pods of other jobs."""
 
 
 class LogCollector:
@@ -216,6 +218,8 @@ class LogCollector:
         """Lines in which a shell shows the command that starts a job."""
         self._marks_by_node: dict[Where, AttemptMarks] = {}
         self._boxes: dict[Where, Boxes] = {}
+        self._described_pods: dict[str, str] = {}
+        """By file, the pod of which a description was printed last."""
 
     def read(self, lines: Iterable[NumberedLine], file: str, label: Label) -> None:
         """Take all lines of one file.
@@ -348,6 +352,9 @@ class LogCollector:
             everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
         if report is not None and len(everything.reports) < _MAX_STREAMS:
             marks.take_report(record, report)
+            if not (where[1] or report.node) and report.kind in {ReportKind.ENDED, ReportKind.OOM}:
+                is_described = text[:1].isspace() and where[0] in self._described_pods
+                report = replace(report, node=self._described_pods[where[0]]) if is_described else report
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
@@ -355,6 +362,10 @@ class LogCollector:
                 report = replace(report, time_ns=parse_time_ns(found["time"]))
             report = replace(report, time_ns=report.time_ns or record.time_ns)
             everything.reports.append((*where, report))
+        elif "ame:" in text[:8] and (described := PATTERNS["described_pod"].match(text)):
+            self._described_pods[where[0]] = described["pod"]
+        if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
+            everything.listed_pods.add(row["pod"])
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):

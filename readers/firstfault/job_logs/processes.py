@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
+from firstfault.job_logs.vocabulary import PATTERNS
 from firstfault.utils.text import clean
 
 if TYPE_CHECKING:
@@ -237,8 +238,9 @@ class Processes:
         if not ranks and not report.tasks and (report.pid is not None or report.local_rank is not None):
             found = [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
         elif not ranks and not report.tasks and report.kind is ReportKind.ENDED:
-            found = [Process(node=node)]
-            self.all += found
+            if not self._is_of_job(node):
+                return
+            found = [self.find_by_node(node)]
         for process in found:
             process.lines.add((file, report.number, report.number))
             process.node, process.ip = process.node or node, process.ip or report.ip
@@ -256,6 +258,26 @@ class Processes:
                 process.exit_code = None if is_after else report.exit_code
                 process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
                 process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
+
+    def find_by_node(self, node: str) -> Process:
+        """Return the process that is known by its node only, or a new one."""
+        found = self._only(lambda item: bool(node) and item.node == node and not (item.is_known or item.raised))
+        if found is None:
+            found = Process(node=node)
+            self.all.append(found)
+        return found
+
+    def _is_of_job(self, pod: str) -> bool:
+        """Whether a pod in a table is one of the job's: a table may have pods of other jobs."""
+        listed = self.attempt.listed_pods
+        if pod not in listed:
+            return True
+        pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
+        if pods:
+            return pod in pods
+        job = PATTERNS["pod_number"].sub("", pod)
+        others = (other for other in listed if other != pod)
+        return len(listed) == 1 or any(PATTERNS["pod_number"].sub("", other) == job for other in others)
 
     def take_launcher_ends(self) -> None:
         """Take launchers that ended with an error, such as torchrun in a task of srun: nothing else shows a failure."""

@@ -1,0 +1,40 @@
+"""Find the tasks of clusters whose exceptions a driver prints: Spark's, each of which it may print several times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
+
+if TYPE_CHECKING:
+    import re
+
+    from firstfault.job_logs.processes import Processes
+    from firstfault.job_logs.tracebacks import Traceback
+
+
+def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
+    """Give each task's last exception to a process on its node; return the remaining tracebacks.
+
+    Spark starts a failed task again, perhaps on another node, and its driver raises the last exception once more.
+    """
+    tasks: dict[tuple[str, str], tuple[str, Traceback]] = {}
+    remaining = []
+    for found in tracebacks:
+        if (heading := _find_heading(found)) is None:
+            remaining.append(found)
+        else:
+            tasks[heading["stage"], heading["task"]] = heading["node"], found
+    for node, found in tasks.values():
+        process = processes.find_by_node(node)
+        process.set_exception(found)
+        process.stopped = ""
+    is_drivers = WORDS["driver_exceptions"]
+    return [found for found in remaining if not tasks or get_short_name(found.exception) not in is_drivers]
+
+
+def _find_heading(found: Traceback) -> re.Match[str] | None:
+    first = found.text.partition("\n")[0]
+    return PATTERNS["spark_task_error"].search(first) or PATTERNS["spark_task_error"].search(found.heading)
