@@ -58,7 +58,9 @@ class Assignment:
 
     def run(self) -> None:
         """Run all steps; they change the processes."""
-        for process in self.processes.all:
+        for process in list(self.processes.all):
+            for stream in process.streams:
+                self._read_ray_driver(stream, process)
             self._read_own_lines(process)
         for stream in self.processes.shared:
             self._read_ray_driver(stream)
@@ -85,6 +87,8 @@ class Assignment:
         while len(lines) > 1 and is_below_error(lines[-1].text):
             lines.pop()
         process.text = "\n".join(record.text for record in lines)
+        if process.is_driver or self._take_headed_tracebacks(process):
+            return
         if process.raised is None:
             by_torch = [record for stream in process.streams for record in stream.by_torch]
             process.set_own_report(find_uncaught_exception(by_torch, process.text))
@@ -100,6 +104,15 @@ class Assignment:
         if process.raised is not None and (fault := find_thread_fault(tracebacks, process.raised)):
             process.set_exception(fault)
 
+    def _take_headed_tracebacks(self, driver: Process) -> bool:
+        """Take the exceptions of other ranks that a process printed below their numbers; return whether it did."""
+        for stream in driver.streams:
+            for found in find_tracebacks(stream) if driver.rank is None else ():
+                if heading := PATTERNS["rank_heading"].match(found.heading):
+                    self.processes.find(rank=int(heading["rank"])).set_exception(found)
+                    driver.is_driver = True
+        return driver.is_driver
+
     @staticmethod
     def _is_survived(process: Process, last: Traceback) -> bool:
         """Whether a process continued after its last traceback, or lines of others make that unclear."""
@@ -108,16 +121,23 @@ class Assignment:
         is_over = last.is_handled or last.is_before_success or last.later_lines > _MAX_LINES_AFTER_END
         return has_progress or is_over or last.is_mixed
 
-    def _read_ray_driver(self, stream: Stream) -> None:
-        """Take what Ray's driver raised for a process of another one."""
+    def _read_ray_driver(self, stream: Stream, driver: Process | None = None) -> None:
+        """Take what Ray's driver raised for a process of another one.
+
+        Args:
+            stream: of the driver.
+            driver: the process of the stream, if it's one that Ray started; it then raised nothing itself.
+        """
         for excerpt in list(stream.excerpts):
             text = redact("\n".join(record.text for record in excerpt.lines))
             # in a chain of tasks, the last one's exception is the cause
             if (task := next(reversed(list(PATTERNS["ray_task_error"].finditer(text))), None)) is not None:
+                if driver is not None and driver.pid in {int(task["pid"]), None}:
+                    continue
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
-            elif (died := PATTERNS["ray_actor_died"].search(text)) is not None:
+            elif driver is None and (died := PATTERNS["ray_actor_died"].search(text)) is not None:
                 process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
                 process.launcher_text = text[died.start() :].strip()
             else:
@@ -125,6 +145,8 @@ class Assignment:
             process.lines.add((stream.file, excerpt.lines[excerpt.at].number, excerpt.lines[-1].number))
             process.time_ns = process.time_ns or excerpt.lines[excerpt.at].time_ns
             stream.excerpts.remove(excerpt)
+            if driver is not None:
+                driver.is_driver = True
 
     # --- one failure, reported twice ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from firstfault.job_logs.boxes import Boxes, Entry
 from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
+from firstfault.job_logs.framing.first_ranks import FirstRanks
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.framing.separate_jobs import TimeSpan
@@ -187,13 +188,19 @@ class Attempt:
     """As a process printed it; 0: not known."""
     is_torchrun: bool = False
     rank_by_pid: dict[int, int] = field(default_factory=dict)
-    first_ranks: dict[Where, int] = field(default_factory=dict)
-    """Rank of the first worker of each node, from torchrun's command line."""
+    first_ranks: dict[Where, FirstRanks] = field(default_factory=dict)
+    """Rank of the first worker of each node."""
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
     size: SizeMarks = field(default_factory=SizeMarks)
     listed_pods: set[str] = field(default_factory=set)
     """Pods in tables of them, which may have pods of other jobs."""
+
+    def find_first_rank(self, where: Where) -> int | None:
+        """Return the rank of the first worker of a node; None: not known."""
+        found = self.first_ranks.get(where)
+        # a number of ranks that isn't stated as the job's may be that of a group
+        return found.find_first(self.size.ranks) if found is not None else None
 
 
 class LogCollector:
@@ -370,10 +377,8 @@ class LogCollector:
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
-        if "nproc" in text and (found := PATTERNS["workers_per_node"].search(text)):
-            node_rank, nodes = PATTERNS["node_rank"].search(text), PATTERNS["node_count"].search(text)
-            if node_rank is not None or nodes is None or nodes["count"] == "1":
-                everything.first_ranks[where] = int(found["count"]) * int(node_rank["rank"] if node_rank else 0)
+        if "ank" in text or "nproc" in text or "nodes" in text or "--num" in text:
+            everything.first_ranks.setdefault(where, FirstRanks()).take(text)
         if "ank" in text and "pid" in text and (found := PATTERNS["rank_of_pid"].search(text)):
             everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
         return report is not None

@@ -59,6 +59,8 @@ class Process:
     time_ns: int | None = None
     hardware_error: str = ""
     """What the kernel's log reports about its GPU."""
+    is_driver: bool = False
+    """Whether what it printed is about a failure of another process, which it started."""
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
     lines: set[tuple[str, int, int]] = field(default_factory=set)
@@ -215,6 +217,9 @@ class Processes:
         rank = rank if label.is_process else self.rank_by_node.get(node)
         if label.task is not None and not self.tasks_are_ranks:
             node = node or self.resolve_node(f"task {label.task}")
+        if rank is None and label.local_rank is not None:
+            first = self.attempt.find_first_rank((stream.file, stream.label.node))
+            rank = None if first is None else first + label.local_rank
         if rank is None and label.local_rank is None and label.pid is None:
             self.shared.append(replace(stream, label=label._replace(node=node)))
             return
@@ -232,9 +237,11 @@ class Processes:
         ranks = of_tasks if report.tasks else report.ranks
         if not ranks and report.local_rank is None and node in self.rank_by_node:
             ranks = (self.rank_by_node[node],)
-        elif not ranks and report.local_rank is not None and (file, node) in self.attempt.first_ranks:
-            ranks = (self.attempt.first_ranks[file, node] + report.local_rank,)
-        found = [self.find(rank=rank, pid=report.pid, node=node) for rank in ranks]
+        elif not ranks and report.local_rank is not None:
+            first = self.attempt.find_first_rank((file, node))
+            ranks = () if first is None else (first + report.local_rank,)
+        local = report.local_rank if len(ranks) == 1 else None
+        found = [self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks]
         if not ranks and not report.tasks and (report.pid is not None or report.local_rank is not None):
             found = [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
         elif not ranks and not report.tasks and report.kind is ReportKind.ENDED:
