@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 from firstfault.evidence.texts import PATTERNS, RE2_PATTERNS
 from firstfault.model import Collective, CollectiveProgress, WorkerError
@@ -18,6 +19,9 @@ UNNAMED_GROUP = ""
 """The group of a text or a recorder without a group name."""
 MAX_LISTED_MEMBERS = 8
 """Maximum number of ranks listed in a sentence."""
+_NS_PER_SECOND = 1_000_000_000
+_MAX_STAMPS_APART_NS = 3600 * _NS_PER_SECOND
+"""A watchdog's line with a time further from its process's end is in another time zone, or of another failure."""
 UNKNOWN_GROUP_SIZE = 1 << 30
 SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 
@@ -58,6 +62,36 @@ def get_waited_ns(failure: WorkerError) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitBegin:
+    """When the wait began that a watchdog's timeout ended."""
+
+    failure: WorkerError
+    time_ns: int
+    """The time of the watchdog's line, less `waited_ns`."""
+    waited_ns: int
+
+
+def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
+    """Return when a rank's wait began; None without the time of the watchdog's line, or how long the wait had taken."""
+    waited_ns = get_waited_ns(failure)
+    if not waited_ns or failure.timestamp_ns is None:
+        return None
+    ended_ns = failure.timestamp_ns
+    lines = (line for line in get_printed_text(failure).splitlines() if RE2_PATTERNS["run_time"].search(line))
+    # torch's lines have no year; the failure's time may be that of the launcher's report, which came later
+    if stamp := PATTERNS["stamp_of_watchdog"].search(next(lines, "")):
+        year = datetime.fromtimestamp(ended_ns // _NS_PER_SECOND, timezone.utc).year
+        try:
+            printed = datetime.strptime(f"{year} {stamp[1]:0>4} {stamp[2]} +0000", "%Y %m%d %H:%M:%S %z")
+        except ValueError:
+            return None
+        printed_ns = int(printed.timestamp()) * _NS_PER_SECOND
+        is_near = abs(printed_ns - ended_ns) < _MAX_STAMPS_APART_NS
+        ended_ns = printed_ns if is_near else ended_ns
+    return WaitBegin(failure, ended_ns - waited_ns, waited_ns) if ended_ns > waited_ns else None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportedWait:
     """A report of ranks that waited, and of those that they waited for."""
 
@@ -87,10 +121,10 @@ def parse_reported_wait(failure: WorkerError) -> ReportedWait:
         if arrived <= MAX_LISTED_MEMBERS and arrived + len(missing) == size:
             others = ", ".join(str(rank) for rank in range(size) if rank not in missing)
             waiters = f"rank{'s' if arrived > 1 else ''} {others}"
-    return ReportedWait(missing, waiters, _name_place_of_wait(text))
+    return ReportedWait(missing, waiters, _name_wait_place(text))
 
 
-def _name_place_of_wait(text: str) -> str:
+def _name_wait_place(text: str) -> str:
     place = PATTERNS["place_of_wait"].search(text)
     if place is None:
         return ""

@@ -44,6 +44,8 @@ _MAX_COMPLETIONS = 64
 """Lines that may report a completion, kept per label although they are far above its end."""
 STEPS_PROVING_SURVIVAL = 3
 """A rank may print one more step, and a buffered one, before it notices that another rank is gone."""
+_MAX_DESCRIPTION_LINES = 200
+"""Lines of the description of a pod below its name."""
 _MAX_COMMANDS = 100
 """Shell commands in one file that may start another job; later ones are ordinary lines."""
 
@@ -225,8 +227,8 @@ class LogCollector:
         """Lines in which a shell shows the command that starts a job."""
         self._marks_by_node: dict[Where, AttemptMarks] = {}
         self._boxes: dict[Where, Boxes] = {}
-        self._described_pods: dict[str, str] = {}
-        """By file, the pod of which a description was printed last."""
+        self._described_pods: dict[str, tuple[str, int]] = {}
+        """By file, the pod of which a description was printed last, and the line with its name."""
 
     def read(self, lines: Iterable[NumberedLine], file: str, label: Label) -> None:
         """Take all lines of one file.
@@ -359,9 +361,7 @@ class LogCollector:
             everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
         if report is not None and len(everything.reports) < _MAX_STREAMS:
             marks.take_report(record, report)
-            if not (where[1] or report.node) and report.kind in {ReportKind.ENDED, ReportKind.OOM}:
-                is_described = text[:1].isspace() and where[0] in self._described_pods
-                report = replace(report, node=self._described_pods[where[0]]) if is_described else report
+            report = self._add_described_pod(report, record, where)
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
@@ -369,8 +369,21 @@ class LogCollector:
                 report = replace(report, time_ns=parse_time_ns(found["time"]))
             report = replace(report, time_ns=report.time_ns or record.time_ns)
             everything.reports.append((*where, report))
-        elif "ame:" in text[:8] and (described := PATTERNS["described_pod"].match(text)):
-            self._described_pods[where[0]] = described["pod"]
+        self._take_size(record.number, text, where)
+        return report is not None
+
+    def _add_described_pod(self, report: LauncherReport, record: LogRecord, where: Where) -> LauncherReport:
+        """Return a report with the name of a pod, if it's an indented line of the description of that pod."""
+        pod, number = self._described_pods.get(where[0], ("", 0))
+        is_end = report.kind in {ReportKind.ENDED, ReportKind.OOM} and not (where[1] or report.node)
+        is_described = record.text[:1].isspace() and record.number - number <= _MAX_DESCRIPTION_LINES
+        return replace(report, node=pod) if pod and is_end and is_described else report
+
+    def _take_size(self, number: int, text: str, where: Where) -> None:
+        """Take a line's statements about the job's size, and about which rank is where."""
+        everything = self._all
+        if "ame:" in text[:8] and (described := PATTERNS["described_pod"].match(text)):
+            self._described_pods[where[0]] = described["pod"], number
         if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
             everything.listed_pods.add(row["pod"])
         everything.size.take(text)
@@ -381,7 +394,6 @@ class LogCollector:
             everything.first_ranks.setdefault(where, FirstRanks()).take(text)
         if "ank" in text and "pid" in text and (found := PATTERNS["rank_of_pid"].search(text)):
             everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
-        return report is not None
 
 
 def _with_inline(label: Label, text: str) -> Label:

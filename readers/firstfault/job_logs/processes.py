@@ -233,22 +233,7 @@ class Processes:
         if report.kind not in {ReportKind.ENDED, ReportKind.STOPPED, ReportKind.OOM}:
             return
         node = self.resolve_node(report.node or report.ip or node)
-        of_tasks = report.tasks if self.tasks_are_ranks else ()
-        ranks = of_tasks if report.tasks else report.ranks
-        if not ranks and report.local_rank is None and node in self.rank_by_node:
-            ranks = (self.rank_by_node[node],)
-        elif not ranks and report.local_rank is not None:
-            first = self.attempt.find_first_rank((file, node))
-            ranks = () if first is None else (first + report.local_rank,)
-        local = report.local_rank if len(ranks) == 1 else None
-        found = [self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks]
-        if not ranks and not report.tasks and (report.pid is not None or report.local_rank is not None):
-            found = [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
-        elif not ranks and not report.tasks and report.kind is ReportKind.ENDED:
-            if not self._is_of_job(node):
-                return
-            found = [self.find_by_node(node)]
-        for process in found:
+        for process in self._find_reported(file, node, report):
             process.lines.add((file, report.number, report.number))
             process.node, process.ip = process.node or node, process.ip or report.ip
             process.is_oom |= report.is_oom
@@ -256,7 +241,8 @@ class Processes:
                 process.exit_code, process.signal, process.stopped = None, "", LAUNCHER_STOPPED  # its launcher's signal
             elif report.kind is ReportKind.STOPPED and not process.has_ended:
                 # srun prints the first task that SIGTERM ended before it ends all others
-                is_first = bool(report.tasks) and len(found) == 1 and self.attempt.reports[0][2] is report
+                is_one = len(report.tasks or report.ranks) == 1
+                is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
                 process.signal, process.stopped = ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
                 process.launcher_time_ns = report.time_ns if is_first else None
             elif report.kind is not ReportKind.STOPPED and not process.has_ended:
@@ -265,6 +251,25 @@ class Processes:
                 process.exit_code = None if is_after else report.exit_code
                 process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
                 process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
+
+    def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
+        """Return the processes that a report is about."""
+        of_tasks = report.tasks if self.tasks_are_ranks else ()
+        ranks = of_tasks if report.tasks else report.ranks
+        if not ranks and report.local_rank is None and node in self.rank_by_node:
+            ranks = (self.rank_by_node[node],)
+        elif not ranks and report.local_rank is not None:
+            first = self.attempt.find_first_rank((file, node))
+            ranks = () if first is None else (first + report.local_rank,)
+        if ranks:
+            local = report.local_rank if len(ranks) == 1 else None
+            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks]
+        if report.tasks:
+            return []
+        if report.pid is not None or report.local_rank is not None:
+            return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
+        is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)
+        return [self.find_by_node(node)] if is_end else []
 
     def find_by_node(self, node: str) -> Process:
         """Return the process that is known by its node only, or a new one."""
