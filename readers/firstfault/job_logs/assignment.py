@@ -27,8 +27,10 @@ from firstfault.job_logs.tracebacks import Traceback, find_shared_tracebacks, fi
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.collector import Attempt, Excerpt, Stream
 
+_MAX_LINES_RERAISED = 40
+"""Lines of an exception of another process at the end of a driver's."""
 _MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
 
@@ -128,7 +130,12 @@ class Assignment:
             stream: of the driver.
             driver: the process of the stream, if it's one that Ray started; it then raised nothing itself.
         """
+        last = stream.excerpts[-1] if stream.excerpts else None
+        if driver is not None and last is None:
+            self._read_reraised_line(stream, driver)
         for excerpt in list(stream.excerpts):
+            if driver is not None and (excerpt is not last or _has_later_steps(stream, excerpt)):
+                continue  # it continued
             text = redact("\n".join(record.text for record in excerpt.lines))
             # in a chain of tasks, the last one's exception is the cause
             if (task := next(reversed(list(PATTERNS["ray_task_error"].finditer(text))), None)) is not None:
@@ -147,6 +154,24 @@ class Assignment:
             stream.excerpts.remove(excerpt)
             if driver is not None:
                 driver.is_driver = True
+
+    def _read_reraised_line(self, stream: Stream, driver: Process) -> None:
+        """Take the exception of another process that one printed again without its own frames."""
+        lines = [record for record in stream.tail if "ray::" in record.text or not record.text[:1].isspace()]
+        begin = next((one for one in reversed(lines) if PATTERNS["ray_task_error"].search(one.text)), None)
+        if begin is None or (stream.progress is not None and stream.progress.number > begin.number):
+            return
+        below = [record for record in stream.tail if record.number >= begin.number]
+        text = redact("\n".join(record.text for record in below))
+        task = PATTERNS["ray_task_error"].search(text)
+        raised = exception_in(text[task.start() :], whole=True) if task is not None else None
+        if task is None or raised is None or int(task["pid"]) == driver.pid or len(below) > _MAX_LINES_RERAISED:
+            return
+        process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
+        if process.raised is None:
+            process.raised, process.raised_text = raised, text
+            process.lines.add((stream.file, below[0].number, below[-1].number))
+        driver.is_driver = True
 
     # --- one failure, reported twice ----------------------------------------------------------------------------------
 
@@ -331,6 +356,11 @@ class Assignment:
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)
                 everything.append(process)
+
+
+def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:
+    """Whether a process printed a step of a training below a traceback."""
+    return stream.progress is not None and stream.progress.number > excerpt.lines[excerpt.at].number
 
 
 def _is_of_launcher(text: str) -> bool:
