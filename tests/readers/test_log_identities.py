@@ -28,6 +28,8 @@ other-app-7      0/1     Error       0          10m
 train-worker-0   1/1     Running     0          10m
 train-worker-1   1/1     Running     0          10m
 """
+RESTARTED = "\nBack-off restarting failed container pytorch in pod train-worker-1_team(3a2b)\n"
+STEPS = "".join(f"step {number} loss 2\n" for number in range(1, 9))
 LOST_TASK = "31/05/06 07:08:09 WARN TaskSetManager: Lost task 3.0 in stage 1.0 (TID 7) (gpu-2 executor 2): {}: "
 FINISHED_TASK = "31/05/06 07:08:12 INFO TaskSetManager: Finished task 3.1 in stage 1.0 (TID 9) in 9 ms on gpu-3"
 
@@ -62,10 +64,18 @@ def test_whom_a_log_is_about(show: Callable[[str], dict[str, Any]], name: str) -
     "log",
     [
         f"step 1\n{PODS}",
+        f"step 1\n{PODS.replace('other-app-7', 'train-worker-0-abcde').replace('0  ', '0-x1y2z ')}",
+        f"{RESTARTED}{STEPS}",
         LOST_TASK.format("org.PythonException") + TRACEBACK.strip() + f"\n{FINISHED_TASK}\n",
         "INFO Lost executor 2 on gpu-2: Executor decommission finished.\nstep 2\n",
     ],
-    ids=["a pod of another job", "a task that finished on its second try", "an executor that was taken away"],
+    ids=[
+        "a pod of another job",
+        "a pod that was replaced",
+        "a container that was restarted",
+        "a task that finished on its second try",
+        "an executor that was taken away",
+    ],
 )
 def test_no_failure_of_this_job(show: Callable[[str], dict[str, Any]], log: str) -> None:
     """A line about another job, or about what was made good, is no failure."""

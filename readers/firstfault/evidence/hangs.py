@@ -59,7 +59,13 @@ LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
 EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 """Exceptions raised in response to the agent's signal."""
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
-MISSING_RANKS_REPORTS = {"barrier-timed-out-tasks", "desync-report", BARRIER_REPORT, "stalled-ops", "awaited-ranks"}
+MISSING_RANKS_REPORTS = {
+    "awaited-ranks",
+    "barrier-timed-out-tasks",
+    "desync-report",
+    BARRIER_REPORT,
+    "stalled-ops",
+}
 """Signatures of reports that compare all ranks."""
 DivergedRanks = dict[str, list[tuple[int, str]]]
 """Groups in which ranks called different collectives, each with the ranks that differ from a majority, if any."""

@@ -21,7 +21,7 @@ MAX_LISTED_MEMBERS = 8
 """Maximum number of ranks listed in a sentence."""
 _NS_PER_SECOND = 1_000_000_000
 _MAX_STAMPS_APART_NS = 3600 * _NS_PER_SECOND
-"""A watchdog's line with a time further from its process's end is in another time zone, or of another failure."""
+"""A watchdog's line further from its process's end has another time zone, or is of another failure."""
 UNKNOWN_GROUP_SIZE = 1 << 30
 SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 

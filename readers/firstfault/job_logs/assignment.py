@@ -109,7 +109,9 @@ class Assignment:
     def _take_headed_tracebacks(self, driver: Process) -> bool:
         """Take the exceptions of other ranks that a process printed below their numbers; return whether it did."""
         for stream in driver.streams:
-            for found in find_tracebacks(stream) if driver.rank is None else ():
+            above = (excerpt.lines[0].text for excerpt in stream.excerpts)
+            is_headed = driver.rank is None and any(map(PATTERNS["rank_heading"].match, above))
+            for found in find_tracebacks(stream) if is_headed else ():
                 if heading := PATTERNS["rank_heading"].match(found.heading):
                     self.processes.find(rank=int(heading["rank"])).set_exception(found)
                     driver.is_driver = True
@@ -197,6 +199,7 @@ class Assignment:
 
         A launcher may exit with the code of one of its workers, and it kills the rest. No exception explains a kill.
         """
+        self.processes.all = [one for one in self.processes.all if not self._has_been_restarted(one)]
         everything = self.processes.all
         ends = {one.signal for one in everything if one.is_known and one.has_ended}
         is_explained = bool(ends) or any(one.raised is not None for one in everything)
@@ -209,6 +212,15 @@ class Assignment:
             or one.is_oom
             or not (one.signal in explained or self._is_of_cleanup(one))
         ]
+
+    def _has_been_restarted(self, process: Process) -> bool:
+        """Whether the training went on below a report, without an exit code, that a container had ended."""
+        if process.is_known or process.has_ended or process.raised is not None or not process.launcher_text:
+            return False
+        streams = self.attempt.streams.values()
+        return all(
+            any(one.has_steps_after(last) for one in streams if one.file == file) for file, _, last in process.lines
+        )
 
     def _mark_ray_actors(self) -> None:
         """Mark actors that died, for no reason that Ray knows, below the report of a process that ended."""

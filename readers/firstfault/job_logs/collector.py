@@ -195,8 +195,8 @@ class Attempt:
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
     size: SizeMarks = field(default_factory=SizeMarks)
-    listed_pods: set[str] = field(default_factory=set)
-    """Pods in tables of them, which may have pods of other jobs."""
+    listed_pods: dict[str, str] = field(default_factory=dict)
+    """The last state of each pod in tables of them, which may have pods of other jobs."""
 
     def find_first_rank(self, where: Where) -> int | None:
         """Return the rank of the first worker of a node; None: not known."""
@@ -385,7 +385,7 @@ class LogCollector:
         if "ame:" in text[:8] and (described := PATTERNS["described_pod"].match(text)):
             self._described_pods[where[0]] = described["pod"], number
         if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
-            everything.listed_pods.add(row["pod"])
+            everything.listed_pods[row["pod"]] = row["status"]
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):

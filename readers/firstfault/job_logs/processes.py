@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
-from firstfault.job_logs.vocabulary import PATTERNS
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.utils.text import clean
 
 if TYPE_CHECKING:
@@ -280,10 +280,14 @@ class Processes:
         return found
 
     def _is_of_job(self, pod: str) -> bool:
-        """Whether a pod in a table is one of the job's: a table may have pods of other jobs."""
+        """Whether a pod in a table is one of the job's that failed in the end: a table may have pods of other jobs."""
         listed = self.attempt.listed_pods
         if pod not in listed:
             return True
+        name = PATTERNS["pod_suffix"].sub("", pod)
+        replaced_by = (other for other in listed if PATTERNS["pod_suffix"].sub("", other) == name)
+        if any(listed[other] in WORDS["healthy_pods"] for other in (pod, *replaced_by)):
+            return False
         pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
         if pods:
             return pod in pods

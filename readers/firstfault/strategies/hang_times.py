@@ -1,4 +1,4 @@
-"""When a hang began, computed from the line in which a watchdog reports how long a collective had run."""
+"""When a hang began, computed from a watchdog's line on how long a collective had run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the tasks of clusters whose exceptions a driver prints: Spark's, each of which it may print several times."""
+"""Find the tasks of Spark whose exceptions its driver prints, each perhaps several times."""
 
 from __future__ import annotations
 

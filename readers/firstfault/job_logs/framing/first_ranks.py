@@ -1,4 +1,4 @@
-"""Find the rank of the first worker of each node, from command lines and what launchers print when they start."""
+"""Find the rank of each node's first worker, from command lines and what launchers print."""
 
 from __future__ import annotations
 
