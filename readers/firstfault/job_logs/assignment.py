@@ -362,12 +362,22 @@ class Assignment:
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
                 process.text = "\n".join(filter(str.strip, (process.text, text)))
         # if torch's agent had the chance to report an exit, its report isn't just cut off
-        elif not everything and not (self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)):
+        elif (not everything or _is_another_pod(node, everything)) and not (
+            self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)
+        ):
             own_report = find_last_error(above, self._ends.get(stream.file, 0))
             if own_report != OwnReport():
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)
                 everything.append(process)
+
+
+def _is_another_pod(node: str, processes: Sequence[Process]) -> bool:
+    """Whether a node is one of several pods with a process each, and none of its own processes is known."""
+    if not node or any(one.is_known or one.node in {node, ""} for one in processes):
+        return False
+    names = {PATTERNS["pod_number"].sub("", one.node) for one in processes}
+    return names == {PATTERNS["pod_number"].sub("", node)} != {node}
 
 
 def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:

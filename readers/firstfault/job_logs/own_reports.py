@@ -116,14 +116,17 @@ def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
 
 def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
     """Return the exception in one of the last lines, without its traceback."""
-    last_few = lines[-_LINES_AFTER_EXCEPTION:]
+    # a list at the end belongs to the message above it
+    end = next((at for at in range(len(lines), 0, -1) if not lines[at - 1].text.startswith("/job:")), 0)
+    last_few = [*lines[max(end - _LINES_AFTER_EXCEPTION, 0) : end], *lines[end:]]
     for at_end, record in enumerate(last_few):
         named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
         if named is None or any(map(_shows_handling, later)):
             continue
         if not _is_of_exit(lines[: len(lines) - len(later)]):
             # a message that announces a list has it in the lines below
-            listed = later if record.text.rstrip().endswith(":") else later[:1]
+            announces = any(one.text.rstrip().endswith(":") for one in later[:-1])
+            listed = later if announces else later[:1]
             below = [redact(one.text) for one in listed[1:]]
             raised = ExceptionInfo(named["type"], "\n".join([redact(named["message"] or ""), *below]))
             text = "\n".join([record.text, *below])
