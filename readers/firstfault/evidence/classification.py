@@ -63,7 +63,7 @@ BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank missing at a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
-_KEPT_SIGNATURES = {BARRIER_REPORT, MISMATCH, STORE_WAIT, "barrier-timed-out-tasks", "stalled-ops"}
+_KEPT_SIGNATURES = {BARRIER_REPORT, MISMATCH, STORE_WAIT, "awaited-ranks", "barrier-timed-out-tasks", "stalled-ops"}
 """Signatures that rules need even if an exception has the text."""
 _MISSING_FILE, _LOADER_FILE = "missing-file", "torch/utils/data/"
 _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
@@ -203,7 +203,8 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return _classify_exit(failure, gone)
     if failure.code == DIED:
         why = "died, its launcher doesn't report how"
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
+        how = "exit" if PATTERNS["container_ended"].search(failure.message) else "signal"
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, how)
     if failure.is_silent and failure.writer is not Writer.STOCK:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended without a reason")
     return _classify_text(failure)

@@ -64,6 +64,8 @@ class Candidate:
     """Number of independent reasons."""
     is_shared: bool = False
     """Whether all these candidates together are the root cause, each in its own group of ranks."""
+    is_reported: bool = False
+    """Whether a report of the ranks that waited lists it as missing, like all others of that report."""
     is_sure: bool = True
     """Whether the progress of all possible culprits is known."""
 

@@ -32,6 +32,7 @@ from firstfault.evidence.progress import (
     get_printed_text,
     group_progress,
     parse_progress,
+    parse_reported_wait,
 )
 from firstfault.evidence.texts import PATTERNS
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
@@ -58,7 +59,13 @@ LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
 EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 """Exceptions raised in response to the agent's signal."""
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
-MISSING_RANKS_REPORTS = {"barrier-timed-out-tasks", "desync-report", BARRIER_REPORT, "stalled-ops"}
+MISSING_RANKS_REPORTS = {
+    "awaited-ranks",
+    "barrier-timed-out-tasks",
+    "desync-report",
+    BARRIER_REPORT,
+    "stalled-ops",
+}
 """Signatures of reports that compare all ranks."""
 DivergedRanks = dict[str, list[tuple[int, str]]]
 """Groups in which ranks called different collectives, each with the ranks that differ from a majority, if any."""
@@ -106,9 +113,18 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
         met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
         reasons = [(rank, why) for rank, why in reasons if rank not in met]
     found = _build_candidates(diagnosis, reasons)
+    reported = dict(_find_reported_missing(classified))
     # each culprit is the straggler of a different group, so several can be the root cause together
     are_shared = late if is_one_fault else {}
-    return [replace(item, is_shared=item.rank in are_shared, is_sure=not missing) for item in found]
+    return [
+        replace(
+            item,
+            is_shared=item.rank in are_shared,
+            is_reported=item.rank in reported,
+            is_sure=not missing,
+        )
+        for item in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,16 +551,19 @@ def _find_rank_without_error(workers: Sequence[ClassifiedFailure]) -> list[tuple
 
 
 def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks listed as missing by torch's or Horovod's report, except ranks that sent such a report."""
-    reports = [
-        (item, item.pointer.rank) for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer
-    ]
-    missing = {rank for _, rank in reports if rank is not None}
-    for item, _ in reports:
-        for found in PATTERNS["missing_ranks"].finditer(item.failure.message):
-            missing |= {int(rank) for rank in (found["ranks"] or found["task"]).split(",")}
-    missing -= {item.failure.rank for item, _ in reports}
-    return [(rank, "a report of missing ranks names it") for rank in sorted(missing)]
+    """Return the ranks listed as missing by a report that compares ranks, except ranks that sent such a report."""
+    reports = [item for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer]
+    reporters = {item.failure.rank for item in reports}
+    reasons: dict[int, str] = {}
+    for item in reports:
+        wait, named = parse_reported_wait(item.failure), item.pointer.rank if item.pointer is not None else None
+        ranks = wait.missing | ({named} if named is not None else set())
+        for rank in sorted(ranks - reporters):
+            reasons.setdefault(rank, wait.describe("it"))
+    size = max((item.failure.place.world_size for item in classified), default=0)
+    # if most ranks didn't come, the few that did may have been early
+    are_most = len(reasons) > MAX_CULPRITS and len(reasons) * 2 > (size or 2 * len(reasons) - 1)
+    return [] if are_most else sorted(reasons.items())
 
 
 def _find_unresponsive_ranks(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:

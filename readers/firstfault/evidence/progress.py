@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 from firstfault.evidence.texts import PATTERNS, RE2_PATTERNS
 from firstfault.model import Collective, CollectiveProgress, WorkerError
@@ -18,6 +19,9 @@ UNNAMED_GROUP = ""
 """The group of a text or a recorder without a group name."""
 MAX_LISTED_MEMBERS = 8
 """Maximum number of ranks listed in a sentence."""
+_NS_PER_SECOND = 1_000_000_000
+_MAX_STAMPS_APART_NS = 3600 * _NS_PER_SECOND
+"""A watchdog's line further from its process's end has another time zone, or is of another failure."""
 UNKNOWN_GROUP_SIZE = 1 << 30
 SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 
@@ -55,6 +59,119 @@ def get_waited_ns(failure: WorkerError) -> int:
     """Return the time in a collective until the watchdog's timeout, nanoseconds; 0: unknown."""
     found = RE2_PATTERNS["run_time"].search(get_printed_text(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitBegin:
+    """When the wait began that a watchdog's timeout ended."""
+
+    failure: WorkerError
+    time_ns: int
+    """The time of the watchdog's line, less `waited_ns`."""
+    waited_ns: int
+
+
+def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
+    """Return when a rank's wait began; None without the time of the watchdog's line, or how long the wait had taken."""
+    waited_ns = get_waited_ns(failure)
+    if not waited_ns or failure.timestamp_ns is None:
+        return None
+    ended_ns = failure.timestamp_ns
+    lines = (line for line in get_printed_text(failure).splitlines() if RE2_PATTERNS["run_time"].search(line))
+    # torch's lines have no year; the failure's time may be that of the launcher's report, which came later
+    if stamp := PATTERNS["stamp_of_watchdog"].search(next(lines, "")):
+        year = datetime.fromtimestamp(ended_ns // _NS_PER_SECOND, timezone.utc).year
+        try:
+            printed = datetime.strptime(f"{year} {stamp[1]:0>4} {stamp[2]} +0000", "%Y %m%d %H:%M:%S %z")
+        except ValueError:
+            return None
+        printed_ns = int(printed.timestamp()) * _NS_PER_SECOND
+        is_near = abs(printed_ns - ended_ns) < _MAX_STAMPS_APART_NS
+        ended_ns = printed_ns if is_near else ended_ns
+    return WaitBegin(failure, ended_ns - waited_ns, waited_ns) if ended_ns > waited_ns else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedWait:
+    """A report of ranks that waited, and of those that they waited for."""
+
+    missing: frozenset[int]
+    """The ranks that the report lists as missing."""
+    waiters: str
+    """The ranks that waited, "ranks 0, 2", or how many; empty: unknown."""
+    place: str
+    """Where they waited: "barrier save_12"; empty: unknown."""
+
+    def describe(self, awaited: str) -> str:
+        """Return "ranks 0, 2 waited for it at barrier save_12", with a word for the missing ranks."""
+        at = f" at {self.place}" if self.place else ""
+        return f"{self.waiters or 'other ranks'} waited for {awaited}{at}"
+
+
+def parse_reported_wait(failure: WorkerError) -> ReportedWait:
+    """Parse which ranks a failure's report lists as missing, and at which barrier or tensor."""
+    text = failure.message
+    lists = (next(filter(None, found.groups()), "") for found in PATTERNS["missing_ranks"].finditer(text))
+    missing = frozenset(int(rank) for part in lists for rank in part.split(",") if part)
+    counted = PATTERNS["arrived_ranks"].search(text)
+    waiters = "" if failure.rank is None else f"rank {failure.rank}"
+    if counted is not None:
+        arrived, size = int(counted["arrived"]), int(counted["size"])
+        waiters = f"{arrived} of {size} ranks"
+        if arrived <= MAX_LISTED_MEMBERS and arrived + len(missing) == size:
+            others = ", ".join(str(rank) for rank in range(size) if rank not in missing)
+            waiters = f"rank{'s' if arrived > 1 else ''} {others}"
+    return ReportedWait(missing, waiters, _name_wait_place(text))
+
+
+def _name_wait_place(text: str) -> str:
+    place = PATTERNS["place_of_wait"].search(text)
+    if place is None:
+        return ""
+    if place["barrier"]:
+        return f"barrier {place['barrier'].rstrip('.')}"
+    return "a monitored barrier" if place["monitored"] else f"tensor {place['tensor'] or place['stalled']}"
+
+
+def describe_waits(failures: Sequence[WorkerError]) -> str:
+    """Return what ranks waited for, as their texts state it; empty: no text does.
+
+    "rank 0 waited for ranks 2, 3 at barrier save_12", "5 of 8 workers joined", "ranks 0, 1 waited in ALLREDUCE #7".
+    """
+    for failure in failures:
+        wait = parse_reported_wait(failure)
+        if wait.missing:
+            return wait.describe(_name_ranks(wait.missing))
+        if joined := PATTERNS["joined_workers"].search(failure.message):
+            count = int(joined["count"] or joined["joined"])
+            size = int(joined["size"] or joined["of"])
+            if count > size:
+                return f"{count} workers for a world of {size}: a stale init file or store"
+            return f"{count} of {size} workers joined"
+    ranks_by_call: dict[str, set[int]] = defaultdict(set)
+    for failure in failures:
+        if failure.rank is not None and (call := describe_timed_out_call(failure)):
+            ranks_by_call[call].add(failure.rank)
+    if len(ranks_by_call) != 1:
+        return ""
+    ((call, ranks),) = ranks_by_call.items()
+    return f"{_name_ranks(ranks)} waited in {call}"
+
+
+def describe_timed_out_call(failure: WorkerError) -> str:
+    """Return the collective in which a watchdog's timeout ended a rank: "one-element ALLREDUCE #7"; empty: unknown."""
+    works = [work for progress in parse_progress(get_printed_text(failure)) for work in progress.last]
+    if len(works) != 1:
+        return ""
+    is_of_one = works[0].sizes == "1 -> 1 elements"
+    return f"{'one-element ' if is_of_one else ''}{works[0].operation} #{works[0].sequence}"
+
+
+def _name_ranks(ranks: Collection[int]) -> str:
+    listed = sorted(ranks)
+    more = len(listed) - MAX_LISTED_MEMBERS
+    text = ", ".join(map(str, listed[:MAX_LISTED_MEMBERS])) + (f" and {more} more" if more > 0 else "")
+    return f"rank{'s' if len(listed) > 1 else ''} {text}"
 
 
 def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:

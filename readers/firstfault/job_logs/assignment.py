@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.job_logs.causes.cluster_tasks import take_spark_tasks
 from firstfault.job_logs.causes.device_ranks import find_ranks_by_device
 from firstfault.job_logs.causes.survival import (
     choose_ending,
@@ -26,8 +27,10 @@ from firstfault.job_logs.tracebacks import Traceback, find_fault, find_shared_tr
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
-    from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.collector import Attempt, Excerpt, Stream
 
+_MAX_LINES_RERAISED = 40
+"""Lines of an exception of another process at the end of a driver's."""
 _MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
 _MAX_REPORTED_LINES = 60
@@ -59,7 +62,9 @@ class Assignment:
 
     def run(self) -> None:
         """Run all steps; they change the processes."""
-        for process in self.processes.all:
+        for process in list(self.processes.all):
+            for stream in process.streams:
+                self._read_ray_driver(stream, process)
             self._read_own_lines(process)
         for stream in self.processes.shared:
             self._read_ray_driver(stream)
@@ -71,6 +76,7 @@ class Assignment:
             found, note = find_shared_tracebacks(stream)
             self.notes += [note] if note else []
             tracebacks += [one for one in found if not self._take_launcher_exception(one)]
+        tracebacks = take_spark_tasks(self.processes, tracebacks)
         self._assign_tracebacks(self._take_reported_exceptions(tracebacks))
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
@@ -86,6 +92,8 @@ class Assignment:
         while len(lines) > 1 and is_below_error(lines[-1].text):
             lines.pop()
         process.text = "\n".join(record.text for record in lines)
+        if process.is_driver or self._take_headed_tracebacks(process):
+            return
         if process.raised is None:
             by_torch = [record for stream in process.streams for record in stream.by_torch]
             process.set_own_report(find_uncaught_exception(by_torch, process.text))
@@ -101,6 +109,17 @@ class Assignment:
         if process.raised is not None and (fault := find_thread_fault(tracebacks, process.raised)):
             process.set_exception(fault)
 
+    def _take_headed_tracebacks(self, driver: Process) -> bool:
+        """Take the exceptions of other ranks that a process printed below their numbers; return whether it did."""
+        for stream in driver.streams:
+            above = (excerpt.lines[0].text for excerpt in stream.excerpts)
+            is_headed = driver.rank is None and any(map(PATTERNS["rank_heading"].match, above))
+            for found in find_tracebacks(stream) if is_headed else ():
+                if heading := PATTERNS["rank_heading"].match(found.heading):
+                    self.processes.find(rank=int(heading["rank"])).set_exception(found)
+                    driver.is_driver = True
+        return driver.is_driver
+
     @staticmethod
     def _is_survived(process: Process, last: Traceback) -> bool:
         """Whether a process continued after its last traceback, or lines of others make that unclear."""
@@ -109,16 +128,28 @@ class Assignment:
         is_over = last.is_handled or last.is_before_success or last.later_lines > _MAX_LINES_AFTER_END
         return has_progress or is_over or last.is_mixed
 
-    def _read_ray_driver(self, stream: Stream) -> None:
-        """Take what Ray's driver raised for a process of another one."""
+    def _read_ray_driver(self, stream: Stream, driver: Process | None = None) -> None:
+        """Take what Ray's driver raised for a process of another one.
+
+        Args:
+            stream: of the driver.
+            driver: the process of the stream, if it's one that Ray started; it then raised nothing itself.
+        """
+        last = stream.excerpts[-1] if stream.excerpts else None
+        if driver is not None and last is None:
+            self._read_reraised_line(stream, driver)
         for excerpt in list(stream.excerpts):
+            if driver is not None and (excerpt is not last or _has_later_steps(stream, excerpt)):
+                continue  # it continued
             text = redact("\n".join(record.text for record in excerpt.lines))
             # in a chain of tasks, the last one's exception is the cause
             if (task := next(reversed(list(PATTERNS["ray_task_error"].finditer(text))), None)) is not None:
+                if driver is not None and driver.pid in {int(task["pid"]), None}:
+                    continue
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
-            elif (died := PATTERNS["ray_actor_died"].search(text)) is not None:
+            elif driver is None and (died := PATTERNS["ray_actor_died"].search(text)) is not None:
                 process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
                 process.launcher_text = text[died.start() :].strip()
             else:
@@ -126,6 +157,26 @@ class Assignment:
             process.lines.add((stream.file, excerpt.lines[excerpt.at].number, excerpt.lines[-1].number))
             process.time_ns = process.time_ns or excerpt.lines[excerpt.at].time_ns
             stream.excerpts.remove(excerpt)
+            if driver is not None:
+                driver.is_driver = True
+
+    def _read_reraised_line(self, stream: Stream, driver: Process) -> None:
+        """Take the exception of another process that one printed again without its own frames."""
+        lines = [record for record in stream.tail if "ray::" in record.text or not record.text[:1].isspace()]
+        begin = next((one for one in reversed(lines) if PATTERNS["ray_task_error"].search(one.text)), None)
+        if begin is None or (stream.progress is not None and stream.progress.number > begin.number):
+            return
+        below = [record for record in stream.tail if record.number >= begin.number]
+        text = redact("\n".join(record.text for record in below))
+        task = PATTERNS["ray_task_error"].search(text)
+        raised = exception_in(text[task.start() :], whole=True) if task is not None else None
+        if task is None or raised is None or int(task["pid"]) == driver.pid or len(below) > _MAX_LINES_RERAISED:
+            return
+        process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
+        if process.raised is None:
+            process.raised, process.raised_text = raised, text
+            process.lines.add((stream.file, below[0].number, below[-1].number))
+        driver.is_driver = True
 
     # --- one failure, reported twice ----------------------------------------------------------------------------------
 
@@ -151,6 +202,7 @@ class Assignment:
 
         A launcher may exit with the code of one of its workers, and it kills the rest. No exception explains a kill.
         """
+        self.processes.all = [one for one in self.processes.all if not self._has_been_restarted(one)]
         everything = self.processes.all
         ends = {one.signal for one in everything if one.is_known and one.has_ended}
         is_explained = bool(ends) or any(one.raised is not None for one in everything)
@@ -158,11 +210,20 @@ class Assignment:
         self.processes.all = [
             one
             for one in everything
-            if not one.has_ended
+            if not (one.has_ended or (one.launcher_text and one.raised is None))
             or one.is_known
             or one.is_oom
             or not (one.signal in explained or self._is_of_cleanup(one))
         ]
+
+    def _has_been_restarted(self, process: Process) -> bool:
+        """Whether the training went on below a report, without an exit code, that a container had ended."""
+        if process.is_known or process.has_ended or process.raised is not None or not process.launcher_text:
+            return False
+        streams = self.attempt.streams.values()
+        return all(
+            any(one.has_steps_after(last) for one in streams if one.file == file) for file, _, last in process.lines
+        )
 
     def _mark_ray_actors(self) -> None:
         """Mark actors that died, for no reason that Ray knows, below the report of a process that ended."""
@@ -265,7 +326,8 @@ class Assignment:
         return bool(steps) and min(steps) > found.lines[1]
 
     def _assign_on_node(self, tracebacks: Sequence[Traceback], processes: Sequence[Process]) -> None:
-        failing = [one for one in processes if one.exit_code and one.raised is None and TRACEBACK not in one.text]
+        ended = (one for one in processes if one.exit_code or (one.launcher_text and not one.has_ended))
+        failing = [one for one in ended if one.raised is None and TRACEBACK not in one.text]
         by_fault = {found.fault: found for found in tracebacks}
         is_alike = len(by_fault) == 1 and len({one.exit_code for one in failing}) == 1
         if failing and (len(failing) == 1 or is_alike):
@@ -320,7 +382,7 @@ class Assignment:
         reports = (report.number for file, _, report in self.attempt.reports if file == stream.file)
         first_report = min(reports, default=1 << 62)
         above = [record for record in stream.tail if record.number < first_report]
-        above = list(itertools.takewhile(lambda record: not PATTERNS["launcher_file"].search(record.text), above))
+        above = list(itertools.takewhile(lambda record: not _is_of_launcher(record.text), above))
         text = "\n".join(record.text for record in above)
         silent = [one for one in ended if one.raised is None and not shows_failure(one.text)]
         # an unlabeled traceback that fits none of these processes would be given to each of them
@@ -330,12 +392,32 @@ class Assignment:
             for process in [one for one in ended if len(blamed) == 1 and one.rank in blamed] or ended:
                 process.text = "\n".join(filter(str.strip, (process.text, text)))
         # if torch's agent had the chance to report an exit, its report isn't just cut off
-        elif not everything and not (self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)):
+        elif (not everything or _is_another_pod(node, everything)) and not (
+            self.attempt.is_torchrun and (self.attempt.reports or self.attempt.entries)
+        ):
             own_report = find_last_error(above, self._ends.get(stream.file, 0))
             if own_report != OwnReport():
                 process = Process(node=node, text=text, streams=[stream])
                 process.set_own_report(own_report)
                 everything.append(process)
+
+
+def _is_another_pod(node: str, processes: Sequence[Process]) -> bool:
+    """Whether a node is one of several pods with a process each, and none of its own processes is known."""
+    if not node or any(one.is_known or one.node in {node, ""} for one in processes):
+        return False
+    names = {PATTERNS["pod_number"].sub("", one.node) for one in processes}
+    return names == {PATTERNS["pod_number"].sub("", node)} != {node}
+
+
+def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:
+    """Whether a process printed a step of a training below a traceback."""
+    return stream.progress is not None and stream.progress.number > excerpt.lines[excerpt.at].number
+
+
+def _is_of_launcher(text: str) -> bool:
+    """Whether a line is of a launcher's traceback, or begins the description of a pod."""
+    return any(map(bool, (PATTERNS["launcher_file"].search(text), PATTERNS["pod_description"].match(text))))
 
 
 def _ranks_in_errors(lines: Iterable[str]) -> set[int]:

@@ -14,11 +14,12 @@ from firstfault.job_logs.completion.loops import Loops
 from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
+from firstfault.job_logs.framing.first_ranks import FirstRanks
 from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.framing.separate_jobs import TimeSpan
 from firstfault.job_logs.framing.sizes import SizeMarks
-from firstfault.job_logs.launchers import LauncherReport, code_below, parse_report
+from firstfault.job_logs.launchers import LauncherReport, ReportKind, code_below, parse_report
 from firstfault.job_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _MAX_COMPLETIONS = 64
 """Lines that may report a completion, kept per label although they are far above its end."""
 STEPS_PROVING_SURVIVAL = 3
 """A rank may print one more step, and a buffered one, before it notices that another rank is gone."""
+_MAX_DESCRIPTION_LINES = 200
+"""Lines of the description of a pod below its name."""
 _MAX_COMMANDS = 100
 """Shell commands in one file that may start another job; later ones are ordinary lines."""
 
@@ -188,11 +191,19 @@ class Attempt:
     """As a process printed it; 0: not known."""
     is_torchrun: bool = False
     rank_by_pid: dict[int, int] = field(default_factory=dict)
-    first_ranks: dict[Where, int] = field(default_factory=dict)
-    """Rank of the first worker of each node, from torchrun's command line."""
+    first_ranks: dict[Where, FirstRanks] = field(default_factory=dict)
+    """Rank of the first worker of each node."""
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
     size: SizeMarks = field(default_factory=SizeMarks)
+    listed_pods: dict[str, str] = field(default_factory=dict)
+    """The last state of each pod in tables of them, which may have pods of other jobs."""
+
+    def find_first_rank(self, where: Where) -> int | None:
+        """Return the rank of the first worker of a node; None: not known."""
+        found = self.first_ranks.get(where)
+        # a number of ranks that isn't stated as the job's may be that of a group
+        return found.find_first(self.size.ranks) if found is not None else None
 
 
 class LogCollector:
@@ -219,6 +230,8 @@ class LogCollector:
         """Lines in which a shell shows the command that starts a job."""
         self._marks_by_node: dict[Where, AttemptMarks] = {}
         self._boxes: dict[Where, Boxes] = {}
+        self._described_pods: dict[str, tuple[str, int]] = {}
+        """By file, the pod of which a description was printed last, and the line with its name."""
 
     def read(self, lines: Iterable[NumberedLine], file: str, label: Label) -> None:
         """Take all lines of one file.
@@ -369,6 +382,7 @@ class LogCollector:
             everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
         if report is not None and len(everything.reports) < _MAX_STREAMS:
             marks.take_report(record, report)
+            report = self._add_described_pod(report, record, where)
             if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
                 ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
@@ -376,17 +390,31 @@ class LogCollector:
                 report = replace(report, time_ns=parse_time_ns(found["time"]))
             report = replace(report, time_ns=report.time_ns or record.time_ns)
             everything.reports.append((*where, report))
+        self._take_size(record.number, text, where)
+        return report is not None
+
+    def _add_described_pod(self, report: LauncherReport, record: LogRecord, where: Where) -> LauncherReport:
+        """Return a report with the name of a pod, if it's an indented line of the description of that pod."""
+        pod, number = self._described_pods.get(where[0], ("", 0))
+        is_end = report.kind in {ReportKind.ENDED, ReportKind.OOM} and not (where[1] or report.node)
+        is_described = record.text[:1].isspace() and record.number - number <= _MAX_DESCRIPTION_LINES
+        return replace(report, node=pod) if pod and is_end and is_described else report
+
+    def _take_size(self, number: int, text: str, where: Where) -> None:
+        """Take a line's statements about the job's size, and about which rank is where."""
+        everything = self._all
+        if "ame:" in text[:8] and (described := PATTERNS["described_pod"].match(text)):
+            self._described_pods[where[0]] = described["pod"], number
+        if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
+            everything.listed_pods[row["pod"]] = row["status"]
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):
                 everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
-        if "nproc" in text and (found := PATTERNS["workers_per_node"].search(text)):
-            node_rank, nodes = PATTERNS["node_rank"].search(text), PATTERNS["node_count"].search(text)
-            if node_rank is not None or nodes is None or nodes["count"] == "1":
-                everything.first_ranks[where] = int(found["count"]) * int(node_rank["rank"] if node_rank else 0)
+        if "ank" in text or "nproc" in text or "nodes" in text or "--num" in text:
+            everything.first_ranks.setdefault(where, FirstRanks()).take(text)
         if "ank" in text and "pid" in text and (found := PATTERNS["rank_of_pid"].search(text)):
             everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
-        return report is not None
 
 
 def _with_inline(label: Label, text: str) -> Label:

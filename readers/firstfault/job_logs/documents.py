@@ -132,6 +132,7 @@ def _describe_launcher_reports(
 ) -> Iterator[model.WorkerError]:
     """Yield a document for each lost node and each terminated launcher."""
     done: set[str] = set()
+    out_of_memory: set[str] = set()
     has_failed = any(process.has_failed for process in processes.all)
     deaths = [(file, first) for process in processes.all if process.is_oom for file, first, _ in process.lines]
     deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
@@ -147,7 +148,8 @@ def _describe_launcher_reports(
             continue  # another line names the lost node; this one has the node that reports it
         if report.kind is ReportKind.LOST:
             category, code = "node_lost", "SYSTEM:NodeLost"
-        elif report.kind is ReportKind.OOM and report.pid is None and not has_failed:
+        elif report.kind is ReportKind.OOM and report.pid is None and not has_failed and name not in out_of_memory:
+            out_of_memory.add(name)
             category, code = "host_oom", "SYSTEM:OutOfMemory"
         elif (
             report.kind is ReportKind.TERMINATED

@@ -119,7 +119,7 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
     ended_by = named.get("signal", named.get("only", "SIGKILL" if "oom" in named else ""))
     signal = SIGNALS_BY_DESCRIPTION.get(ended_by, ended_by)
     signal = get_signal_name(int(signal)) if signal.isdecimal() else signal
-    code = int(named["code"]) if "code" in named else None
+    code = next((int(named[name]) for name in ("code", "code_of_status") if name in named), None)
     return add_code(
         LauncherReport(
             row.kind,

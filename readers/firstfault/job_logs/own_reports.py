@@ -86,9 +86,8 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if native and _reports_failure(native):
         return OwnReport(None, native, lines=at)
     if waits := [record for record in lines if PATTERNS["collective_timeout"].search(record.text)]:
-        return OwnReport(
-            None, "\n".join(record.text for record in waits[-_LAST:]), lines=(waits[0].number, waits[-1].number)
-        )
+        text = "\n".join(record.text for record in _take_last_report(waits))
+        return OwnReport(None, text, lines=(waits[0].number, waits[-1].number))
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
         return cut_off
     if found := _find_swallowed_error(lines) or _find_exception_line(lines):
@@ -108,16 +107,30 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     return OwnReport()
 
 
+def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
+    """Return the last lines about a wait; of a report that lists the missing ranks, all lines."""
+    begins = (at for at, record in enumerate(waits) if PATTERNS["report_of_stall"].search(record.text))
+    begin = max(begins, default=None)
+    return waits[-_LAST:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
+
+
 def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
     """Return the exception in one of the last lines, without its traceback."""
-    last_few = lines[-_LINES_AFTER_EXCEPTION:]
+    # a list at the end belongs to the message above it
+    end = next((at for at in range(len(lines), 0, -1) if not lines[at - 1].text.startswith("/job:")), 0)
+    last_few = [*lines[max(end - _LINES_AFTER_EXCEPTION, 0) : end], *lines[end:]]
     for at_end, record in enumerate(last_few):
         named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
         if named is None or any(map(_shows_handling, later)):
             continue
         if not _is_of_exit(lines[: len(lines) - len(later)]):
-            raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-            return OwnReport(raised, record.text, lines=(record.number, record.number))
+            # a message that announces a list has it in the lines below
+            announces = any(one.text.rstrip().endswith(":") for one in later[:-1])
+            listed = later if announces else later[:1]
+            below = [redact(one.text) for one in listed[1:]]
+            raised = ExceptionInfo(named["type"], "\n".join([redact(named["message"] or ""), *below]))
+            text = "\n".join([record.text, *below])
+            return OwnReport(raised, text, lines=(record.number, listed[-1].number))
     return None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
 from firstfault.job_logs.framing.labels import parse_time_ns
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
+from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.utils.stored_text import clean
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Process:
     time_ns: int | None = None
     hardware_error: str = ""
     """What the kernel's log reports about its GPU."""
+    is_driver: bool = False
+    """Whether what it printed is about a failure of another process, which it started."""
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
     lines: set[tuple[str, int, int]] = field(default_factory=set)
@@ -214,6 +217,9 @@ class Processes:
         rank = rank if label.is_process else self.rank_by_node.get(node)
         if label.task is not None and not self.tasks_are_ranks:
             node = node or self.resolve_node(f"task {label.task}")
+        if rank is None and label.local_rank is not None:
+            first = self.attempt.find_first_rank((stream.file, stream.label.node))
+            rank = None if first is None else first + label.local_rank
         if rank is None and label.local_rank is None and label.pid is None:
             self.shared.append(replace(stream, label=label._replace(node=node)))
             return
@@ -227,19 +233,7 @@ class Processes:
         if report.kind not in {ReportKind.ENDED, ReportKind.STOPPED, ReportKind.OOM}:
             return
         node = self.resolve_node(report.node or report.ip or node)
-        of_tasks = report.tasks if self.tasks_are_ranks else ()
-        ranks = of_tasks if report.tasks else report.ranks
-        if not ranks and report.local_rank is None and node in self.rank_by_node:
-            ranks = (self.rank_by_node[node],)
-        elif not ranks and report.local_rank is not None and (file, node) in self.attempt.first_ranks:
-            ranks = (self.attempt.first_ranks[file, node] + report.local_rank,)
-        found = [self.find(rank=rank, pid=report.pid, node=node) for rank in ranks]
-        if not ranks and not report.tasks and (report.pid is not None or report.local_rank is not None):
-            found = [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
-        elif not ranks and not report.tasks and report.kind is ReportKind.ENDED:
-            found = [Process(node=node)]
-            self.all += found
-        for process in found:
+        for process in self._find_reported(file, node, report):
             process.lines.add((file, report.number, report.number))
             process.node, process.ip = process.node or node, process.ip or report.ip
             process.is_oom |= report.is_oom
@@ -247,7 +241,8 @@ class Processes:
                 process.exit_code, process.signal, process.stopped = None, "", LAUNCHER_STOPPED  # its launcher's signal
             elif report.kind is ReportKind.STOPPED and not process.has_ended:
                 # srun prints the first task that SIGTERM ended before it ends all others
-                is_first = bool(report.tasks) and len(found) == 1 and self.attempt.reports[0][2] is report
+                is_one = len(report.tasks or report.ranks) == 1
+                is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
                 process.signal, process.stopped = ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
                 process.launcher_time_ns = report.time_ns if is_first else None
             elif report.kind is not ReportKind.STOPPED and not process.has_ended:
@@ -256,6 +251,49 @@ class Processes:
                 process.exit_code = None if is_after else report.exit_code
                 process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
                 process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
+
+    def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
+        """Return the processes that a report is about."""
+        of_tasks = report.tasks if self.tasks_are_ranks else ()
+        ranks = of_tasks if report.tasks else report.ranks
+        if not ranks and report.local_rank is None and node in self.rank_by_node:
+            ranks = (self.rank_by_node[node],)
+        elif not ranks and report.local_rank is not None:
+            first = self.attempt.find_first_rank((file, node))
+            ranks = () if first is None else (first + report.local_rank,)
+        if ranks:
+            local = report.local_rank if len(ranks) == 1 else None
+            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks]
+        if report.tasks:
+            return []
+        if report.pid is not None or report.local_rank is not None:
+            return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
+        is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)
+        return [self.find_by_node(node)] if is_end else []
+
+    def find_by_node(self, node: str) -> Process:
+        """Return the process that is known by its node only, or a new one."""
+        found = self._only(lambda item: bool(node) and item.node == node and not (item.is_known or item.raised))
+        if found is None:
+            found = Process(node=node)
+            self.all.append(found)
+        return found
+
+    def _is_of_job(self, pod: str) -> bool:
+        """Whether a pod in a table is one of the job's that failed in the end: a table may have pods of other jobs."""
+        listed = self.attempt.listed_pods
+        if pod not in listed:
+            return True
+        name = PATTERNS["pod_suffix"].sub("", pod)
+        replaced_by = (other for other in listed if PATTERNS["pod_suffix"].sub("", other) == name)
+        if any(listed[other] in WORDS["healthy_pods"] for other in (pod, *replaced_by)):
+            return False
+        pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
+        if pods:
+            return pod in pods
+        job = PATTERNS["pod_number"].sub("", pod)
+        others = (other for other in listed if other != pod)
+        return len(listed) == 1 or any(PATTERNS["pod_number"].sub("", other) == job for other in others)
 
     def take_launcher_ends(self) -> None:
         """Take launchers that ended with an error, such as torchrun in a task of srun: nothing else shows a failure."""

@@ -14,6 +14,7 @@ from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.causes.resources import ends_resource
 from firstfault.job_logs.completion.words import is_noise
+from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
 from firstfault.model import ExceptionInfo
@@ -114,7 +115,7 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
 def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
     for excerpt in stream.excerpts:
         above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
-        printed = find_printed_exception(redact("\n".join(record.text for record in lines)))
+        printed = find_printed_exception(redact("\n".join(_list_texts(lines))))
         # Python prints "Exception ignored in" for exceptions of finalizers, which end no process
         if printed is None or any("Exception ignored " in record.text for record in above):
             continue
@@ -149,6 +150,14 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             is_in_thread=is_in_thread,
             time_ns=_find_time(above, lines),
         )
+
+
+def _list_texts(lines: Sequence[LogRecord]) -> Iterator[str]:
+    """Yield the texts of a traceback's lines, without a report in the first one, which no other line has."""
+    first, second = (*lines[:2], *lines[:1])[:2]
+    is_reported = PATTERNS["spark_task_error"].search(first.text) is not None and second.text.startswith('  File "')
+    yield first.text[first.text.index(TRACEBACK) :] if is_reported else first.text
+    yield from (record.text for record in lines[1:])
 
 
 def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | None:

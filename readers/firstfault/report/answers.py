@@ -72,6 +72,9 @@ def build_answers(case: Case) -> Answers:
     code, source = _find_code_line(job, verdict)
     by = f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""
     where = "unknown" if job.named_ranks else f"unknown: {case.engine.source} names no rank and no node"
+    local = verdict.root.place.local_rank if verdict.root is not None and case.is_alone else None
+    if local is not None:
+        where = f"local rank {local} of a node that {case.engine.source} doesn't name"
     if not case.is_alone:
         where = _describe_place(job, verdict, case.engine)
     return Answers(

@@ -10,6 +10,7 @@ from firstfault.model.failure import OF_LOGS, explain_end, explain_signal
 from firstfault.report.case import Case, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_log_time, format_time, shorten_list
+from firstfault.strategies.hang_times import has_computed_time
 from firstfault.utils.text import counted, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
 
@@ -35,9 +36,11 @@ class Fact:
 def list_facts(case: Case) -> Iterator[Fact]:
     """Yield the facts about the root cause: its place, its end, its time, and what the machine counted."""
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
-    is_log = root is not None and root.place.engine == OF_LOGS
+    shown = case.job.failures[:1] if root is None else (root,)
+    is_log = any(failure.place.engine == OF_LOGS for failure in shown)
     write_time = format_log_time if is_log else format_time
     when = write_time(verdict.timestamp_ns) if verdict.timestamp_ns is not None else ""
+    when += ", when the hang began (computed)" if has_computed_time(verdict) else ""
     if root is None:
         found = ((engine.node.capitalize(), verdict.node), ("Machine", find_machine(case.job, verdict)), ("Time", when))
         yield from (Fact(name, value) for name, value in found if value)

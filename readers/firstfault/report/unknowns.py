@@ -12,6 +12,7 @@ from firstfault.report.case import Case, count_terminated_nodes, find_machine
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks, shorten_list
 from firstfault.report.states import State
+from firstfault.strategies.hang_times import has_computed_time
 from firstfault.utils.text import counted
 
 _RANKS = 60
@@ -81,10 +82,7 @@ def _list_unknown_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
 def _list_unknown_about_root(case: Case) -> Iterator[str]:
     """Yield what isn't known about this kind of fault, even if the root cause is certain."""
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
-    if verdict.category == "hang" and (root is None or root.expired is None):
-        yield "when the hang began"
-    elif verdict.timestamp_ns is None:
-        yield "when it happened"
+    yield from _list_unknown_times(verdict)
     is_of_a_node = verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node
     # without pods a node is a machine
     if is_of_a_node and engine.has_kubectl and not find_machine(case.job, verdict):
@@ -101,6 +99,13 @@ def _list_unknown_about_root(case: Case) -> Iterator[str]:
         yield "what sent SIGINT: the launcher wasn't in the foreground of a terminal"
     if root is not None:
         yield from _list_unknown_about_exit(root, engine)
+
+
+def _list_unknown_times(verdict: Verdict) -> Iterator[str]:
+    if verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None):
+        yield from () if has_computed_time(verdict) else ("when the hang began",)
+    elif verdict.timestamp_ns is None:
+        yield "when it happened"
 
 
 def _why_terminated(job: JobErrors, engine: EngineWords) -> str:

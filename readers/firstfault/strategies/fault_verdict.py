@@ -78,6 +78,8 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     suspects += [Suspect(item.why, item.rank, item.node or None) for item in stragglers]
     is_all = 0 < first.failure.place.world_size <= len(verdict.ranks) + len(unwinding)
     probably = f", and probably {'all' if is_all else f'{len(unwinding)} more'}" if unwinding else ""
+    others = {item.failure.node for item in fault.same} - {first.failure.node, ""}
+    probably = f" and {len(others)} more" if others and not verdict.ranks and first.failure.node else probably
     headline = build_headline(first.failure, verdict.ranks, probably)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 

@@ -37,7 +37,8 @@ def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidat
     if len(heaviest) == 1:
         return build_candidate_verdict(diagnosis, heaviest[0])
     is_one_cause = len({item.why for item in heaviest}) == 1 or all(item.is_shared for item in heaviest)
-    if is_one_cause and all(item.failure for item in heaviest):
+    is_one_report = all(item.is_reported for item in heaviest)
+    if is_one_cause and (is_one_report or all(item.failure for item in heaviest)):
         return _build_shared_verdict(diagnosis, heaviest)
     return build_unknown_cause_verdict(diagnosis, heaviest)
 
@@ -81,25 +82,30 @@ def _build_shared_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate])
     """Return the verdict that several ranks together are the root cause."""
     verdict = build_candidate_verdict(diagnosis, candidates[0])
     failures = [item.failure for item in candidates if item.failure is not None]
-    ranks = tuple(failure.rank for failure in failures if failure.rank is not None)
+    ranks = tuple(item.rank for item in candidates if item.rank is not None)
     # flight recorder dumps exist of all ranks, so the counts of all ranks were compared
-    are_dumps = all(failure.code == RECORDED_ONLY for failure in failures)
+    is_compared = all(failure.code == RECORDED_ONLY for failure in failures)
+    is_compared |= all(item.is_reported for item in candidates)
     nodes = {item.node for item in candidates}
     # "it called 39 collectives" becomes "each called 39 collectives"
-    why = re.sub(r"\bit (?=[a-z])", "each ", candidates[0].why)
+    reported = candidates[0].why.replace(" waited for it", f" waited for ranks {join_ranks(ranks)}")
+    why = re.sub(r"\bit (?=[a-z])", "each ", reported)
     if any(item.why != candidates[0].why for item in candidates):
         why = "; ".join(re.sub(r"^it\b", f"rank {item.rank}", item.why) for item in candidates)
-    sentence = f"{ABOUT_CATEGORIES[candidates[0].category]['headline']}, ranks {join_ranks(ranks)}: {why}"
+    what = ABOUT_CATEGORIES[candidates[0].category]["headline"]
+    sentence = f"{what}, ranks {join_ranks(ranks)}: {why}"
+    if reported == why != candidates[0].why:
+        sentence = f"{what}: {why}"
     return replace(
         verdict,
         scope=Scope.RANKS,
         ranks=ranks,
-        node=nodes.pop() if len(nodes) == 1 else None,
+        node=(nodes.pop() or None) if len(nodes) == 1 else None,
         headline=one_line(sentence, MAX_HEADLINE_CHARS),
-        message="\n".join([sentence, *get_stack_dumps(failures[0])]),
-        confidence="medium" if all(item.is_sure for item in candidates) and are_dumps else "low",
+        message="\n".join([sentence, *(get_stack_dumps(failures[0]) if failures else ())]),
+        confidence="medium" if all(item.is_sure for item in candidates) and is_compared else "low",
         why=(sentence, *verdict.why[1:]),
-        victims=build_victims(diagnosis.job, failures[0], failures),
+        victims=build_victims(diagnosis.job, failures[0] if failures else None, failures),
     )
 
 
@@ -156,7 +162,11 @@ def build_elimination_verdict(
 def _find_heaviest_candidates(candidates: Sequence[Candidate], diagnosis: Diagnosis) -> list[Candidate]:
     """Return the candidates with the most reasons. Being named by other failures is one more reason."""
     blame_counts = diagnosis.blame_counts.ranks
-    weights = [item.weight + (item.rank is not None and blame_counts[item.rank] > 0) for item in candidates]
+    # a report that lists several ranks is read as if it named only the first one
+    weights = [
+        item.weight + (item.is_reported or (item.rank is not None and blame_counts[item.rank] > 0))
+        for item in candidates
+    ]
     max_weight = max(weights, default=0)
     return [item for item, weight in zip(candidates, weights, strict=True) if weight == max_weight]
 

@@ -53,6 +53,7 @@ from firstfault.evidence.positions import describe_positions
 from firstfault.model import DocumentsNeeded, JobErrors, Reason, RestartKind, Scope, Suspect, Verdict, Writer
 from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.fault_verdict import build_fault_verdict, build_root_verdict
+from firstfault.strategies.hang_times import add_hang_begin
 from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, name_process
 from firstfault.strategies.inferred_verdict import (
     build_candidate_verdict,
@@ -135,7 +136,8 @@ def apply_rules(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
         rule, verdict = next((item for item in verdicts if item[0].decide is _judge_original_failures), (rule, verdict))
     late_faults = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
     confidence = min(verdict.confidence, rule.max_confidence, key=CONFIDENCES_ASCENDING.index)
-    return _add_suspects(replace(verdict, rule=rule.name, confidence=confidence), late_faults, ", later")
+    verdict = add_hang_begin(replace(verdict, rule=rule.name, confidence=confidence), diagnosis)
+    return _add_suspects(verdict, late_faults, ", later")
 
 
 def _add_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: str = "") -> Verdict:

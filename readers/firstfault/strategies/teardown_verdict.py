@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from firstfault.evidence.completion import describe_teardown_end, find_teardown_failures, prove_completion
 from firstfault.evidence.diagnosis import Diagnosis
+from firstfault.evidence.progress import describe_timed_out_call
 from firstfault.evidence.texts import find_message
 from firstfault.model import TIME_LIMIT, Reason, Subject, Verdict, WorkerError
 from firstfault.model.failure import TEARDOWN
@@ -39,6 +40,8 @@ def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
     shared = same if len(same) > 1 else ()
     verdict = build_verdict(job, root, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=shared)
     sentence = f"finished, then {what} in the teardown{_name_subject(root, verdict.ranks)}"
+    if call := describe_timed_out_call(root):
+        sentence += f": {call} timed out after the training"
     if root.code == TIME_LIMIT:
         sentence = f"finished, then {_REACHED_LIMIT}"
     headline = one_line(sentence, MAX_HEADLINE_CHARS)

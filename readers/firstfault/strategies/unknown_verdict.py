@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from firstfault.evidence.classification import FailureClass
+from firstfault.evidence.classification import STORE_WAIT, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis, describe_blame
+from firstfault.evidence.progress import describe_waits
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict
 from firstfault.strategies import reasons
@@ -25,7 +26,9 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     job, classified = diagnosis.job, diagnosis.classified
     exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + reasons.to_suspects(exits)
-    suspects = suspects[: reasons.MAX_SUSPECTS] or _list_blamed(diagnosis)
+    waits = _describe_waits(diagnosis)
+    # what ranks waited for may be many, of which a text names one
+    suspects = suspects[: reasons.MAX_SUSPECTS] or ([] if waits else _list_blamed(diagnosis))
     by_time = reasons.get_time_sort_key
     likeliest = min(classified, key=lambda item: (item.failure_class, *by_time(item)[:2], item.failure.message))
     unclear_count = reasons.count_class(classified, job, FailureClass.UNCLEAR)
@@ -44,7 +47,7 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     ]
     # a node without firstfault explains an undetermined verdict best, so it comes first
     headline = f"undetermined: {_describe_unreported_nodes(job)}"
-    headline += _describe_common_failure(job) or _describe_expired_deadline(job)
+    headline += waits or _describe_common_failure(job) or _describe_expired_deadline(job)
     headline += ", suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
         build_undetermined_verdict(job, reasons.STRATEGY_NAME),
@@ -85,6 +88,15 @@ def _describe_common_failure(job: JobErrors) -> str:
         subject = name_process(failure) if len(job.failures) == 1 else f"{len(job.failures)} agents"
     message = find_message(failure)
     return f"{subject}: {message.what}: {message.text}".rstrip(": ")
+
+
+def _describe_waits(diagnosis: Diagnosis) -> str:
+    """Return what ranks waited for, if nothing else failed: "5 of 8 workers joined"; empty: unknown."""
+    failures = diagnosis.job.failures
+    is_wait = any(item.waited or item.signature == STORE_WAIT for item in diagnosis.classified)
+    is_only = all(item.failure_class >= FailureClass.UNCLEAR for item in diagnosis.classified)
+    what = describe_waits(failures) if is_wait and is_only and not diagnosis.job.unopened else ""
+    return f"{what}, no rank shows its own fault" if what else ""
 
 
 def _find_common_category(job: JobErrors) -> str:

@@ -46,8 +46,8 @@ def find_ranks_by_device(
         return {}
     ranks: dict[int, Traceback] = {}
     for device, found in by_device.items():
-        first = attempt.first_ranks.get((found.stream.file, found.stream.label.node))
-        if first is None and world > _MAX_GPUS_PER_NODE:
+        first = attempt.find_first_rank((found.stream.file, found.stream.label.node))
+        if first is None and (world > _MAX_GPUS_PER_NODE or attempt.size.nodes > 1):
             return {}
         ranks[(first or 0) + device] = found
     return ranks
