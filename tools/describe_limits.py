@@ -61,20 +61,14 @@ CONCLUDES_ALONE = (
 def limits() -> dict[str, TimeLimit]:
     """Return all limits by name: the pod's, then the recorder's."""
     modules = (pod, recorder)
-    return {
-        name: value
-        for module in modules
-        for name, value in vars(module).items()
-        if isinstance(value, TimeLimit)
-    }
+    return {name: value for module in modules for name, value in vars(module).items() if isinstance(value, TimeLimit)}
 
 
 def table() -> str:
     """Return all limits as a Markdown table."""
     heading = ["| Limit | s | Who waits | For what | Then |", "|---|---|---|---|---|"]
     rows = [
-        f"| `{name}` | {limit:g} | {limit.who} | {limit.waits_for} | {limit.then} |"
-        for name, limit in limits().items()
+        f"| `{name}` | {limit:g} | {limit.who} | {limit.waits_for} | {limit.then} |" for name, limit in limits().items()
     ]
     return "\n".join([*heading, *rows])
 

@@ -15,9 +15,7 @@ UPLOAD_DEADLINE_SECONDS = TimeLimit(
 SETTLE_SECONDS = TimeLimit(
     10.0, "a node that failed", "the remaining nodes' reports", "one node concludes without them"
 )
-STOP_GRACE_SECONDS = TimeLimit(
-    2.0, "the agent", "its workers to end after SIGTERM", "it sends SIGKILL"
-)
+STOP_GRACE_SECONDS = TimeLimit(2.0, "the agent", "its workers to end after SIGTERM", "it sends SIGKILL")
 TORCHRUN_STOP_GRACE_SECONDS = TimeLimit(
     30.0,
     "the agent under torchrun, after a signal to the launcher",
@@ -40,9 +38,7 @@ BACKGROUND_RESULT_TIMEOUT_SECONDS = TimeLimit(
 SIBLING_FORK_TIMEOUT_SECONDS = TimeLimit(
     10.0, "a forked worker", "its siblings to be forked", "it starts; a fork takes milliseconds"
 )
-SIBLING_FORK_POLL_SECONDS = TimeLimit(
-    0.005, "a forked worker", "its siblings to be forked", "it looks again"
-)
+SIBLING_FORK_POLL_SECONDS = TimeLimit(0.005, "a forked worker", "its siblings to be forked", "it looks again")
 RUN_FOLDER_TIMEOUT_SECONDS = TimeLimit(
     5.0, "torchrun's agent", "the folder of its run", "its documents go to a temporary folder"
 )
@@ -73,9 +69,7 @@ NODE_SETUP_TIMEOUT_SECONDS = TimeLimit(
 FLIGHT_RECORDER_TIMEOUT_SECONDS = TimeLimit(
     0.25, "a worker", "torch's flight recorders", "its document has no collectives"
 )
-GPU_UUID_TIMEOUT_SECONDS = TimeLimit(
-    0.5, "a failing worker", "its GPU's UUID", "its document has none"
-)
+GPU_UUID_TIMEOUT_SECONDS = TimeLimit(0.5, "a failing worker", "its GPU's UUID", "its document has none")
 HANDLED_EXCEPTIONS_TIMEOUT_SECONDS = TimeLimit(
     0.15,
     "a worker",
@@ -100,9 +94,7 @@ CLEAN_EXIT_GRACE_SECONDS = TimeLimit(
     "its siblings to exit",
     "it shuts down gloo's connections",
 )
-SEND_TIMEOUT_SECONDS = TimeLimit(
-    0.5, "a sender of a message", "the receiver's queue", "the message is lost"
-)
+SEND_TIMEOUT_SECONDS = TimeLimit(0.5, "a sender of a message", "the receiver's queue", "the message is lost")
 FINISHED_REPORTS_TIMEOUT_SECONDS = TimeLimit(
     0.5,
     "the agent of a failed node",
@@ -132,9 +124,7 @@ DEADLINE_SEND_TIMEOUT_SECONDS = TimeLimit(
 )
 STACK_SETTLE_SECONDS = TimeLimit(0.02, "the agent", "a file of stacks to grow", "it reads the file")
 STACK_POLL_SECONDS = TimeLimit(0.005, "the agent", "stacks", "it looks again")
-GLOO_POLL_SECONDS = TimeLimit(
-    0.005, "a worker", "the epoll object of gloo's thread", "it looks again, 20 times"
-)
+GLOO_POLL_SECONDS = TimeLimit(0.005, "a worker", "the epoll object of gloo's thread", "it looks again, 20 times")
 ANNOUNCE_TIMEOUT_SECONDS = TimeLimit(
     60.0, "a thread of a rank without an agent", "its roster entry", "it logs a warning"
 )
@@ -155,25 +145,15 @@ ANSWER_DELIVERY_SECONDS = TimeLimit(
     "answers that workers gave in time",
     "they come too late",
 )
-IN_FLIGHT_GRACE_SECONDS = TimeLimit(
-    1.0, "the agent", "an exception on its way out of a worker", "it stops the worker"
-)
-FAILED_WORKER_EXIT_GRACE_SECONDS = TimeLimit(
-    8.0, "the agent", "exit handlers of a failed worker", "it sends SIGKILL"
-)
+IN_FLIGHT_GRACE_SECONDS = TimeLimit(1.0, "the agent", "an exception on its way out of a worker", "it stops the worker")
+FAILED_WORKER_EXIT_GRACE_SECONDS = TimeLimit(8.0, "the agent", "exit handlers of a failed worker", "it sends SIGKILL")
 STOP_POLL_SECONDS = TimeLimit(0.01, "the agent that stops workers", "them to end", "it looks again")
 EXIT_WATCH_POLL_SECONDS = TimeLimit(
     0.5, "the thread that waits for deaths", "a death", "it looks whether it has to stop"
 )
-SOURCE_LINES_TIMEOUT_SECONDS = TimeLimit(
-    0.5, "the agent", "the source lines of stacks", "the stacks have none"
-)
-MEMORY_REPORT_TIMEOUT_SECONDS = TimeLimit(
-    1.0, "the agent", "the recorder's data on memory", "the document has none"
-)
-IDLE_WATCHDOG_POLL_SECONDS = TimeLimit(
-    10.0, "the watchdog without a deadline", "a deadline", "it looks at the clock"
-)
+SOURCE_LINES_TIMEOUT_SECONDS = TimeLimit(0.5, "the agent", "the source lines of stacks", "the stacks have none")
+MEMORY_REPORT_TIMEOUT_SECONDS = TimeLimit(1.0, "the agent", "the recorder's data on memory", "the document has none")
+IDLE_WATCHDOG_POLL_SECONDS = TimeLimit(10.0, "the watchdog without a deadline", "a deadline", "it looks at the clock")
 WATCHDOG_POLL_SECONDS = TimeLimit(
     1.0,
     "the watchdog with a deadline",
@@ -184,12 +164,8 @@ FROZEN_WATCHDOG_SECONDS = TimeLimit(
     1.0, "the watchdog, after its sleep", "its turn", "deadlines move: the pod was frozen"
 )
 WATCHDOG_JOIN_TIMEOUT_SECONDS = TimeLimit(2.0, "the agent", "the watchdog's thread", "it continues")
-PROGRESS_POLL_SECONDS = TimeLimit(
-    5.0, "the agent", "the next look for its workers' progress", "it looks again"
-)
-SNAPSHOT_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "the agent of workers without progress", "their stacks", "it reports without"
-)
+PROGRESS_POLL_SECONDS = TimeLimit(5.0, "the agent", "the next look for its workers' progress", "it looks again")
+SNAPSHOT_TIMEOUT_SECONDS = TimeLimit(2.0, "the agent of workers without progress", "their stacks", "it reports without")
 SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS = TimeLimit(
     1.5, "a worker without progress", "torch's flight recorders", "its answer has no collectives"
 )
@@ -199,9 +175,7 @@ KERNEL_STATE_POLL_SECONDS = TimeLimit(
     "its state to change",
     "it looks again",
 )
-RAS_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "the agent that concludes on a stall", "NCCL's RAS", "its report leaves it out"
-)
+RAS_TIMEOUT_SECONDS = TimeLimit(2.0, "the agent that concludes on a stall", "NCCL's RAS", "its report leaves it out")
 RAS_PEER_TIMEOUT_SECONDS = TimeLimit(
     0.5, "the agent that concludes on a stall", "one process that answers for RAS", "it asks again"
 )
@@ -214,12 +188,8 @@ RAS_RETRY_SECONDS = TimeLimit(
 STALL_REPORTS_TIMEOUT_SECONDS = TimeLimit(
     12.0, "an agent of workers without progress", "its peers", "it reports what it knows"
 )
-SURVIVORS_STORE_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "an agent without workers", "the store", "it ends without an answer"
-)
-SURVIVORS_EXIT_GRACE_SECONDS = TimeLimit(
-    2.0, "the agent", "its other workers when one has given up", "it stops them"
-)
+SURVIVORS_STORE_TIMEOUT_SECONDS = TimeLimit(2.0, "an agent without workers", "the store", "it ends without an answer")
+SURVIVORS_EXIT_GRACE_SECONDS = TimeLimit(2.0, "the agent", "its other workers when one has given up", "it stops them")
 SURVIVORS_POLL_SECONDS = TimeLimit(
     0.05, "the agent, when one of its workers has given up", "the others", "it looks again"
 )
@@ -252,9 +222,7 @@ TERMINATED_LATE_UPLOAD_TIMEOUT_SECONDS = TimeLimit(
 TERMINATED_SETTLE_SECONDS = TimeLimit(
     1.5, "a terminated agent", "the remaining nodes' reports", "one node concludes without them"
 )
-TERMINATED_READ_TIMEOUT_SECONDS = TimeLimit(
-    1.5, "a terminated agent", "the storage", "it concludes from what it has"
-)
+TERMINATED_READ_TIMEOUT_SECONDS = TimeLimit(1.5, "a terminated agent", "the storage", "it concludes from what it has")
 TERMINATED_CONCLUDE_TIMEOUT_SECONDS = TimeLimit(
     3.0, "a terminated agent", "strategy and policy", "firstfault's defaults decide"
 )
@@ -276,17 +244,11 @@ TERMINATED_PUBLISH_TIMEOUT_SECONDS = TimeLimit(
 EXIT_STEP_TIMEOUT_SECONDS = TimeLimit(
     1.0, "a signal thread that ends the pod", "at each step", "it takes the next step"
 )
-EXIT_RECORDER_TIMEOUT_SECONDS = TimeLimit(
-    1.0, "a signal thread that ends the pod", "the recorder", "it exits"
-)
+EXIT_RECORDER_TIMEOUT_SECONDS = TimeLimit(1.0, "a signal thread that ends the pod", "the recorder", "it exits")
 
 # the nodes of a round
-ROUND_NUMBER_TIMEOUT_SECONDS = TimeLimit(
-    5.0, "an agent", "the number of the round", "it uses its own count"
-)
-STORE_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "an agent", "the store to take or give a value", "the store counts as lost"
-)
+ROUND_NUMBER_TIMEOUT_SECONDS = TimeLimit(5.0, "an agent", "the number of the round", "it uses its own count")
+STORE_TIMEOUT_SECONDS = TimeLimit(2.0, "an agent", "the store to take or give a value", "the store counts as lost")
 LOST_STORE_GRACE_SECONDS = TimeLimit(
     0.2, "an agent that lost the store", "its host to stop listening", "the host lives"
 )
@@ -300,50 +262,30 @@ EXIT_BARRIER_TIMEOUT_SECONDS = TimeLimit(
     "in a job with nodes that don't run firstfault",
     "it counts as passed, as in torch",
 )
-FINISH_ACKS_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "the exit barrier", "all agents to know that all have finished", "it ends"
-)
-EXIT_BARRIER_LOG_INTERVAL_SECONDS = TimeLimit(
-    60.0, "the exit barrier", "all nodes", "it logs that it waits"
-)
+FINISH_ACKS_TIMEOUT_SECONDS = TimeLimit(2.0, "the exit barrier", "all agents to know that all have finished", "it ends")
+EXIT_BARRIER_LOG_INTERVAL_SECONDS = TimeLimit(60.0, "the exit barrier", "all nodes", "it logs that it waits")
 RENDEZVOUS_CLOSE_TIMEOUT_SECONDS = TimeLimit(
     2.0, "an agent", "listeners to end and the rendezvous to close", "it continues"
 )
 STORE_THREADS_JOIN_TIMEOUT_SECONDS = TimeLimit(
     0.5, "an agent that exits", "its threads to leave the store", "it breaks their connections"
 )
-LATE_CALLS_TIMEOUT_SECONDS = TimeLimit(
-    0.5, "an agent that exits", "calls that it has given up", "they are left behind"
-)
+LATE_CALLS_TIMEOUT_SECONDS = TimeLimit(0.5, "an agent that exits", "calls that it has given up", "they are left behind")
 ROSTER_FAILURE_GRACE_SECONDS = TimeLimit(
     60.0, "an agent that sees a failure in the roster", "a restart", "the failure counts"
 )
-RECONNECT_TIMEOUT_SECONDS = TimeLimit(
-    1.5, "an agent", "a peer to connect again", "the peer counts as dead"
-)
-PEER_CONNECT_TIMEOUT_SECONDS = TimeLimit(
-    5.0, "an agent", "one connection to the first agent", "it tries again"
-)
-CONNECT_BACKOFF_SECONDS = TimeLimit(
-    0.1, "an agent, doubled each time", "its next try to connect", "it tries again"
-)
-MAX_CONNECT_BACKOFF_SECONDS = TimeLimit(
-    2.0, "an agent, at most", "its next try to connect", "it tries again"
-)
+RECONNECT_TIMEOUT_SECONDS = TimeLimit(1.5, "an agent", "a peer to connect again", "the peer counts as dead")
+PEER_CONNECT_TIMEOUT_SECONDS = TimeLimit(5.0, "an agent", "one connection to the first agent", "it tries again")
+CONNECT_BACKOFF_SECONDS = TimeLimit(0.1, "an agent, doubled each time", "its next try to connect", "it tries again")
+MAX_CONNECT_BACKOFF_SECONDS = TimeLimit(2.0, "an agent, at most", "its next try to connect", "it tries again")
 FIRST_AGENT_PORT_TIMEOUT_SECONDS = TimeLimit(
     300.0, "an agent", "the first agent's port", "it does without: that one has no firstfault"
 )
-ROSTER_POLL_SECONDS = TimeLimit(
-    5.0, "the roster poll, at least", "its next turn", "it lists the roster"
-)
-ROSTER_JOIN_TIMEOUT_SECONDS = TimeLimit(
-    1.0, "the agent", "the roster poll's thread", "it continues"
-)
+ROSTER_POLL_SECONDS = TimeLimit(5.0, "the roster poll, at least", "its next turn", "it lists the roster")
+ROSTER_JOIN_TIMEOUT_SECONDS = TimeLimit(1.0, "the agent", "the roster poll's thread", "it continues")
 
 # one verdict for all
-LEADER_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "the next node in the order", "a verdict", "it concludes itself"
-)
+LEADER_TIMEOUT_SECONDS = TimeLimit(2.0, "the next node in the order", "a verdict", "it concludes itself")
 LEADER_TIMEOUT_SECONDS_PER_NODE = TimeLimit(
     0.002, "the next node in the order, more for each node", "a verdict", "it concludes itself"
 )
@@ -353,21 +295,15 @@ ACKNOWLEDGMENT_TIMEOUT_SECONDS = TimeLimit(
 ARRIVALS_POLL_SECONDS = TimeLimit(
     0.5, "a node that reported, doubled each time", "the others' reports", "it looks who lives"
 )
-MAX_ARRIVALS_POLL_SECONDS = TimeLimit(
-    2.0, "a node that reported, at most", "the others' reports", "it looks who lives"
-)
-ELECTION_STEP_TIMEOUT_SECONDS = TimeLimit(
-    5.0, "a node", "the store to take or give reports", "it concludes alone"
-)
+MAX_ARRIVALS_POLL_SECONDS = TimeLimit(2.0, "a node that reported, at most", "the others' reports", "it looks who lives")
+ELECTION_STEP_TIMEOUT_SECONDS = TimeLimit(5.0, "a node", "the store to take or give reports", "it concludes alone")
 ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE = TimeLimit(
     0.01, "a node, more for each node", "the store to take or give reports", "it concludes alone"
 )
 LEADER_PUBLISH_TIMEOUT_SECONDS = TimeLimit(
     11.0, "the next node", "one that has begun to publish", "it concludes itself"
 )
-SECOND_NODE_DELAY_SECONDS = TimeLimit(
-    5.0, "the second node without a store", "the first one's verdict", "it concludes"
-)
+SECOND_NODE_DELAY_SECONDS = TimeLimit(5.0, "the second node without a store", "the first one's verdict", "it concludes")
 NEXT_NODE_DELAY_SECONDS = TimeLimit(
     2.0,
     "the third and the fourth node without a store, longer each",
@@ -380,9 +316,7 @@ LATER_NODES_DELAY_SECONDS = TimeLimit(
     "an earlier one's verdict",
     "it concludes",
 )
-VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(
-    3.0, "a node without a store", "one look at the storage", "it looks again"
-)
+VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(3.0, "a node without a store", "one look at the storage", "it looks again")
 VERDICT_POLL_SECONDS = TimeLimit(
     0.5,
     "a node without a store, longer each time",
@@ -398,21 +332,13 @@ RAY_SETTLE_SECONDS = TimeLimit(
     "the reports of ranks that have not failed yet",
     "it concludes without them",
 )
-RAY_CONCLUDE_TIMEOUT_SECONDS = TimeLimit(
-    20.0, "Ray Train's controller", "the storage and the verdict", "Ray decides"
-)
-NAME_SERVICE_TIMEOUT_SECONDS = TimeLimit(
-    1.0, "the agent", "its own address", "documents have no address"
-)
-READ_TIMEOUT_SECONDS = TimeLimit(
-    10.0, "the node that concludes", "the storage", "it concludes from what it has"
-)
+RAY_CONCLUDE_TIMEOUT_SECONDS = TimeLimit(20.0, "Ray Train's controller", "the storage and the verdict", "Ray decides")
+NAME_SERVICE_TIMEOUT_SECONDS = TimeLimit(1.0, "the agent", "its own address", "documents have no address")
+READ_TIMEOUT_SECONDS = TimeLimit(10.0, "the node that concludes", "the storage", "it concludes from what it has")
 CONCLUDE_TIMEOUT_SECONDS = TimeLimit(
     30.0, "the node that concludes", "strategy and policy", "firstfault's defaults decide"
 )
-PREVIOUS_VERDICT_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "the node that concludes", "the verdict before", "it decides without"
-)
+PREVIOUS_VERDICT_TIMEOUT_SECONDS = TimeLimit(2.0, "the node that concludes", "the verdict before", "it decides without")
 PUBLISH_TIMEOUT_SECONDS = TimeLimit(
     5.0, "the node that concludes", "the upload of its verdict", "the entrypoint tries again"
 )
@@ -425,41 +351,25 @@ HANDOVER_SLACK_SECONDS = TimeLimit(
     "copies and the next attempt's file",
     "it does without",
 )
-NOTIFIERS_TIMEOUT_SECONDS = TimeLimit(
-    3.0, "the node that concluded", "all notifiers", "they are not waited for"
-)
-WEBHOOK_TIMEOUT_SECONDS = TimeLimit(
-    3.0, "a webhook's thread", "its connection and its answer", "it logs a warning"
-)
-OTEL_TIMEOUT_SECONDS = TimeLimit(
-    3.0, "the thread of OpenTelemetry's exporter", "the exporter", "it logs a warning"
-)
+NOTIFIERS_TIMEOUT_SECONDS = TimeLimit(3.0, "the node that concluded", "all notifiers", "they are not waited for")
+WEBHOOK_TIMEOUT_SECONDS = TimeLimit(3.0, "a webhook's thread", "its connection and its answer", "it logs a warning")
+OTEL_TIMEOUT_SECONDS = TimeLimit(3.0, "the thread of OpenTelemetry's exporter", "the exporter", "it logs a warning")
 
 # Flyte
-OUTPUTS_TIMEOUT_SECONDS = TimeLimit(
-    1800.0, "a pod without rank 0", "outputs or an error", "it exits with 0"
-)
+OUTPUTS_TIMEOUT_SECONDS = TimeLimit(1800.0, "a pod without rank 0", "outputs or an error", "it exits with 0")
 UNREADABLE_OUTPUTS_TIMEOUT_SECONDS = TimeLimit(
     60.0, "a pod without rank 0 that may not look", "outputs or an error", "it exits with 0"
 )
-POD_VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "a pod", "one look at another pod's verdict", "it concludes itself"
-)
+POD_VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(2.0, "a pod", "one look at another pod's verdict", "it concludes itself")
 SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS = TimeLimit(
     1.0, "a pod that is to end", "one look at another pod's verdict", "it concludes itself"
 )
 OUTPUTS_POLL_SECONDS = TimeLimit(
     0.05, "a pod without rank 0, longer each time", "outputs or an error", "it looks again"
 )
-MAX_OUTPUTS_POLL_SECONDS = TimeLimit(
-    2.0, "a pod without rank 0, at most", "outputs or an error", "it looks again"
-)
-DECKS_POLL_SECONDS = TimeLimit(
-    1.0, "rank 0's process", "the next look at its decks", "it saves changed ones"
-)
-FINAL_DECKS_TIMEOUT_SECONDS = TimeLimit(
-    1.0, "rank 0's process", "its last look", "the decks are a second old"
-)
+MAX_OUTPUTS_POLL_SECONDS = TimeLimit(2.0, "a pod without rank 0, at most", "outputs or an error", "it looks again")
+DECKS_POLL_SECONDS = TimeLimit(1.0, "rank 0's process", "the next look at its decks", "it saves changed ones")
+FINAL_DECKS_TIMEOUT_SECONDS = TimeLimit(1.0, "rank 0's process", "its last look", "the decks are a second old")
 DECK_TIMEOUT_SECONDS = TimeLimit(
     3.0, "the pod that writes the deck", "and all others for it", "the deck stays as it is"
 )
@@ -475,12 +385,8 @@ THREAD_JOIN_TIMEOUT_SECONDS = TimeLimit(5.0, "a rank", "its threads to end", "it
 STORE_OPERATION_TIMEOUT_SECONDS = TimeLimit(
     300.0, "a rank", "the store's operations, as in torch", "the function fails"
 )
-ENDING_STORE_TIMEOUT_SECONDS = TimeLimit(
-    5.0, "a rank", "a store that may be about to end", "it does without"
-)
-MONITOR_START_TIMEOUT_SECONDS = TimeLimit(
-    60.0, "a rank", "its monitor process", "the function fails"
-)
+ENDING_STORE_TIMEOUT_SECONDS = TimeLimit(5.0, "a rank", "a store that may be about to end", "it does without")
+MONITOR_START_TIMEOUT_SECONDS = TimeLimit(60.0, "a rank", "its monitor process", "the function fails")
 RESOURCE_SHORTAGE_TIMEOUT_SECONDS = TimeLimit(
     30.0, "a rank", "a thread or process while the system allows none", "the function fails"
 )
@@ -490,19 +396,11 @@ SHORTAGE_RETRY_SECONDS = TimeLimit(
 LOOP_SHORTAGE_PAUSE_SECONDS = TimeLimit(
     1.0, "a loop for which the system had no thread or memory", "its next turn", "it continues"
 )
-DETACHED_POLL_SECONDS = TimeLimit(
-    0.5, "a monitor process without pidfd_open(2)", "its worker's end", "it looks again"
-)
-MONITOR_STORE_TIMEOUT_SECONDS = TimeLimit(
-    5.0, "a monitor process", "the store", "the store counts as lost"
-)
+DETACHED_POLL_SECONDS = TimeLimit(0.5, "a monitor process without pidfd_open(2)", "its worker's end", "it looks again")
+MONITOR_STORE_TIMEOUT_SECONDS = TimeLimit(5.0, "a monitor process", "the store", "the store counts as lost")
 MONITOR_REPORT_TIMEOUT_SECONDS = TimeLimit(
     20.0, "a monitor process that reports a death", "a slow store", "it gives up"
 )
-MONITOR_LINGER_SECONDS = TimeLimit(
-    30.0, "the monitor process that hosts the store", "its clients", "it ends"
-)
+MONITOR_LINGER_SECONDS = TimeLimit(30.0, "the monitor process that hosts the store", "its clients", "it ends")
 MONITOR_CLOSE_TIMEOUT_SECONDS = TimeLimit(1.0, "a rank", "its monitor thread", "it continues")
-NCCL_ABORT_TIMEOUT_SECONDS = TimeLimit(
-    30.0, "a rank", "NCCL's communicators to abort", "it continues"
-)
+NCCL_ABORT_TIMEOUT_SECONDS = TimeLimit(30.0, "a rank", "NCCL's communicators to abort", "it continues")
