@@ -12,7 +12,9 @@ from typing import Any
 
 from firstfault import model
 from firstfault.exceptions.printed_tracebacks import remove_traceback
-from firstfault.recorder.folder import Recorder, SpooledDocument, get_stack_tail
+from firstfault.recorder.client import RecorderClient
+from firstfault.recorder.folder import get_stack_tail
+from firstfault.recorder.spool import SpooledDocument
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import (
@@ -245,7 +247,7 @@ class Reporter:
             kept = read_torch_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
         if death.signal == "SIGKILL" and by_itself and files is not None:
             with suppress_internal_errors("asking for the container's memory"):
-                resources = Recorder(files).resources(time_limits.MEMORY_REPORT_TIMEOUT_SECONDS)
+                resources = RecorderClient(files).resources(time_limits.MEMORY_REPORT_TIMEOUT_SECONDS)
         stack, log = self._fatal_stack(rank), self._get_log_tail(death)
         traces = ExitEvidence(kept, resources, stack, log, seen)
         self.write(describe_exit(death, self._get_place(death.local_rank), stop=stop, traces=traces, expiry=expiry))
