@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess import current_call
+import firstfault_inprocess as inprocess
+from firstfault_inprocess import current_call
 from tests.nodes import forkserver
 
 __all__ = ["BLOCKED", "FAST", "Event", "Run", "on_nodes", "run"]

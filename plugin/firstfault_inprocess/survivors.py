@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
+from firstfault_inprocess.detached import reap_adopted_helpers
+from firstfault_inprocess.store import TCPStore, recovered_key
 from firstfault_torch import time_limits
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
-from firstfault_torch.inprocess.detached import reap_adopted_helpers
-from firstfault_torch.inprocess.store import TCPStore, recovered_key
 from firstfault_torch.node_context import OTHERS_CONTINUE
 
 if TYPE_CHECKING:
