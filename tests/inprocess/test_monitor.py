@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 import firstfault_inprocess as inprocess
 from firstfault_inprocess.detached import DetachedProcess, read_start_time
 from tests.inprocess.training import FAST
 from tests.nodes import forkserver
+from tests.ports import get_free_port
 from tests.processes import is_gone
 from tests.waiting import SOON_S, until
 

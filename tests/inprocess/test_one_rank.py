@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 import firstfault_inprocess as inprocess
 from firstfault_inprocess.store import Fault, FaultKind
@@ -26,6 +25,7 @@ from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.inprocess.training import run
+from tests.ports import get_free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.jobs

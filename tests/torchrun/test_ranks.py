@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
 from firstfault.slurm_pointer import find_pointers
 from firstfault_torch.torchrun.rank import _build_engine
+from tests.ports import get_free_port
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
