@@ -203,11 +203,11 @@ def _watch(module: str) -> None:
 
     def ends() -> None:
         if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
-            _call(module, "exits")
+            _call(module, "record_exit")
 
     def finishes() -> None:
         if os.getpid() == worker and _GROUPS in sys.modules and not hasattr(sys, "last_value"):
-            _call(module, "finishes")
+            _call(module, "record_finish")
 
     _watch_exception(module)
     atexit.register(ends)
@@ -217,10 +217,10 @@ def _watch(module: str) -> None:
         with contextlib.suppress(AttributeError):
             threading._register_atexit(atexit.register, finishes)  # type: ignore[attr-defined]  # noqa: SLF001
     if _GROUPS in sys.modules:
-        _call(module, "watch")
+        _call(module, "begin")
         return
     finders: list[Any] = sys.meta_path
-    finders.insert(0, _WhenImported(_GROUPS, lambda: _call(module, "watch")))
+    finders.insert(0, _WhenImported(_GROUPS, lambda: _call(module, "begin")))
 
 
 def _call(module: str, name: str, *args: Any) -> None:
@@ -241,7 +241,7 @@ def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> 
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
         if sys._getframe().f_back is None and counts():  # noqa: SLF001 - the public way is slower
-            _call(module, "fails", args[2])
+            _call(module, "record_exception", args[2])
             if type(args[2]) is KeyboardInterrupt:
                 # Python ends by SIGINT after it, unless other code, such as an import, was executed since
                 with contextlib.suppress(KeyboardInterrupt):
@@ -264,13 +264,13 @@ def _watch_starts() -> None:
             leaving.clear()
             mark_rank()
             if _GROUPS in sys.modules:
-                _call(RANK, "leaves")
+                _call(RANK, "record_exec")
             leaving.append(threading.get_ident())
         elif leaving == [threading.get_ident()]:  # the thread goes on: exec has failed
             leaving.clear()
             if _GROUPS in sys.modules:
                 mark_rank(LOADED)
-                _call(RANK, "returns")
+                _call(RANK, "record_failed_exec")
         elif is_about_process and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS) and _has_group():
             mark_rank(_TRAINS)  # also before it ends a helper: at the rank's own end, the group may be gone
 

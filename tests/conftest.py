@@ -51,7 +51,11 @@ _STACKS = signal.SIGRTMIN + 12
 """With it an agent asks for stacks; a test may have been a worker."""
 _MASK = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 _ROOT = Path(__file__).resolve().parents[1]
-_SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
+_SOURCE_ROOTS = {
+    "firstfault": "readers",
+    "firstfault_proto": "proto",
+    "firstfault_torch": "plugin",
+}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
 _LAYERS = {"core": "firstfault", "torch": "torch", "flyte": "flytekit"}
 """Layers of tests, each with the package that it needs beside those of the layers before it."""

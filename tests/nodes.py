@@ -19,7 +19,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
 from typing_extensions import Self
 
@@ -28,6 +27,7 @@ from firstfault.conclude import Conclusion
 from firstfault.model import JobErrors, Verdict, WorkerError
 from firstfault_torch import NodeFailedError, Options, PlainEngine, launch
 from tests.plugin.running import DEADLINE_S, short_folder
+from tests.ports import get_free_port
 from tests.processes import kill, left_of, running_of
 from tests.s3_server import listening
 

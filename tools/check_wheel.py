@@ -7,6 +7,7 @@ import zipfile
 
 PACKAGES = (
     "firstfault/",
+    "firstfault_inprocess/",
     "firstfault_proto/",
     "firstfault_torch/",
     "flytekitplugins/firstfault/",

@@ -5,14 +5,8 @@ tests/torch_agent/test_budgets.py fails if the sum exceeds what Kubernetes grant
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
-from collections.abc import Iterator
-from types import ModuleType
-from typing import NamedTuple
-
 from firstfault.recorder import time_limits as recorder
+from firstfault.utils.time_limit import TimeLimit
 from firstfault_torch import time_limits as pod
 
 KUBERNETES_GRACE_S = 30.0
@@ -46,7 +40,12 @@ AFTER_PUBLISHING = (
     recorder.KILLED_PROCESS_TIMEOUT_SECONDS,
 )
 """Then until the process exits."""
-CONCLUDES_FOR_ALL = (*UNTIL_STOPPED, pod.TERMINATED_SETTLE_SECONDS, *UNTIL_PUBLISHED, *AFTER_PUBLISHING)
+CONCLUDES_FOR_ALL = (
+    *UNTIL_STOPPED,
+    pod.TERMINATED_SETTLE_SECONDS,
+    *UNTIL_PUBLISHED,
+    *AFTER_PUBLISHING,
+)
 """All waits of a terminated node that concludes for all, from SIGTERM to its exit."""
 CONCLUDES_ALONE = (
     *UNTIL_STOPPED,
@@ -59,35 +58,19 @@ CONCLUDES_ALONE = (
 """All waits of a terminated node that gets no verdict from another one, from SIGTERM until it has published its own."""
 
 
-class Limit(NamedTuple):
-    """A time limit, with the text below it in the module."""
-
-    name: str
-    seconds: float
-    waits: str
-    """Who waits so long, and for what."""
-    end: str
-    """What happens at the end."""
-
-
-def limits() -> list[Limit]:
-    """Return all limits: the pod's, then the recorder's."""
-    return [*_read_limits(pod), *_read_limits(recorder)]
-
-
-def _read_limits(module: ModuleType) -> Iterator[Limit]:
-    for assignment, below in itertools.pairwise(ast.parse(inspect.getsource(module)).body):
-        if isinstance(assignment, ast.Assign):
-            name = ast.unparse(assignment.targets[0])
-            assert isinstance(below, ast.Expr), f"{name} has no text"
-            waits, _, end = ast.literal_eval(below.value).removesuffix(".").partition(". Then ")
-            yield Limit(name, getattr(module, name), waits[0].lower() + waits[1:], end)
+def limits() -> dict[str, TimeLimit]:
+    """Return all limits by name: the pod's, then the recorder's."""
+    modules = (pod, recorder)
+    return {name: value for module in modules for name, value in vars(module).items() if isinstance(value, TimeLimit)}
 
 
 def table() -> str:
     """Return all limits as a Markdown table."""
-    lines = [f"| `{limit.name}` | {limit.seconds:g} | {limit.waits} | {limit.end} |" for limit in limits()]
-    return "\n".join(["| Limit | s | Who waits | Then |", "|---|---|---|---|", *lines])
+    heading = ["| Limit | s | Who waits | For what | Then |", "|---|---|---|---|---|"]
+    rows = [
+        f"| `{name}` | {limit:g} | {limit.who} | {limit.waits_for} | {limit.then} |" for name, limit in limits().items()
+    ]
+    return "\n".join([*heading, *rows])
 
 
 if __name__ == "__main__":

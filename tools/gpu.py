@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from firstfault_torch import inprocess
+import firstfault_inprocess as inprocess
 
 CULPRIT, STEPS, FAULT_STEP, TIMEOUT_S = 1, 8, 4, 20.0
 MOST_S = 180.0

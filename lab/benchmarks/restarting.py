@@ -4,7 +4,7 @@
 
 One machine, gloo, the same training function; rank 1 fails in a collective's loop. The ways run in turn:
 
-- ours: `firstfault_torch.inprocess.Wrapper`
+- ours: `firstfault_inprocess.Wrapper`
 - nvrx: ``nvidia_resiliency_ext.inprocess.Wrapper``, with the same timeouts; its process groups get a store that the
   parent hosts, so that no port is needed for an iteration
 - torch: torch elastic's own agent with ``max_restarts=1``
@@ -36,7 +36,7 @@ import torch  # noqa: E402 - only now all is found
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E402
 
-from firstfault_torch import inprocess  # noqa: E402
+import firstfault_inprocess as inprocess  # noqa: E402
 from lab.benchmarks.soak import Held, held  # noqa: E402
 from tests.inprocess.training import FAULTY, Run, fail, run, train  # noqa: E402
 

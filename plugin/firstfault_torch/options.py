@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
     from firstfault.retry import RetryPolicy
-    from firstfault_torch.inprocess import InProcessRestart
+    from firstfault_inprocess import InProcessRestart
     from firstfault_torch.watchdog import Watchdog
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"

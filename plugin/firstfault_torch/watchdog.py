@@ -155,7 +155,7 @@ def _pausing(since: str) -> Iterator[None]:
         _pauses.pop()
 
 
-def block() -> str:
+def current_block() -> str:
     """Return the block of the watchdog in which this process is, or pauses; empty: none."""
     client = _current if _current is not None and _current.owner == os.getpid() else None
     return next(iter([*_pauses[-1:], *(client.scopes() if client is not None else ())]), "")

@@ -12,13 +12,14 @@ PACKAGES = (
     "firstfault_proto",
     "firstfault",
     "firstfault_torch",
+    "firstfault_inprocess",
     "flytekitplugins.firstfault",
     "flyteplugins.firstfault",
 )
 
 
 def _modules() -> dict[str, Path]:
-    """Return the file of each module of the four packages."""
+    """Return the file of each module of the packages."""
     found = {}
     for package in PACKAGES:
         spec = find_spec(package)
@@ -55,7 +56,7 @@ def circle(imports: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_circle() -> None:
-    """In none of the four packages do modules import each other, imports for annotations included."""
+    """In none of the packages do modules import each other, imports for annotations included."""
     texts = {name: file.read_text() for name, file in _modules().items()}
     assert circle(imports_of(texts)) == []
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
-from firstfault_torch.inprocess.store import TCPStore
+import firstfault_inprocess as inprocess
+from firstfault_inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
+from firstfault_inprocess.store import TCPStore
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, Run, run
 from tests.nodes import forkserver
 from tests.waiting import beside

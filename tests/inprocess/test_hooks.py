@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+import firstfault_inprocess as inprocess
 from firstfault.errors import UsageError
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess import exception, hooks
-from firstfault_torch.inprocess.exception import RestartAbort, RestartError
-from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
-from firstfault_torch.inprocess.rank_assignment import (
+from firstfault_inprocess import exception, hooks
+from firstfault_inprocess.exception import RestartAbort, RestartError
+from firstfault_inprocess.exception import TimeoutError as RestartTimeoutError
+from firstfault_inprocess.rank_assignment import (
     ActiveWorldSizeDivisibleBy,
     FrozenState,
     MaxActiveWorldSize,

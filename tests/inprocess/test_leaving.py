@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess import wrap as call_module
-from firstfault_torch.inprocess.detached import DetachedProcess
-from firstfault_torch.inprocess.exception import RankLost
-from firstfault_torch.inprocess.job import find_root_fault
-from firstfault_torch.inprocess.monitor import Watcher
-from firstfault_torch.inprocess.progress import RankPhase, SharedProgress, find_position
-from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, IterationEnd
-from firstfault_torch.inprocess.wrap import CallWrapper
+import firstfault_inprocess as inprocess
+from firstfault_inprocess import wrap as call_module
+from firstfault_inprocess.detached import DetachedProcess
+from firstfault_inprocess.exception import RankLost
+from firstfault_inprocess.job import find_root_fault
+from firstfault_inprocess.monitor import Watcher
+from firstfault_inprocess.progress import RankPhase, SharedProgress, find_position
+from firstfault_inprocess.store import Fault, FaultKind, Iteration, IterationEnd
+from firstfault_inprocess.wrap import CallWrapper
 
 OPTIONS = inprocess.InProcessRestart(last_call_wait=0.01)
 

@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.utils.distributed import get_free_port
 
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess.detached import DetachedProcess, read_start_time
+import firstfault_inprocess as inprocess
+from firstfault_inprocess.detached import DetachedProcess, read_start_time
 from tests.inprocess.training import FAST
 from tests.nodes import forkserver
+from tests.ports import get_free_port
 from tests.processes import is_gone
 from tests.waiting import SOON_S, until
 
@@ -72,8 +72,8 @@ def test_a_monitor_process_that_dies_or_may_start_no_thread() -> None:
 
 _REUSE = """
 import os, signal, subprocess, sys, time
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess.wrap import CallWrapper
+import firstfault_inprocess as inprocess
+from firstfault_inprocess.wrap import CallWrapper
 
 call = CallWrapper(inprocess.InProcessRestart())
 monitor = call._monitor.pid
@@ -90,7 +90,7 @@ call._monitor.close()
 time.sleep(0.2)
 assert other.poll() is None, "the end of a call has killed another process"
 if standby:
-    from firstfault_torch.inprocess.detached import reap_adopted_helpers
+    from firstfault_inprocess.detached import reap_adopted_helpers
 
     os.waitid(os.P_PID, standby[0], os.WEXITED | os.WNOWAIT)
     reap_adopted_helpers()

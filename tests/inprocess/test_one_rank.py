@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.utils.distributed import get_free_port
 
-from firstfault_torch import PlainEngine, Watchdog, guard, inprocess, watchdog
+import firstfault_inprocess as inprocess
+from firstfault_inprocess.store import Fault, FaultKind
+from firstfault_inprocess.store_host import open_sockets
+from firstfault_inprocess.wrap import CallWrapper, current_call
+from firstfault_torch import PlainEngine, Watchdog, guard, watchdog
 from firstfault_torch.agent.timers import TimerServer
-from firstfault_torch.inprocess.store import Fault, FaultKind
-from firstfault_torch.inprocess.store_host import open_sockets
-from firstfault_torch.inprocess.wrap import CallWrapper, current_call
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from tests.inprocess.training import run
+from tests.ports import get_free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.jobs

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from firstfault_torch.inprocess.hooks import Compose
-from firstfault_torch.inprocess.rank_assignment import (
+from firstfault_inprocess.hooks import Compose
+from firstfault_inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
     FillGaps,
@@ -26,7 +26,7 @@ from firstfault_torch.inprocess.rank_assignment import (
     ShiftRanks,
     State,
 )
-from firstfault_torch.inprocess.store import Iteration
+from firstfault_inprocess.store import Iteration
 from tests.waiting import SOON_S
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+import firstfault_inprocess as inprocess
 from firstfault.model import RestartKind
-from firstfault_torch import Options, inprocess
-from firstfault_torch.inprocess import InProcessRestart, initialize
-from firstfault_torch.inprocess.store import TCPStore
+from firstfault_inprocess import InProcessRestart, initialize
+from firstfault_inprocess.store import TCPStore
+from firstfault_torch import Options
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Run, on_nodes, run
 from tests.nodes import Ended, Job
 from tests.waiting import beside, until

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.utils.distributed import get_free_port
 
-from firstfault_torch import inprocess
-from firstfault_torch.inprocess import current_call
+import firstfault_inprocess as inprocess
+from firstfault_inprocess import current_call
 from tests.nodes import forkserver
+from tests.ports import get_free_port
 
 __all__ = ["BLOCKED", "FAST", "Event", "Run", "on_nodes", "run"]
 

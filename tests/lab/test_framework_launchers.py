@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from lab.frameworks.pods import run
+from tests.ports import get_free_port
 from tests.prefix import Prefix
 from tests.torchrun.test_ranks import settled
 

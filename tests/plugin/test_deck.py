@@ -27,7 +27,7 @@ from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints
-from flytekitplugins.firstfault.deck import DeckKeeper, elected, leave_deck
+from flytekitplugins.firstfault.deck import DeckKeeper, elected, publish_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from tests.prefix import Prefix
 from tests.recordings import recording_at
@@ -67,10 +67,10 @@ def test_leaves_deck(
 ) -> None:
     """A pod writes the report into the deck if decks are enabled and `deck` is not False; a local call never does."""
     own = task(task_config=CONFIGURATIONS[kind](deck=asked), enable_deck=enabled)(_train)
-    assert not own.leaves_deck
+    assert not own.publishes_deck
     monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
     with setup_execution(raw_output_data_prefix=prefix.uri):
-        assert own.leaves_deck is expected
+        assert own.publishes_deck is expected
 
 
 # --- election -------------------------------------------------------------------------------------------------------
@@ -390,5 +390,5 @@ def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> No
     node_context = recording_at(prefix.uri, 1.0, incarnation=1)
     verdict: Any = type("Verdict", (), {"report": report, "node_context": node_context, "for_all": False})
     began = time.monotonic()
-    assert leave_deck(verdict, "train", shutdown_requested=shutdown_requested) is False
+    assert publish_deck(verdict, "train", shutdown_requested=shutdown_requested) is False
     assert time.monotonic() - began < LONG_S / 2

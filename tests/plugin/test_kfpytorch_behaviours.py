@@ -34,10 +34,11 @@ from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+import firstfault_inprocess as inprocess
 from firstfault.layout import error_key_for
 from firstfault.model import Place
 from firstfault.wire.documents import encode
-from firstfault_torch import Watchdog, inprocess
+from firstfault_torch import Watchdog
 from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport

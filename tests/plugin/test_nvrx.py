@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import firstfault_inprocess as inprocess
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import RestartKind
-from firstfault_torch import inprocess
 from tests.plugin.running import Ended, running
 
 pytestmark = pytest.mark.jobs

@@ -18,6 +18,7 @@ ROOTS = {
     "firstfault": "readers",
     "firstfault_proto": "proto",
     "firstfault_torch": "plugin",
+    "firstfault_inprocess": "plugin",
     "flytekitplugins.firstfault": "plugin/flytekitplugins",
     "flyteplugins.firstfault": "plugin/flyteplugins",
 }
@@ -27,7 +28,7 @@ OPTIONAL = (
     "readers/firstfault/kubernetes",
     "readers/firstfault/slurm",
     "plugin/firstfault_torch/hang",
-    "plugin/firstfault_torch/inprocess",
+    "plugin/firstfault_inprocess",
     "plugin/firstfault_torch/notifiers.py",
     "plugin/firstfault_torch/ray_train",
     "plugin/firstfault_torch/torchrun",

@@ -11,7 +11,8 @@ import pytest
 
 from firstfault.model import Writer
 from firstfault.recorder import folder_keeper
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder
+from firstfault.recorder.client import RecorderClient
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
 from firstfault.recorder.folder_keeper import FolderKeeper
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
@@ -82,10 +83,10 @@ def test_a_cleaner_that_knows_no_locks(agent: StartAgent, out: Prefix, short: st
             time.sleep(0.01)
         return words.exists()
 
-    Recorder(folder).resources(HANG_S)
+    RecorderClient(folder).resources(HANG_S)
     until(is_restored)
     until(folder.socket.exists)
-    assert Recorder(folder).resources(HANG_S) is not None
+    assert RecorderClient(folder).resources(HANG_S) is not None
     assert folder.path.stat().st_mode & 0o777 == 0o700
     kill_and_read(dying, out)
 
@@ -128,7 +129,7 @@ def test_an_end_that_is_no_death(agent: StartAgent, out: Prefix) -> None:
     """A process that has emptied its last words ends normally: the recorder doesn't bring them back."""
     ending = agent(out.uri)
     write_last_words(ending.folder)
-    Recorder(ending.folder).resources(HANG_S)
+    RecorderClient(ending.folder).resources(HANG_S)
     ending.folder.last_words.add(DOCUMENT, b"")
     ending.kill()
     ending.wait_for_recorder()

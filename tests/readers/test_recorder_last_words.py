@@ -15,8 +15,10 @@ import pytest
 
 from firstfault.layout import ERRORS, error_key_for
 from firstfault.model import Phase, Receipt, Writer
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, Recorder, Spool, Target
+from firstfault.recorder.client import RecorderClient, Target
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
 from firstfault.recorder.orphans import find_orphans, kill_orphan_processes
+from firstfault.recorder.spool import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from tests.prefix import Prefix
@@ -58,7 +60,7 @@ def test_an_agent_that_is_killed(
     withdrawn_name = spool_failure(folder.spool("1-3"), 3)
     folder.spool("1-3").withdraw(withdrawn_name)
     earlier_name = spool_failure(folder.spool("0-0"), 0, round_number=0)
-    Recorder(folder).resources(HANG_S)
+    RecorderClient(folder).resources(HANG_S)
 
     before_ns, before_monotonic_ns = time.time_ns(), time.monotonic_ns()
     dying.kill()
@@ -177,7 +179,7 @@ def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Prefix, gate:
     name = spool_failure(dying.folder.spool("1-0"), 0)
     file = dying.folder.spool("1-0").folder / name
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(Recorder(dying.folder).put, Target(f"{ERRORS}/{name}"), file, HANG_S)
+        asked = pool.submit(RecorderClient(dying.folder).put, Target(f"{ERRORS}/{name}"), file, HANG_S)
         until(lambda: gate.waiting() == 2, "the worker's document at the gate")
         gate.open()
         assert asked.result().durable
@@ -193,7 +195,7 @@ def test_a_worker_that_asks_late(agent: StartAgent, out: Prefix) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(HANG_S)
         connection.connect(str(dying.folder.socket))
-        Recorder(dying.folder).resources(HANG_S)  # accepted after ours
+        RecorderClient(dying.folder).resources(HANG_S)  # accepted after ours
         dying.kill()
         until(lambda: bool(out.roster()), "the roster entry")
         connection.sendall(b'{"op": "resources"}\n')

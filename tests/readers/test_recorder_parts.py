@@ -13,7 +13,8 @@ import pytest
 
 from firstfault.model import Receipt, Resources
 from firstfault.recorder.container_memory import MemoryWatch
-from firstfault.recorder.folder import NodeFolder, Spool
+from firstfault.recorder.folder import NodeFolder
+from firstfault.recorder.spool import Spool
 from firstfault.recorder.termination_message import WARNING, describe_memory, write_termination_message
 
 

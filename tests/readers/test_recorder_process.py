@@ -19,7 +19,8 @@ from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.layout import ERRORS, ROSTER
 from firstfault.model import Receipt
 from firstfault.recorder import uploads as uploads_module
-from firstfault.recorder.folder import DOCUMENT, PRESENCE, RECEIVED, NodeFolder, Recorder, Target
+from firstfault.recorder.client import RECEIVED, RecorderClient, Target
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder
 from firstfault.recorder.process import IGNORED_SIGNALS, RecorderProcess
 from firstfault.recorder.uploads import Uploads
 from firstfault.testing import make_error, make_presence
@@ -44,7 +45,7 @@ def put(
 ) -> Receipt:
     """Upload a file, a spooled one by default, under its own name."""
     file = file or spooled(process)
-    return Recorder(process.folder).put(Target(f"{ERRORS}/{file.name}", rank=rank), file, seconds)
+    return RecorderClient(process.folder).put(Target(f"{ERRORS}/{file.name}", rank=rank), file, seconds)
 
 
 def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
@@ -58,7 +59,7 @@ def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
 def test_requests(start: Start, out: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is durable is in the storage before the answer; the receipts tell how long it took, or the reason."""
     process = start(out.uri)
-    recorder = Recorder(process.folder)
+    recorder = RecorderClient(process.folder)
     began = time.monotonic_ns()
     target = Target(f"{ERRORS}/b.pb", fault_monotonic_ns=began, rank=3)
     receipt = recorder.put(target, spooled(process, "b.pb"), HANG_S)
@@ -161,7 +162,7 @@ def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
     """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
     process = start(gate.uri(out))
     file = spooled(process)
-    Recorder(process.folder).resources(HANG_S)  # it is up
+    RecorderClient(process.folder).resources(HANG_S)  # it is up
     began = time.monotonic()
     receipt = put(process, file, 1, 3.0)
     assert 3.0 <= time.monotonic() - began < 3.0 + TOLERANCE_S
@@ -182,7 +183,7 @@ def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
         put(process, seconds=1.0)
     assert time.monotonic() - began < SHORT_S + TOLERANCE_S
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
-        Recorder(process.folder).resources(0.2)
+        RecorderClient(process.folder).resources(0.2)
     os.kill(process.pid, signal.SIGCONT)
     until(lambda: "a.pb" in out.files(), "the upload")
 
@@ -200,7 +201,7 @@ def test_a_storage_that_cannot_be(start: Start, uri: str, reason: str) -> None:
     assert receipt_of(process.folder) == receipt
     if uri.startswith("nosuch"):
         with pytest.raises(StoreError, match="nosuch"):
-            Recorder(process.folder).roster(HANG_S)
+            RecorderClient(process.folder).roster(HANG_S)
 
 
 # --- no recorder ----------------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def test_a_storage_that_cannot_be(start: Start, uri: str, reason: str) -> None:
 
 def test_no_recorder(tmp_path: Path) -> None:
     """Without a recorder every request raises RecorderUnavailableError."""
-    recorder = Recorder(NodeFolder(tmp_path))
+    recorder = RecorderClient(NodeFolder(tmp_path))
     target = Target(f"{ERRORS}/a.pb")
     asked = (lambda: recorder.put(target, tmp_path / "a.pb", HANG_S), lambda: recorder.resources(HANG_S), recorder.end)
     for ask in asked:
@@ -241,7 +242,7 @@ def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
         listener.bind(str(folder.socket))
         listener.listen(0)
-        asked = pool.submit(Recorder(folder).resources, HANG_S)
+        asked = pool.submit(RecorderClient(folder).resources, HANG_S)
         connection, _ = listener.accept()
         with connection:
             connection.recv(1024)
@@ -252,7 +253,7 @@ def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
             first.connect(str(folder.socket))
             began = time.monotonic()
             with pytest.raises(RecorderUnavailableError, match="did not answer"):
-                Recorder(folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), SHORT_S)
+                RecorderClient(folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), SHORT_S)
             assert SHORT_S / 2 <= time.monotonic() - began < SHORT_S / 2 + TOLERANCE_S
 
 
@@ -266,7 +267,7 @@ def test_signals_do_not_end_it(start: Start, out: Prefix, up: bool) -> None:
     process = start(out.uri)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     if up:
-        Recorder(process.folder).resources(HANG_S)
+        RecorderClient(process.folder).resources(HANG_S)
     for number in IGNORED_SIGNALS:
         os.kill(process.pid, number)
     assert put(process).durable
@@ -338,7 +339,7 @@ def test_a_folder_too_deep_for_a_socket(
         patched.setattr(tempfile, "tempdir", str(deep))
         process = start(out.uri)
     assert process.folder.path.parent == Path("/tmp")  # noqa: S108 - what is expected
-    Recorder(process.folder).resources(HANG_S)
+    RecorderClient(process.folder).resources(HANG_S)
     process.end()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
@@ -370,7 +371,7 @@ def test_a_request_that_makes_no_sense(start: Start, out: Prefix, capfd: pytest.
                 connection.shutdown(socket.SHUT_WR)
                 with connection.makefile("rb") as answer:
                     assert answer.read() in {b"", RECEIVED}
-    Recorder(process.folder).resources(HANG_S)
+    RecorderClient(process.folder).resources(HANG_S)
     began = time.monotonic()
     process.end(HANG_S)
     assert time.monotonic() - began < HANG_S / 2

@@ -73,7 +73,7 @@ def accused(*receipts: model.Receipt) -> model.JobErrors:
     return make_job(victim(0), victim(1), roster=(roster[0], replace(roster[1], receipts=receipts, ranks=(2, 3))))
 
 
-def shutdown_requested(rank: int, operation: str, line: int, code: str = "dist.{}(values)") -> model.WorkerError:
+def operation_timed_out(rank: int, operation: str, line: int, code: str = "dist.{}(values)") -> model.WorkerError:
     """A rank whose wait in an operation timed out, without counts of its collectives."""
     called = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 9, operation)
     frames = (model.FrameInfo("/app/train.py", line, "step", code.format(operation)), called)
@@ -122,10 +122,12 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     "lost-document": (done(victim(0), victim(1), victim(2)), "deadlock-rank0-of4"),
     "mismatch-of-two": (OF_TWO, "exit-1-rank3-of4"),
     "waited-apart": (
-        done(*(shutdown_requested(rank, "all_reduce", 40) for rank in (0, 1, 2)), shutdown_requested(3, "barrier", 50)),
         done(
-            *(shutdown_requested(rank, "all_reduce", 40) for rank in (0, 1, 2)),
-            shutdown_requested(3, "barrier", 50, "dist.{}(group=PAIR)"),
+            *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)), operation_timed_out(3, "barrier", 50)
+        ),
+        done(
+            *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)),
+            operation_timed_out(3, "barrier", 50, "dist.{}(group=PAIR)"),
         ),
     ),
     "by-elimination": ("exit-1-rank3-of4", "deadlock-rank0-of4"),

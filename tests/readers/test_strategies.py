@@ -339,7 +339,7 @@ def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.W
     clocks = Clocks(make_job(*failures))
     assert clocks.before_all(failures)(other) is all(clocks.before(other, failure) for failure in failures)
     contenders = [not any(clocks.before(one, failure) for one in failures) for failure in failures]
-    assert clocks.contenders(failures) == contenders
+    assert clocks.may_be_first(failures) == contenders
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def left(rank: int, words: str = "", code: int = 42, signal: str = "", **more: A
     return died(rank, signal, code, log_tail=words, **more)
 
 
-def shutdown_requested(rank: int, text: str = KEY, name: str = "DistStoreError") -> WorkerError:
+def key_timed_out(rank: int, text: str = KEY, name: str = "DistStoreError") -> WorkerError:
     """A worker whose wait outside of a collective timed out in `step`."""
     frames = (FrameInfo("/app/train.py", 30, "step", "store.get(key)"),)
     return replace(waited(rank), exception=ExceptionInfo(name, text, bases=("RuntimeError",), frames=frames))
@@ -179,7 +179,7 @@ ANSWER = {"sent_signals": (SentSignal("SIGTERM", "rank 1 failed"),), "stack_dump
 )
 def test_a_key_that_a_rank_did_not_set(last: WorkerError, text: str) -> None:
     """The rank that stood elsewhere is the cause, also if it went on to a collective."""
-    assert named(evidence(done(*(shutdown_requested(rank, text) for rank in (1, 2, 3)), last))) == (
+    assert named(evidence(done(*(key_timed_out(rank, text) for rank in (1, 2, 3)), last))) == (
         "hang",
         (0,),
         "medium",
@@ -189,21 +189,18 @@ def test_a_key_that_a_rank_did_not_set(last: WorkerError, text: str) -> None:
 def test_a_rank_that_waits_at_the_same_place() -> None:
     """It came later to the same wait, so it is not the one that the others waited for."""
     same = stopped(3, STACK.format("/app/train.py", "step").replace("line 12", "line 30"))
-    assert named(evidence(done(shutdown_requested(1), shutdown_requested(2), same, STUCK))) == ("hang", (0,), "medium")
+    assert named(evidence(done(key_timed_out(1), key_timed_out(2), same, STUCK))) == ("hang", (0,), "medium")
     # a loop of the program's own: another line of the same function
-    ends = [shutdown_requested(rank, "2 of 4 ranks came", name="TimeoutError") for rank in (1, 2)]
+    ends = [key_timed_out(rank, "2 of 4 ranks came", name="TimeoutError") for rank in (1, 2)]
     near = stopped(3, STACK.format("/app/train.py", "step"))
     assert named(evidence(done(*ends, near, STUCK))) == ("hang", (0,), "medium")
-    assert (
-        evidence(done(shutdown_requested(1), shutdown_requested(2), shutdown_requested(0), same)).scope
-        is Scope.UNDETERMINED
-    )
+    assert evidence(done(key_timed_out(1), key_timed_out(2), key_timed_out(0), same)).scope is Scope.UNDETERMINED
 
 
 def test_stacks_to_compare() -> None:
     """If two ranks were elsewhere, the next step has both places, and -v a stack of each."""
     other = stopped(3, STACK.format("/app/data.py", "fetch"))
-    job = done(shutdown_requested(1), victim(2, 6050), STUCK, other)
+    job = done(key_timed_out(1), victim(2, 6050), STUCK, other)
     verdict = evidence(job)
     text = terminal_text(build_report(job, verdict, decide(verdict)), verbose=True)
     assert verdict.scope is Scope.UNDETERMINED

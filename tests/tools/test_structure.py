@@ -17,7 +17,7 @@ from tools import sizes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PACKAGES = ("firstfault", "firstfault_torch", "flytekitplugins.firstfault")
+_PACKAGES = ("firstfault", "firstfault_torch", "firstfault_inprocess", "flytekitplugins.firstfault")
 _JOB_LOGS = Path("firstfault/job_logs")
 _CLASSES_WITH_TWO_MEANINGS = {
     "Wrapper",  # NVIDIA's name, for its class and for the adapter to it

@@ -1,6 +1,7 @@
 """The time limits of a pod: they stand in one table, their sums fit, and the pages give the same numbers."""
 
 import ast
+import pickle
 from pathlib import Path
 
 import pytest
@@ -25,17 +26,30 @@ def _own_limits(file: Path) -> list[str]:
 
 
 def test_a_limit_stands_in_the_table() -> None:
-    """No module of the pod has a time limit of its own, and no two limits have one name."""
+    """No module of the pod has a time limit of its own, each in the tables has its row, and no name occurs twice."""
     here, there = Path(str(firstfault_torch.__file__)).parent, Path(str(recorder.__file__)).parent
     files = [file for file in [*here.rglob("*.py"), *there.glob("*.py")] if file.name != "time_limits.py"]
     assert not [name for file in files for name in _own_limits(file)]
-    names = [limit.name for limit in limits()]
+    tables = (time_limits, of_recorder)
+    names = [name for table in tables for name in vars(table) if "_SECONDS" in name]
     assert len(names) == len(set(names))
+    rows = [
+        ast.unparse(node.value)
+        for table in tables
+        for node in ast.parse(Path(str(table.__file__)).read_text()).body
+        if isinstance(node, ast.Assign)
+    ]
+    assert len(rows) == len(names)
+    assert all(row.startswith("TimeLimit(") for row in rows)
 
 
-def test_a_limit_has_its_text() -> None:
-    """Below each limit it is said who waits so long, and what happens at the end."""
-    assert all(limit.waits and limit.end for limit in limits())
+def test_a_limit_has_its_row() -> None:
+    """Each limit says who waits, for what, and what happens at the end, and other processes get a plain number."""
+    for limit in limits().values():
+        assert limit.who
+        assert limit.waits_for
+        assert limit.then
+        assert type(pickle.loads(pickle.dumps(limit))) is float  # noqa: S301 - our own bytes
 
 
 @pytest.mark.parametrize(

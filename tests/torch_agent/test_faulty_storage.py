@@ -13,7 +13,7 @@ import pytest
 
 from firstfault.layout import ERROR_FILE
 from firstfault.model import DocumentRef, Origin, Receipt, Scope, Seal, WorkerError
-from firstfault.recorder.folder import SpooledDocument
+from firstfault.recorder.spool import SpooledDocument
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode, encode
 from firstfault_torch import Options

@@ -259,10 +259,10 @@ def _helper(error: Exception) -> None:
     try:
         step(error)
     except Exception as caught:  # noqa: BLE001 - as programs do
-        shutdown_requested(caught)
+        _raise_wrapper(caught)
 
 
-def shutdown_requested(error: Exception) -> None:
+def _raise_wrapper(error: Exception) -> None:
     """Raise a wrapper that repeats the error's text."""
     raise LookupError(f"epoch 3: {error}")
 

@@ -396,7 +396,7 @@ def test_the_option() -> None:
 
 def test_blocks_of_the_watchdog() -> None:
     """A process tells the innermost pause in which it is, and nothing outside of one."""
-    assert watchdog.block() == ""
+    assert watchdog.current_block() == ""
     with watchdog.pause():
-        assert watchdog.block().startswith("watchdog.pause() since test_hangs.py:")
-    assert watchdog.block() == ""
+        assert watchdog.current_block().startswith("watchdog.pause() since test_hangs.py:")
+    assert watchdog.current_block() == ""

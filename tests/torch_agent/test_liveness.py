@@ -24,7 +24,7 @@ import pytest
 from firstfault.layout import roster_key_for
 from firstfault.model import Phase
 from firstfault.recorder import time_limits as of_recorder
-from firstfault.recorder.folder import Recorder
+from firstfault.recorder.client import RecorderClient
 from firstfault.testing import make_presence
 from firstfault_torch import time_limits
 from firstfault_torch.node.document_writer import node_recorder
@@ -323,7 +323,7 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     looks: list[RosterPoller] = []
     with node_recorder(replace(prefix.node_context(), round=ROUND)) as node_context:
         assert node_context.files is not None
-        recorder = Recorder(node_context.files)
+        recorder = RecorderClient(node_context.files)
         recorder.roster(SOON_S)  # so that the first poll is answered at once
 
         def begin(patience: float = 0.0, incarnation: int = OLD) -> queue.Queue[int]:

@@ -21,7 +21,8 @@ from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.layout import error_key_for
 from firstfault.model import CollectiveProgress, Place, Writer
-from firstfault.recorder.folder import NodeFolder, Recorder
+from firstfault.recorder.client import RecorderClient
+from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import time_limits
@@ -395,7 +396,7 @@ def test_a_moment_without_free_threads(
         timers.start([], lambda _: None)
         end = timers.stop
     else:
-        end = RosterPoller(Recorder(NodeFolder(tmp_path)), prefix.node_context(), 0, LONG_S, lambda _: None).end
+        end = RosterPoller(RecorderClient(NodeFolder(tmp_path)), prefix.node_context(), 0, LONG_S, lambda _: None).end
     assert not failures
     assert name in {thread.name for thread in threading.enumerate()}
     end()

@@ -22,7 +22,8 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subject, WorkerError, Writer
-from firstfault.recorder.folder import Recorder, Spool
+from firstfault.recorder.client import RecorderClient
+from firstfault.recorder.spool import Spool
 from firstfault.testing import make_error
 from firstfault.wire.documents import decode
 from firstfault_torch import time_limits
@@ -195,7 +196,7 @@ def test_the_memory_of_the_container(
     error: Exception, limit: int | None, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder is asked for the container's memory if a limit may explain the exception."""
-    monkeypatch.setattr(Recorder, "resources", lambda *_: Resources(memory_limit_bytes=7))
+    monkeypatch.setattr(RecorderClient, "resources", lambda *_: Resources(memory_limit_bytes=7))
     with recorder.node_recorder(prefix.node_context()) as node_context:
         told = NodeContext.from_environment()
         assert told is not None

@@ -13,11 +13,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.utils.distributed import get_free_port
-
 from firstfault.cli import main
 from lab.cascades.cases import Way
 from tests.nodes import forkserver
+from tests.ports import get_free_port
 from tests.processes import kill, left_of, running_of
 
 LONGEST_S = 280

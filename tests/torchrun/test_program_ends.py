@@ -21,9 +21,9 @@ def tell(error, is_kept):
 
 script._monitor = lambda: Space(node_context=Space(upload_deadline_seconds=20), exits=tell, in_flight=Space(left=None))
 shown = repr(exit)
-script.watch()
+script.begin()
 assert (pickle.loads(pickle.dumps(sys.exit)), repr(exit)) == (sys.exit, shown)
-atexit.register(script.exits)
+atexit.register(script.record_exit)
 
 def step():
     try:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Phase
 from firstfault.slurm_pointer import find_pointers
 from firstfault_torch.torchrun.rank import _build_engine
+from tests.ports import get_free_port
 from tests.prefix import Prefix
 from tests.torchrun.test_same_program import PROGRAM
 from tests.waiting import until
@@ -112,7 +112,7 @@ ENDS = {
 def test_ends_of_a_rank(tmp_path: Path) -> None:
     """A signal is told by the stacks that it wrote, and one that wrote none is SIGKILL; a program's handler stays."""
     start = (
-        "import os, signal, sys, firstfault_torch.record; from firstfault_torch.torchrun import rank; rank.watch()\n"
+        "import os, signal, sys, firstfault_torch.record; from firstfault_torch.torchrun import rank; rank.begin()\n"
     )
     start += "sys.modules['torch.distributed.distributed_c10d'] = os\n"  # torch is slow to import
     ranks = [
@@ -205,7 +205,7 @@ def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
 
 def test_without_a_folder() -> None:
     """The first rank says once what to set, and the program runs as without firstfault."""
-    code = "from firstfault_torch.torchrun import rank; rank.watch(); rank.watch(); print('trains')"
+    code = "from firstfault_torch.torchrun import rank; rank.begin(); rank.begin(); print('trains')"
     for number, said in ((0, 1), (1, 0)):
         ended = subprocess.run(
             [sys.executable, *RECORD, "-c", code],

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from torch.distributed.elastic.utils.distributed import get_free_port
+
+from tests.ports import get_free_port
 
 ROOT = Path(__file__).parents[2]
 FAULTY = ROOT / "tests" / "torchrun" / "faulty.py"

@@ -29,8 +29,8 @@ from firstfault_torch.rounds.peers import Peers
 from firstfault_torch.time_limits import ROSTER_FAILURE_GRACE_SECONDS
 
 if TYPE_CHECKING:
+    from firstfault_inprocess.survivors import SurvivingWorkers
     from firstfault_torch.hang.watch import StallWatch
-    from firstfault_torch.inprocess.survivors import SurvivingWorkers
 
 HANG_ENTRY_POINTS = "firstfault.hang"
 """Entry-point group of watches for stalls: callables with the parameters of `firstfault_torch.hang.StallWatch`."""

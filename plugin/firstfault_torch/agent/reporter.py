@@ -12,7 +12,9 @@ from typing import Any
 
 from firstfault import model
 from firstfault.exceptions.printed_tracebacks import remove_traceback
-from firstfault.recorder.folder import Recorder, SpooledDocument, get_stack_tail
+from firstfault.recorder.client import RecorderClient
+from firstfault.recorder.folder import get_stack_tail
+from firstfault.recorder.spool import SpooledDocument
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch import time_limits
 from firstfault_torch.agent.deaths import (
@@ -59,13 +61,13 @@ class Reporter:
     The main thread calls these, or the signal thread if that has to end the pod. The signal thread also calls `write`
     while the main thread stops the workers, and the thread that watches progress calls `put`.
 
-    `format_place` returns the place of the agent (None), or of the worker with a local rank.
+    `get_place` returns the place of the agent (None), or of the worker with a local rank.
     """
 
-    def __init__(self, node_context: NodeContext, format_place: Callable[[int | None], model.Place]) -> None:
+    def __init__(self, node_context: NodeContext, get_place: Callable[[int | None], model.Place]) -> None:
         self.node_context = node_context
         self.report = NodeReport()
-        self._place_of = format_place
+        self._get_place = get_place
         self._traceback_files: dict[int, str] = {}
         self._log_tails: StderrRelay | None = None
         self.progress: Callable[[], model.Progress] = model.Progress
@@ -122,7 +124,7 @@ class Reporter:
             if self.node_context.files is not None:
                 # Each round replaces the one before. The recorder uploads it if this process dies, for example by
                 # SIGKILL, when nothing in it can run any more.
-                place, spool = self._place_of(None), self.node_context.files.last_words
+                place, spool = self._get_place(None), self.node_context.files.last_words
                 spool.add("document.pb", encode(lost_agent(place)))
                 spool.add("presence.pb", encode_presence(model.NodePresence(model.Phase.FAILED, place, ranks)))
 
@@ -147,7 +149,7 @@ class Reporter:
 
     def announce(self, phase: model.Phase, ranks: tuple[int, ...], first: FailureNotice | None = None) -> None:
         """Write a roster entry in the background; a failed node's holds receipts and ends of logs."""
-        place = self._place_of(None)
+        place = self._get_place(None)
         progress = model.Progress() if phase is model.Phase.JOINED else self.progress()
         presence = model.NodePresence(phase, place, ranks, timestamp_ns=time.time_ns(), progress=progress)
         if phase is model.Phase.FAILED:
@@ -155,7 +157,7 @@ class Reporter:
             setup = read_node_setup(self.node_context.identity)
             presence = replace(presence, receipts=tuple(self.report.receipts), log_tails=logs, setup=setup)
             with suppress_internal_errors("finding the finished workers"):
-                places = (self._place_of(local) for local in sorted(self.find_finished()))
+                places = (self._get_place(local) for local in sorted(self.find_finished()))
                 finished = tuple(place.rank for place in places if place.rank is not None)
                 presence = replace(presence, finished_ranks=finished)
         if first is not None:
@@ -245,10 +247,10 @@ class Reporter:
             kept = read_torch_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
         if death.signal == "SIGKILL" and by_itself and files is not None:
             with suppress_internal_errors("asking for the container's memory"):
-                resources = Recorder(files).resources(time_limits.MEMORY_REPORT_TIMEOUT_SECONDS)
+                resources = RecorderClient(files).resources(time_limits.MEMORY_REPORT_TIMEOUT_SECONDS)
         stack, log = self._fatal_stack(rank), self._get_log_tail(death)
         traces = ExitEvidence(kept, resources, stack, log, seen)
-        self.write(describe_exit(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
+        self.write(describe_exit(death, self._get_place(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def _is_in_teardown(self, death: WorkerExit) -> bool:
         with suppress_internal_errors("finding the finished workers"):
@@ -268,7 +270,7 @@ class Reporter:
 
     def _keep_log(self, death: WorkerExit, own: model.WorkerError) -> None:
         """Keep the end of a worker's stderr for this node's roster entry: its own document can't have it."""
-        rank, log = self._place_of(death.local_rank).rank, self._get_log_tail(death)
+        rank, log = self._get_place(death.local_rank).rank, self._get_log_tail(death)
         if own.exception is not None:
             log = remove_traceback(log, own.exception)
         if rank is not None and log:
@@ -286,7 +288,7 @@ class Reporter:
         spool = document_writer.open_worker_spool(self.node_context, death.local_rank, error_file)
         if spool is None:
             return []
-        rank = self._place_of(death.local_rank).rank
+        rank = self._get_place(death.local_rank).rank
         failures = []
         # The worker has exited, so the spool grows no more. Its uploads may not have finished: it may have been killed,
         # or the storage may be slow.

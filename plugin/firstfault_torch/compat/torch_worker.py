@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault_torch.compat import warn_once
-from firstfault_torch.time_limits import SHORT_POLL_SECONDS
+from firstfault_torch.time_limits import GLOO_POLL_SECONDS
 
 _GROUP_MAPS = (
     "pg_flight_recorder_hooks",
@@ -239,7 +239,7 @@ def _waited_for(task: Path) -> int | None:
                     return number
         except OSError:
             pass  # the thread was between two system calls, or has ended
-        time.sleep(SHORT_POLL_SECONDS)
+        time.sleep(GLOO_POLL_SECONDS)
     return None
 
 

@@ -123,4 +123,4 @@ def wait_for_peer_verdict(
         left = deadline - time.monotonic()
         if left <= 0 or shutdown_requested.wait(min(pause, left)):
             return None
-        pause = min(1.5 * pause, time_limits.MAX_POLL_SECONDS)
+        pause = min(1.5 * pause, time_limits.MAX_VERDICT_POLL_SECONDS)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import FirstFaultError
 from firstfault.layout import LIVE, watched_until_ms
-from firstfault.recorder.folder import Recorder
+from firstfault.recorder.client import RecorderClient
 from firstfault.store import is_remote
 from firstfault_torch.guard import try_call
 from firstfault_torch.time_limits import WORKER_QUERY_TIMEOUT_SECONDS
@@ -95,7 +95,7 @@ class LiveProgress:
         if peers is not None and peers.roster is not None:
             names = peers.roster.names
         elif node_context.files is not None and not is_remote(node_context.output_prefix):
-            list_names = partial(Recorder(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS)
+            list_names = partial(RecorderClient(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS)
             names, _ = try_call(list_names, FirstFaultError)
         return watched_until_ms(names or ()) > time.time() * 1000
 

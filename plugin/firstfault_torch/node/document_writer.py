@@ -18,8 +18,10 @@ from pathlib import Path
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, RecorderUnavailableError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import NodePresence, Receipt, WorkerError
-from firstfault.recorder.folder import NodeFolder, Recorder, Spool, SpooledDocument, Target
+from firstfault.recorder.client import RecorderClient, Target
+from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
+from firstfault.recorder.spool import Spool, SpooledDocument
 from firstfault.store import join, open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
@@ -55,7 +57,7 @@ def end_node_recorder(node_context: NodeContext) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
     if node_context.files is not None:
         with suppress_internal_errors("ending the recorder"):
-            Recorder(node_context.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
+            RecorderClient(node_context.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
 
 
 def open_worker_spool(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
@@ -177,7 +179,7 @@ def _upload(target: Target, file: Path | None, data: bytes, node_context: NodeCo
     if files is not None and file is not None:
         try:
             # It may report a timeout and still finish later: the recorder then writes the receipt into the spool.
-            receipt = Recorder(files).put(target, file, max(deadline - time.monotonic(), 0.0))
+            receipt = RecorderClient(files).put(target, file, max(deadline - time.monotonic(), 0.0))
         except RecorderUnavailableError as error:
             logger.debug("no recorder on this node; this process uploads: %s", error)
     if receipt is None:

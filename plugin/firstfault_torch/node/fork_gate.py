@@ -37,4 +37,4 @@ def wait_until_all_forked(files: NodeFolder) -> None:
     # The agent may die between two forks: then its recorder removes the folder, and the file with it. Or it may be
     # frozen: then the wait ends at the deadline, at the risk that the docstring describes.
     while files.hold_forked_workers.exists() and time.monotonic() < deadline:
-        time.sleep(time_limits.SHORT_POLL_SECONDS)
+        time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)

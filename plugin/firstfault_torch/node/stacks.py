@@ -160,7 +160,7 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
             sizes, since = now, time.monotonic()
         elif is_settled and all(map(operator.gt, sizes, earlier_sizes.values())):
             return
-        time.sleep(time_limits.SHORT_POLL_SECONDS)
+        time.sleep(time_limits.STACK_POLL_SECONDS)
 
 
 def _open_persistently(path: Path, number: int | None = None) -> int:

@@ -90,7 +90,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
             folder, job = split_name(self._run)
             os.environ.update({FOLDER_VARIABLE: folder, JOB_VARIABLE: job, ATTEMPT_VARIABLE: str(self._attempt)})
             OWN_RANK.append((context.get_world_rank(), context.get_local_rank(), context.get_world_size()))
-            rank.watch()
+            rank.begin()
             context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001 - no public hook
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
@@ -164,7 +164,7 @@ class _Errors(queue.SimpleQueue[BaseException | None]):
         """Record the exception before Ray sees it."""
         if item is not None:
             self._has_failed = True
-            rank.fails(getattr(item, "_base_exc", item))
+            rank.record_exception(getattr(item, "_base_exc", item))
         elif not self._has_failed:
-            rank.exits()
+            rank.record_exit()
         super().put(item, *arguments, **options)

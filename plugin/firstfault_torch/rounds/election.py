@@ -238,7 +238,7 @@ class VerdictElection:
                 order: dict[str, Any] = json.loads(found)
                 return order
             look_at = min(time.monotonic() + pause, deadline)
-            pause = min(2 * pause, time_limits.MAX_POLL_SECONDS)
+            pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)
 
     def _await_verdict(
         self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float

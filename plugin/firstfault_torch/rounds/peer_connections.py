@@ -210,7 +210,7 @@ class PeerConnections:
                 address: dict[str, Any] = json.loads(store.get(ADDRESS_KEY))
                 return address
             await asyncio.sleep(pause)
-            pause = min(2 * pause, time_limits.MAX_POLL_SECONDS)
+            pause = min(2 * pause, time_limits.MAX_CONNECT_BACKOFF_SECONDS)
         return None
 
     async def _connect(

@@ -15,7 +15,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import DIED_SILENTLY, Phase
-from firstfault.recorder.folder import Recorder
+from firstfault.recorder.client import RecorderClient
 from firstfault_torch import time_limits
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger, suppress_internal_errors, try_call
@@ -72,7 +72,7 @@ class Peers:
         self.roster: RosterPoller | None = None
         """None: the nodes have no shared folder."""
         if node_context.files is not None and node_context.identity.is_folder_shared:
-            recorder = Recorder(node_context.files)
+            recorder = RecorderClient(node_context.files)
             self.roster = RosterPoller(recorder, node_context, own, patience_seconds, self._take_from_roster)
             self._listeners.append(self.roster)
 

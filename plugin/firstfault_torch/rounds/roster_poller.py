@@ -10,7 +10,7 @@ from functools import partial
 from firstfault.errors import FirstFaultError
 from firstfault.layout import RosterKey
 from firstfault.model import Phase
-from firstfault.recorder.folder import Recorder
+from firstfault.recorder.client import RecorderClient
 from firstfault.recorder.time_limits import ROSTER_LISTING_TIMEOUT_SECONDS
 from firstfault_torch import time_limits
 from firstfault_torch.guard import logger, run_loop, start_daemon
@@ -30,7 +30,7 @@ class RosterPoller:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: RecorderClient,
         node_context: NodeContext,
         group_rank: int,
         patience_seconds: float,

@@ -42,7 +42,7 @@ from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monito
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
 
 
-def watch() -> None:
+def begin() -> None:
     """Begin to watch this process, and announce it to readers."""
     with suppress_internal_errors("preparing to record"):
         if WORKER_VARIABLE in os.environ:  # not in Ray's workers
@@ -50,7 +50,7 @@ def watch() -> None:
         _start_monitor(BEGAN[-1] if _is_started_by_rank() else time.time_ns())
 
 
-def fails(error: BaseException) -> None:
+def record_exception(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"), ignore_worker_signals(handled_only=True):
         # Nothing of torch was imported: a wrapper. The process that it has started, and that may have failed before it,
@@ -68,7 +68,7 @@ def fails(error: BaseException) -> None:
             call_with_timeout(leave, ANNOUNCE_TIMEOUT_SECONDS, "leaving a pointer for Slurm's script")
 
 
-def exits() -> None:
+def record_exit() -> None:
     """Note that this process is about to exit."""
     with suppress_internal_errors("recording an exit"):
         monitor = current_monitor()
@@ -82,7 +82,7 @@ _suspended: dict[str, bytes] = {}
 """The last words of this process when it was about to exec another program."""
 
 
-def leaves() -> None:
+def record_exec() -> None:
     """Note that this process is about to become another program by exec: how that one ends can't be known.
 
     If it is one of Python, it records itself, as a later start of this rank.
@@ -97,7 +97,7 @@ def leaves() -> None:
             _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _in_group(monitor.place)))
 
 
-def returns() -> None:
+def record_failed_exec() -> None:
     """Note that exec has failed, and this process continues."""
     with suppress_internal_errors("going on after a failed exec"):
         monitor = current_monitor()

@@ -52,7 +52,7 @@ class _Exit:
         return self._call
 
 
-def watch() -> None:
+def begin() -> None:
     """Begin to watch this process: its agent may ask it for its state."""
     with suppress_internal_errors("preparing to record"):
         _monitor()
@@ -66,21 +66,21 @@ def watch() -> None:
                 setattr(module, name, _Exit(module, name))
 
 
-def fails(error: BaseException) -> None:
+def record_exception(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
     with suppress_internal_errors("recording an exception"):
         if _monitor().in_flight.left is None:  # else an exception of this program has been recorded
             record_end(_monitor(), error, os.getppid())
 
 
-def finishes() -> None:
+def record_finish() -> None:
     """Inform the agent that this program has run to its end: its threads have ended, its exit functions haven't run."""
     with suppress_internal_errors("reporting the end of the program"):
         if _outermost and _has_returned(_outermost[-1]) and _monitor().in_flight.left is None:
             _monitor().finishes()
 
 
-def exits() -> None:
+def record_exit() -> None:
     """Record that this process is about to exit: if it still has a process group, its peers may wait for it."""
     with suppress_internal_errors("recording an exit"):
         # pop() also drops the frame, which holds the program's globals and objects.

@@ -55,5 +55,5 @@ def snapshot() -> dict[str, Any]:
     return {
         **to_message(collective_progress(SNAPSHOT_FLIGHT_RECORDER_TIMEOUT_SECONDS), thread_failures()),
         "stack": stack,
-        "block": watchdog.block(),
+        "block": watchdog.current_block(),
     }

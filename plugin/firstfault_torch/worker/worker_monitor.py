@@ -37,7 +37,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.failure import CTRL_C
-from firstfault.recorder.folder import Recorder
+from firstfault.recorder.client import RecorderClient
 from firstfault_torch import time_limits, watchdog
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.engine import Engine
@@ -408,7 +408,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     system = _asked(partial(process_state.system_state, source, exception), SystemState(), "limits")
     resources = Resources()
     if system != SystemState() and node_context.files is not None:
-        ask = partial(Recorder(node_context.files).resources, time_limits.CONTAINER_MEMORY_TIMEOUT_SECONDS)
+        ask = partial(RecorderClient(node_context.files).resources, time_limits.CONTAINER_MEMORY_TIMEOUT_SECONDS)
         resources = _asked(ask, resources, "the container's memory")
     no_state: tuple[tuple[CollectiveProgress, ...], tuple[int, ...]] = ((), ())
     progress, calls = _asked(process_state.collective_state, no_state, "the collectives")

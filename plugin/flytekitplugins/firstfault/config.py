@@ -19,7 +19,7 @@ from firstfault_torch.watchdog import Watchdog
 if TYPE_CHECKING:
     from flytekit import Resources
 
-    from firstfault_torch.inprocess import InProcessRestart
+    from firstfault_inprocess import InProcessRestart
 
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 """An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""

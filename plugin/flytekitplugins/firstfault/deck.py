@@ -145,7 +145,7 @@ def kept_decks(files: NodeFolder, round_: int) -> list[Deck]:
 # --- one pod writes -------------------------------------------------------------------------------------------------
 
 
-def leave_deck(
+def publish_deck(
     verdict: SealedVerdict,
     task_name: str,
     *,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
-    from firstfault_torch.inprocess import InProcessRestart
+    from firstfault_inprocess import InProcessRestart
 
 
 class WorkerResult(NamedTuple):

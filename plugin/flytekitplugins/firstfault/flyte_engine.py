@@ -50,7 +50,7 @@ class FlyteEngine:
     """This attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown."""
     previous_raw_prefix: str = ""
     """The previous attempt's; empty: there was none, or it isn't known."""
-    leave_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False
+    publish_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False
     """Writes the deck of a failed attempt, or waits for the pod that does. Returns whether the entrypoint is to write
     the deck; False: there is none, it is written, or another pod writes it."""
 
@@ -107,7 +107,7 @@ class FlyteEngine:
             verdict = replace(verdict, document=document)
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0 ends the job, and
         # Flyte then reads both. Each has its own time limit, so a slow deck can't use up the verdict's.
-        writes_deck = self.leave_deck(verdict, shutdown_requested)
+        writes_deck = self.publish_deck(verdict, shutdown_requested)
         if not verdict.durable:
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
             usual, short = time_limits.PUBLISH_TIMEOUT_SECONDS, time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS

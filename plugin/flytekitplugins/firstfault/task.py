@@ -62,7 +62,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         config = as_own(task_config)
         environment = {STRATEGY_VARIABLE: config.strategy, **(kwargs.pop("environment", None) or {})}
         self._wants_shared_memory = False
-        self._leaves_deck = False
+        self._is_deck_kept = False
         super().__init__(
             task_config, task_function, task_type_version=_TASK_TYPE_VERSION, environment=environment, **kwargs
         )
@@ -109,7 +109,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         it. Flyte looks for errors first, so it ignores the empty outputs next to the file. If the verdict is in the
         storage already, the entrypoint uploads nothing.
         """
-        self._leaves_deck = False
+        self._is_deck_kept = False
         try:
             return super().dispatch_execute(ctx, input_literal_map)
         # In a pod, flytekit wraps any Exception of `execute` in this type. A local execution re-raises the original
@@ -123,7 +123,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             if sealed.durable and not sealed.writes_deck:
                 raise FlyteUserRuntimeException(IgnoreOutputs(str(error.value))) from error
             # From here on the entrypoint uploads its folder, then reads `disable_deck`. Set the flag before returning.
-            self._leaves_deck = not sealed.writes_deck
+            self._is_deck_kept = not sealed.writes_deck
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / sealed_name(_output_prefix())).write_bytes(sealed.document)
@@ -135,10 +135,10 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
         The stock entrypoint reads this when the task is done; otherwise it would overwrite that pod's deck.
         """
-        return self._leaves_deck or bool(super().disable_deck)
+        return self._is_deck_kept or bool(super().disable_deck)
 
     @property
-    def leaves_deck(self) -> bool:
+    def publishes_deck(self) -> bool:
         """Whether a failed attempt's deck begins with the report."""
         return in_pod() and not self._disable_deck and self.task_config.deck is not False
 
@@ -178,15 +178,15 @@ class _ReportingTask(PythonFunctionTask[Any]):
             strategy=strategy,
             raw_prefix=_get_raw_prefix(params.get("checkpoint_path")),
             previous_raw_prefix=_get_raw_prefix(params.get("prev_checkpoint")),
-            leave_deck=self._write_deck,
+            publish_deck=self._write_deck,
         )
 
     def _write_deck(self, verdict: SealedVerdict, shutdown_requested: threading.Event | None) -> bool:
-        if not self.leaves_deck:
+        if not self.publishes_deck:
             return not self._disable_deck
-        from flytekitplugins.firstfault.deck import leave_deck  # noqa: PLC0415 - only a failure needs it
+        from flytekitplugins.firstfault.deck import publish_deck  # noqa: PLC0415 - only a failure needs it
 
-        return leave_deck(verdict, self.name, staying=self._deck_writers, shutdown_requested=shutdown_requested)
+        return publish_deck(verdict, self.name, staying=self._deck_writers, shutdown_requested=shutdown_requested)
 
 
 class ElasticFunctionTask(_ReportingTask):
@@ -210,7 +210,7 @@ class ElasticFunctionTask(_ReportingTask):
         from flytekitplugins.firstfault.elastic import run_training  # noqa: PLC0415 - it imports torch
 
         engine = self.engine()
-        keeps_decks = engine is not None and self.leaves_deck
+        keeps_decks = engine is not None and self.publishes_deck
         # flytekit has converted the inputs here, in the agent's process; the workers get Python values.
         function = partial(self.task_function, **kwargs)
         return run_training(self.task_config, function, engine, self.options(), keeps_decks=keeps_decks)

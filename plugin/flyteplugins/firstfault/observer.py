@@ -54,10 +54,10 @@ def _find_in_flight(handled: BaseException | None) -> BaseException | None:
 
 
 def _record(error: BaseException | None) -> None:
-    from firstfault_torch.torchrun.script import fails  # noqa: PLC0415 - only a failure needs it
+    from firstfault_torch.torchrun.script import record_exception  # noqa: PLC0415 - only a failure needs it
 
     if error is not None:
-        fails(error)
+        record_exception(error)
 
 
 def register() -> None:

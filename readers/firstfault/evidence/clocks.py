@@ -78,7 +78,7 @@ class Clocks:
         one, other = self._on_storage(first), self._on_storage(second)
         return 0 if one is None or other is None else one.ahead_ns(other)
 
-    def later(self, first: WorkerError, second: WorkerError) -> Interval | None:
+    def interval_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
         """Return the bounds of the time from the first record to the second, nanoseconds; negative: reversed order.
 
         None if a failure has no recorded time, or the offset of a node's clock isn't known.
@@ -107,7 +107,7 @@ class Clocks:
         moment, offset = _bound_failure_time(failure.timestamp_ns, failure), self.offset(failure.node)
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
-    def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
+    def may_be_first(self, failures: Sequence[WorkerError]) -> list[bool]:
         """Return for each failure whether it may have been the first. Takes linear time."""
         moments = [(failure, _get_clock(failure), self._on_storage(failure)) for failure in failures]
         earliest = _Earliest((clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments)

@@ -115,7 +115,7 @@ def _demote_ranks_after_peer_errors(diagnosis: Diagnosis) -> Diagnosis:
     own = [judged for judged in roots if id(judged) not in late]
     if own:
         # a fault that certainly came later can't be the cause, and ranks with the same fault share one cause
-        first = diagnosis.clocks.contenders([judged.failure for judged in own])
+        first = diagnosis.clocks.may_be_first([judged.failure for judged in own])
         earliest = [by.failure for by, is_first in zip(own, first, strict=True) if is_first]
         is_before_all = diagnosis.clocks.before_all(earliest or [by.failure for by in own])
         prints = {by.failure.fingerprint for by in own} - {""}
@@ -169,7 +169,7 @@ def _choose_first(faults: Sequence[ClassifiedFailure], clocks: Clocks, blame_cou
     faults = _drop_failures_that_blame_a_fault(_drop_aftermath(faults, clocks), clocks)
     faults = _drop_writes_to_full_disk(faults)
     faults = sorted(faults, key=lambda fault: _build_sort_key(fault, blame_counts))
-    may_be_first = clocks.contenders([fault.failure for fault in faults])
+    may_be_first = clocks.may_be_first([fault.failure for fault in faults])
     contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
     contenders = contenders or list(faults)  # contradictory clocks: each fault seems later than another
     first = contenders[0]

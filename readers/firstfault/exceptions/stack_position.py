@@ -95,7 +95,10 @@ def is_process_group_code(text: str) -> bool:
 def has_left_program(failure: WorkerError) -> bool:
     """Whether a worker that its agent stopped had left the task function, or its program, before."""
     frames = [frame for dump in get_stack_dumps(failure) for frame in parse_frames(THREAD_HEADER.split(dump)[-1])]
-    return any(frame.function in {"record_end", "exits"} and _END_RECORDER_FILE.search(frame.file) for frame in frames)
+    return any(
+        frame.function in {"record_end", "record_exit", "exits"} and _END_RECORDER_FILE.search(frame.file)
+        for frame in frames
+    )
 
 
 def find_crash_position(failure: WorkerError) -> str:

@@ -61,7 +61,7 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
             begun = await listings.begin(store, request.layout) if store.has_ordered_pages else None
             listing = await listings.list_everything(store, request.layout, begun)
             # opening documents is the expensive part, so skip it while the listing is unchanged
-            if (new_mark := listing.mark()) != mark:
+            if (new_mark := listing.change_mark()) != mark:
                 job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
                 mark = new_mark
         except StoreUnavailableError as error:
@@ -175,7 +175,7 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
         return await (task if task is not None else fetch.read_listed(store, item))
 
     try:
-        listing = await listings.begin(store, layout, start, listings.SMALL)
+        listing = await listings.begin(store, layout, start, listings.SMALL_ATTEMPT)
         newest = listings.newest_incarnations(listing)
         first = listings.first_documents(listing, newest) if listing.in_order else []
         if not first or listing.of_nodes:
@@ -227,7 +227,7 @@ class _Look:
     async def read(self) -> JobErrors:
         """Read and return the job; adds the roster entries to the given dictionary."""
         documents = self._listing.documents
-        is_small = len(documents) <= listings.SMALL
+        is_small = len(documents) <= listings.SMALL_ATTEMPT
         opening = self._open(documents if is_small else ())
         await gathered(self._read_roster(), self._read_rest(), self._read_restarts(), opening)
         named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
@@ -245,7 +245,7 @@ class _Look:
 
     async def _read_roster(self) -> None:
         items = [item for item in self._listing.roster if item.base not in self._roster]
-        if len(items) > listings.SMALL:
+        if len(items) > listings.SMALL_ATTEMPT:
             items = listings.roster_entries_to_open(items)
         read, self._bad_roster = await fetch.read_roster(self._store, items, self._room)
         self._roster.update(read)
@@ -277,10 +277,10 @@ class _Look:
         wanted = [*groups.pop("", ()), *self._read_finished(keys)]
         wanted += listings.sample_faults(groups)
         if keys:
-            wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[: listings.MORE]
-        await self._open(self._history[: listings.OF_HISTORY])
+            wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[: listings.NEXT_STEP]
+        await self._open(self._history[: listings.EARLIER_ROUNDS])
         # each step opens documents, then asks the strategy, which may request ranks that its suspects depend on
-        for _ in range(listings.STEPS):
+        for _ in range(listings.MAX_STEPS):
             wanted = list({*wanted, *listings.of_processes(wanted, self._current)}.difference(self._opened))
             if not wanted:
                 return True
@@ -294,7 +294,7 @@ class _Look:
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
             left = [document for document in self._current if document not in self._opened]
             of_named = [document for document in left if document.key.rank in (named or ())]
-            wanted = [*of_named[: listings.MORE], *self._list_unclear(groups)]
+            wanted = [*of_named[: listings.NEXT_STEP], *self._list_unclear(groups)]
         return True
 
     async def _find_more_ranks(self, needs: ReadingNeeds) -> set[int]:
@@ -304,7 +304,7 @@ class _Look:
     def _read_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is model.Phase.SUCCEEDED}
-        return [document for document in self._current if document.key.group_rank in finished][: listings.MORE]
+        return [document for document in self._current if document.key.group_rank in finished][: listings.NEXT_STEP]
 
     def _list_unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
         """Return more documents of ambiguous faults: none was readable, or only some of the processes were stopped."""
@@ -313,7 +313,9 @@ class _Look:
             read = [self._opened[document] for document in documents if document in self._opened]
             failures = [item for item in read if isinstance(item, WorkerError)]
             if read and len({bool(item.sent_signals) for item in failures}) != 1:
-                found += [document for document in documents if document not in self._opened][: listings.OF_EACH_FAULT]
+                found += [document for document in documents if document not in self._opened][
+                    : listings.FIRST_STEP_OF_EACH_FAULT
+                ]
         return found
 
     def _assemble_job(self) -> JobErrors:

@@ -30,7 +30,7 @@ _BEFORE_NAMES = "!"
 """Sorts before all names in a folder. Some storages don't accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
 """Sorts after every key of grammar version 1: ":" is the character after "9"."""
-_AT_ONCE = 32
+_CONCURRENT_PARTS = 32
 """Maximum number of listing parts that are read concurrently."""
 _LAST = 1 << 64
 
@@ -88,7 +88,7 @@ class Listing:
         """Bundles with the files of all nodes, if each node has a separate folder."""
         return [item for item in self.bundles if is_of_nodes(item.base)]
 
-    def mark(self) -> tuple[object, ...]:
+    def change_mark(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
         # documents are immutable and may be many, so the sum of their uuids is enough
         rest = frozenset((*self.others, *self.stock, *self.roster, *self.of_nodes, *self.restarts))
@@ -179,7 +179,7 @@ async def list_everything(
             while start is not None and begun.in_order:
                 start = _take(begun, await store.page(start), end)
 
-        await each(read_part, parts, _AT_ONCE)
+        await each(read_part, parts, _CONCURRENT_PARTS)
         if begun.in_order:
             return begun
     listing = Listing(layout)
@@ -227,18 +227,19 @@ def _split_range(start: str | None, cuts: Iterable[str], end: str | None) -> lis
 
 # --- which documents of a large attempt are opened --------------------------------------------------------------------
 
-SMALL = 128
+SMALL_ATTEMPT = 128
 """Maximum number of documents, and of roster entries, in a small attempt: all of them are opened."""
-OF_EACH_FAULT = 16
+FIRST_STEP_OF_EACH_FAULT = 16
 """Number of documents to open of each fault in the first step."""
-AT_FIRST = 1024
+FIRST_STEP = 1024
 """Number of documents to open in the first step, of all faults together."""
-MORE = 256
+NEXT_STEP = 256
 """Number of documents to open in each further step."""
-STEPS = 6
-AT_ONCE = 16
+MAX_STEPS = 6
+"""Maximum number of further steps."""
+MAX_SIMULTANEOUS = 16
 """Maximum number of simultaneous documents, and of Flyte's own files, that `earliest` opens."""
-OF_HISTORY = 32
+EARLIER_ROUNDS = 32
 """Number of documents of earlier rounds to open in a large attempt."""
 
 
@@ -308,12 +309,12 @@ def list_round_incarnations(keys: Iterable[RosterKey], round_: int) -> dict[int 
 
 def first_documents(listing: Listing, newest: Mapping[int | None, int] | None) -> list[Named]:
     """Return the documents with the last round's earliest time; none if these aren't enough for `earliest`."""
-    is_small = len(listing.documents) <= SMALL
-    if newest is None or is_small or listing.others or listing.foreign or len(listing.stock) > AT_ONCE:
+    is_small = len(listing.documents) <= SMALL_ATTEMPT
+    if newest is None or is_small or listing.others or listing.foreign or len(listing.stock) > MAX_SIMULTANEOUS:
         return []
     documents = of_round(listing.documents, listing.last_round(), newest)
-    first = [document for document in documents[: AT_ONCE + 1] if document.moment == documents[0].moment]
-    return first if len(first) <= AT_ONCE else []
+    first = [document for document in documents[: MAX_SIMULTANEOUS + 1] if document.moment == documents[0].moment]
+    return first if len(first) <= MAX_SIMULTANEOUS else []
 
 
 def sample_faults(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
@@ -322,11 +323,11 @@ def sample_faults(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
     If there are too many faults, half of the documents are of the rarest faults and half of the earliest ones: the root
     cause is usually rare, and early.
     """
-    share = max(1, min(OF_EACH_FAULT, AT_FIRST // max(len(groups), 1)))
+    share = max(1, min(FIRST_STEP_OF_EACH_FAULT, FIRST_STEP // max(len(groups), 1)))
     chosen = list(groups.values())
-    if len(chosen) > AT_FIRST:
-        rare = sorted(range(len(chosen)), key=lambda index: len(chosen[index]))[: AT_FIRST // 2]
-        chosen = [chosen[index] for index in sorted({*rare, *range(AT_FIRST // 2)})]
+    if len(chosen) > FIRST_STEP:
+        rare = sorted(range(len(chosen)), key=lambda index: len(chosen[index]))[: FIRST_STEP // 2]
+        chosen = [chosen[index] for index in sorted({*rare, *range(FIRST_STEP // 2)})]
     return [document for documents in chosen for document in _sample(documents, share)]
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from firstfault.errors import RecorderUnavailableError
 from firstfault.recorder import time_limits
-from firstfault.recorder.folder import NodeFolder, Recorder
+from firstfault.recorder.client import RecorderClient
+from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.folder_keeper import PREFIX, FolderLock, lock_folder
 
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
@@ -129,7 +130,7 @@ class RecorderProcess:
         deadline = time.monotonic() + timeout_seconds
         if self.alive():
             with contextlib.suppress(RecorderUnavailableError):
-                Recorder(self.folder).end(timeout_seconds)
+                RecorderClient(self.folder).end(timeout_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(deadline - time.monotonic(), 0))
         # Frozen, or still waiting for the storage: uploads that aren't finished are lost, but the job can exit.

@@ -21,20 +21,13 @@ from firstfault.errors import BadDocumentError
 from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model.failure import fatal_error
 from firstfault.recorder import time_limits
+from firstfault.recorder.client import RECEIVED, Target
 from firstfault.recorder.container_memory import MemoryWatch
-from firstfault.recorder.folder import (
-    DOCUMENT,
-    PRESENCE,
-    RECEIVED,
-    NodeFolder,
-    Spool,
-    SpooledDocument,
-    Target,
-    get_stack_tail,
-)
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, NodeFolder, get_stack_tail
 from firstfault.recorder.folder_keeper import FolderKeeper, remove_stale_folders
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
+from firstfault.recorder.spool import Spool, SpooledDocument
 from firstfault.recorder.termination_message import WARNING, describe_memory, find_file, write_termination_message
 from firstfault.recorder.uploads import Uploads, log_line
 from firstfault.utils.run_sync import attempted

@@ -1,42 +1,67 @@
-"""All time limits of the node's recorder and its clients, in seconds. `firstfault_torch.time_limits` has the rest."""
+"""All time limits of the node's recorder and its clients. `firstfault_torch.time_limits` has the rest.
+
+The columns: seconds, who waits, for what, and what happens when the time is up.
+"""
+
+from __future__ import annotations
+
+from firstfault.utils.time_limit import TimeLimit
 
 # a client of the recorder
-REQUEST_RECEIPT_TIMEOUT_SECONDS = 3.0
-"""A client, for the recorder to take its request; at most half of its time. Then it does without."""
-FULL_BACKLOG_RETRY_SECONDS = 0.01
-"""A client, while the recorder's backlog is full. Then it connects again."""
-MIN_SOCKET_TIMEOUT_SECONDS = 0.001
-"""A client without time left, for its socket. Then a timeout; 0 would mean a non-blocking socket."""
-ROSTER_LISTING_TIMEOUT_SECONDS = 10.0
-"""The agent's roster poll, for a listing. Then it polls again later."""
-RECORDER_EXIT_GRACE_SECONDS = 2.0
-"""The agent, for its recorder to end. Then it kills the recorder."""
-KILLED_PROCESS_TIMEOUT_SECONDS = 1.0
-"""The agent, for a process that it has killed. Then it leaves a process that hangs in the kernel."""
-ORPHANS_GRACE_SECONDS = 2.0
-"""The recorder of a dead agent, for processes of its workers; torchrun: 30. Then it sends SIGKILL."""
-ORPHANS_POLL_SECONDS = 0.02
-"""Who ends what workers left; longer each time. Then it looks for the processes again."""
-MAX_ORPHANS_POLL_SECONDS = 0.5
-"""The longest of these pauses. Then it looks again."""
-STDERR_READER_START_TIMEOUT_SECONDS = 10.0
-"""The agent or the recorder, for the process that reads stderr on. Then SIGPIPE ends writers."""
+REQUEST_RECEIPT_TIMEOUT_SECONDS = TimeLimit(
+    3.0, "a client, at most half of its time", "the recorder to take its request", "it does without"
+)
+FULL_BACKLOG_RETRY_SECONDS = TimeLimit(
+    0.01, "a client whose recorder's backlog is full", "its next try", "it connects again"
+)
+MIN_SOCKET_TIMEOUT_SECONDS = TimeLimit(
+    0.001,
+    "a client without time left",
+    "its socket",
+    "a timeout; 0 would mean a non-blocking socket",
+)
+ROSTER_LISTING_TIMEOUT_SECONDS = TimeLimit(10.0, "the agent's roster poll", "a listing", "it polls again later")
+RECORDER_EXIT_GRACE_SECONDS = TimeLimit(2.0, "the agent", "its recorder to end", "it kills the recorder")
+KILLED_PROCESS_TIMEOUT_SECONDS = TimeLimit(
+    1.0, "the agent", "a process that it has killed", "it leaves a process that hangs in the kernel"
+)
+ORPHANS_GRACE_SECONDS = TimeLimit(
+    2.0,
+    "the recorder of a dead agent (30 s under torchrun)",
+    "processes of its workers to end",
+    "it sends SIGKILL",
+)
+ORPHANS_POLL_SECONDS = TimeLimit(
+    0.02, "who ends what workers left, longer each time", "these processes to end", "it looks again"
+)
+MAX_ORPHANS_POLL_SECONDS = TimeLimit(
+    0.5, "who ends what workers left, at most", "these processes to end", "it looks again"
+)
+STDERR_READER_START_TIMEOUT_SECONDS = TimeLimit(
+    10.0, "the agent or the recorder", "the process that reads stderr on", "SIGPIPE ends writers"
+)
 
 # the recorder
-SLOW_UPLOAD_SECONDS = 1.0
-"""A second request for an upload in progress. Then it begins another upload: one may hang."""
-MEMORY_SAMPLE_INTERVAL_SECONDS = 0.5
-"""The recorder, between two looks at memory and folder. Then it looks again."""
-FOLDER_TOUCH_INTERVAL_SECONDS = 600.0
-"""The recorder, between two touches of the folder's files. Then it touches them, so that no cleaner removes them."""
+SLOW_UPLOAD_SECONDS = TimeLimit(
+    1.0,
+    "a second request for an upload in progress",
+    "that upload",
+    "it begins another one: the first may hang",
+)
+MEMORY_SAMPLE_INTERVAL_SECONDS = TimeLimit(0.5, "the recorder", "the next look at memory and folder", "it looks again")
+FOLDER_TOUCH_INTERVAL_SECONDS = TimeLimit(
+    600.0,
+    "the recorder",
+    "the next touch of the folder's files",
+    "it touches them, so that no cleaner removes them",
+)
 # earlier would slow down the job's start; if the agent dies before, its document comes 0.3 s later
-IMPORT_DELAY_SECONDS = 30.0
-"""The recorder, before it imports what an agent's death needs. Then it imports."""
-UPLOADS_DRAIN_TIMEOUT_SECONDS = 2.0
-"""The recorder, for uploads when the job ends. Then it names the lost documents, and exits."""
-QUIET_PERIOD_SECONDS = 0.3
-"""The recorder of a dead agent, without a request. Then it exits: its workers have reported."""
-OPEN_REQUESTS_POLL_SECONDS = 0.02
-"""The recorder of a dead agent, for requests to end. Then it looks again."""
-AGENT_POLL_SECONDS = 0.1
-"""The recorder without pidfd_open(2), for its agent's end. Then it looks again."""
+IMPORT_DELAY_SECONDS = TimeLimit(30.0, "the recorder", "its import of what an agent's death needs", "it imports")
+UPLOADS_DRAIN_TIMEOUT_SECONDS = TimeLimit(
+    2.0, "the recorder", "uploads when the job ends", "it names the lost documents, and exits"
+)
+QUIET_PERIOD_SECONDS = TimeLimit(
+    0.3, "the recorder of a dead agent", "a request", "it exits: its workers have reported"
+)
+OPEN_REQUESTS_POLL_SECONDS = TimeLimit(0.02, "the recorder of a dead agent", "requests to end", "it looks again")
+AGENT_POLL_SECONDS = TimeLimit(0.1, "the recorder without pidfd_open(2)", "its agent's end", "it looks again")

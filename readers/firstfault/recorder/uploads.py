@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from firstfault import model
-from firstfault.recorder.folder import Spool, Target
+from firstfault.recorder.client import Target
+from firstfault.recorder.spool import Spool
 from firstfault.recorder.time_limits import SLOW_UPLOAD_SECONDS
 from firstfault.store import Store, open_store
 from firstfault.utils.run_sync import attempted, run_sync

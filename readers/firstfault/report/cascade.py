@@ -236,7 +236,7 @@ def _get_event_time(
     """Return how much later than the origin a failure was, in nanoseconds, and the bounds of that time."""
     if origin is None:
         return None, None
-    apart = Interval(0, 0) if failure is origin else clocks.later(origin, failure)
+    apart = Interval(0, 0) if failure is origin else clocks.interval_between(origin, failure)
     if apart is not None:
         # an agent notices an exit late, but knows when it stopped a process
         early = 0 if failure.stopped_by_agent else clocks.noticed_after_ns(failure)

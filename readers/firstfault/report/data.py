@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
 
 _RANKS = 40
-"""Characters."""
+"""Characters of the line about a victim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,20 +230,20 @@ def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
 
 LOG_TITLE = "Last lines of its log"
 STACK_TITLE = "Stack"
-_FACT = 300
+_MAX_RESTART_LINE = 300
 """Characters of the line about a restart."""
 _PLACE_FACTS = {"Rank", "Node", "Pod", "Machine"}
-_LINE = 200
+_MAX_STACK_LINE = 200
 """Characters of one line of a stack or log."""
-_RECOVERED = 20
+_MAX_RECOVERED = 20
 """Recovered failures that are listed."""
-_STALLED = 3
+_MAX_STALLED_RANKS = 3
 """Ranks that a line about stalls names."""
-_SUSPECTS = 5
+_MAX_SUSPECTS = 5
 """Failures that may be the root cause and have their stack and log shown."""
-_VICTIM = 160
-"""Characters."""
-_SHOWN = 8
+_MAX_VICTIM_LINE = 160
+"""Characters of the line about a victim."""
+_MAX_VICTIMS = 8
 """Maximum number of listed victims; further ones are counted."""
 
 
@@ -354,7 +354,7 @@ def _list_details(report: Report) -> Iterator[Fact]:
     yield from _list_victims(report)
     if before := [record for record in report.job.restarts if record.restart]:
         faults = tuple(f"{_describe_restart(record)}: {record.headline}" for record in before)
-        yield Fact("Restarts", counted(len(before), "restart"), tuple(shorten_list(faults, _SHOWN)))
+        yield Fact("Restarts", counted(len(before), "restart"), tuple(shorten_list(faults, _MAX_VICTIMS)))
     if stalls := list_stalls(report.job):
         ended_ns = verdict.timestamp_ns if report.job.last_stall is not None else None
         yield Fact("Stalls", stalls_line(stalls, ended_ns))
@@ -387,7 +387,7 @@ def _list_victims(report: Report) -> Iterator[Fact]:
 
 
 def _build_list_fact(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
-    lines = [f"rank {rank}: {one_line(line, _VICTIM)}" for rank, line in victims[:_SHOWN]]
+    lines = [f"rank {rank}: {one_line(line, _MAX_VICTIM_LINE)}" for rank, line in victims[:_MAX_VICTIMS]]
     lines += [f"and {count - len(lines)} more"] if lines and count > len(lines) else []
     return Fact(name, text, tuple(lines))
 
@@ -430,7 +430,7 @@ def log_lines(failure: WorkerError) -> list[str]:
 def _list_lines(text: str) -> list[str]:
     """Return the lines that aren't empty; of a progress bar's line what is after the last carriage return."""
     lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
-    return [line if len(line) <= _LINE else line[: _LINE - 3] + "..." for line in lines if line]
+    return [line if len(line) <= _MAX_STACK_LINE else line[: _MAX_STACK_LINE - 3] + "..." for line in lines if line]
 
 
 def quoted_failures(report: Report) -> list[WorkerError]:
@@ -441,18 +441,20 @@ def quoted_failures(report: Report) -> list[WorkerError]:
     verdict, events = report.verdict, report.cascade.events
     if verdict.root is not None or verdict.scope is not Scope.UNDETERMINED:
         suspects = [event.failure for event in events if event.state is State.SUSPECT and _own_stack(event.failure)]
-        return [*([verdict.root] if verdict.root is not None else []), *suspects[: _SUSPECTS - 1]]
+        return [*([verdict.root] if verdict.root is not None else []), *suspects[: _MAX_SUSPECTS - 1]]
     mays = {State.SUSPECT, State.UNCLEAR}
     may_be = [event.failure for event in events if event.state in mays]
     # ranks that were stopped at the same line have similar stacks: keep one for each line
     places = {locate_main_thread(event.failure).frame: event.failure for event in events if _own_stack(event.failure)}
-    return [*may_be[:_SUSPECTS], *(failure for failure in places.values() if failure not in may_be)][: 2 * _SUSPECTS]
+    return [*may_be[:_MAX_SUSPECTS], *(failure for failure in places.values() if failure not in may_be)][
+        : 2 * _MAX_SUSPECTS
+    ]
 
 
 # --- restarts -------------------------------------------------------------------------------------------------------
 
 
-def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
+def recovered_lines(job: JobErrors, limit: int = _MAX_RECOVERED) -> list[str]:
     """Return the first `limit` failures that the job recovered from, one a line, and how many more there are.
 
     A round with a record of its restart has one line, about its root cause.
@@ -471,7 +473,7 @@ def restart_line(record: RestartRecord) -> str:
     sizes = (record.world_size_before, record.world_size_after)
     resized = f", {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
     text = f"{_describe_restart(record)}: {record.headline} (restarted: {record.reason}{took}{resized})"
-    return one_line(text, _FACT)
+    return one_line(text, _MAX_RESTART_LINE)
 
 
 def list_stalls(job: JobErrors) -> list[RestartRecord]:
@@ -491,7 +493,7 @@ def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) ->
     places = Counter(record.headline for record in stalls)
     waits = [f"{place} ({counted(number, 'time')})" for place, number in places.most_common()]
     total = f"{counted(len(stalls), 'stall')}, {sum(seconds):.0f} s in total, {hours:.2f} rank hours"
-    return f"{total}, waiting for {', '.join(shorten_list(waits, _STALLED))}"
+    return f"{total}, waiting for {', '.join(shorten_list(waits, _MAX_STALLED_RANKS))}"
 
 
 def _describe_restart(record: RestartRecord) -> str:

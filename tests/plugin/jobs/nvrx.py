@@ -11,7 +11,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from nvidia_resiliency_ext.inprocess import CallWrapper
 from nvidia_resiliency_ext.inprocess.initialize import RetryController
 
-from firstfault_torch.inprocess.nvrx import Wrapper
+from firstfault_inprocess.nvrx import Wrapper
 from flytekitplugins.firstfault import Elastic
 
 FAULT_STEP = 5

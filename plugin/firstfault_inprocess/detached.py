@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from firstfault_inprocess.exception import InternalError
 from firstfault_torch.guard import retry_shortage, try_call
-from firstfault_torch.inprocess.exception import InternalError
 from firstfault_torch.time_limits import (
     DETACHED_POLL_SECONDS,
     MONITOR_START_TIMEOUT_SECONDS,
@@ -29,7 +29,7 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
     """Run `begin`, then `run` in a grandchild that has none of this process's files; return after `begin`.
 
     Raises:
-        firstfault_torch.inprocess.exception.InternalError: `begin` raised.
+        firstfault_inprocess.exception.InternalError: `begin` raised.
         OSError: for a while, the system allowed no further process.
     """
     ours, its = socket.socketpair()

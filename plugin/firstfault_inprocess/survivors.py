@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
+from firstfault_inprocess.detached import reap_adopted_helpers
+from firstfault_inprocess.store import TCPStore, recovered_key
 from firstfault_torch import time_limits
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import BackgroundCall, call_with_timeout, logger
-from firstfault_torch.inprocess.detached import reap_adopted_helpers
-from firstfault_torch.inprocess.store import TCPStore, recovered_key
 from firstfault_torch.node_context import OTHERS_CONTINUE
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SurvivingWorkers:
         tell = partial(torch_agent.let_workers_end, context)
         # `local`: without it, a moment without free threads would leave them waiting for ever
         doing = "informing the workers that they may end"
-        call_with_timeout(tell, time_limits.STORE_TIMEOUT_SECONDS, doing, local=True)
+        call_with_timeout(tell, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing, local=True)
         processes = torch_agent.worker_processes(context)
         deadline = time.monotonic() + (time_limits.SURVIVORS_EXIT_GRACE_SECONDS if lost else float("inf"))
         # torch stops those that are left when the agent ends
@@ -109,7 +109,7 @@ class SurvivingWorkers:
         if self._others is None:
             doing = "counting the nodes that have no workers"
             count = partial(store.add, _NO_WORKERS, 1)
-            call_with_timeout(count, time_limits.STORE_TIMEOUT_SECONDS, doing, local=True)
+            call_with_timeout(count, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing, local=True)
             self._others = BackgroundCall(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(torch_agent.BARRIER_MEMBERS, 0))), (0, 0)
             )
@@ -148,11 +148,11 @@ class SurvivingWorkers:
         round_ = str(self._reporter.node_context.round)
 
         def ask() -> set[int]:
-            limit = dt.timedelta(seconds=time_limits.STORE_TIMEOUT_SECONDS)
+            limit = dt.timedelta(seconds=time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS)
             store = TCPStore(*torch_agent.master_address(group), timeout=limit)
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         if not ranks:
             return set()
         doing = "asking from which faults the ranks had recovered"
-        return call_with_timeout(ask, time_limits.STORE_TIMEOUT_SECONDS, doing, local=True)
+        return call_with_timeout(ask, time_limits.SURVIVORS_STORE_TIMEOUT_SECONDS, doing, local=True)

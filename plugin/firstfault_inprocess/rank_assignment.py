@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from firstfault_torch.inprocess.exception import RestartError, check_limit
+from firstfault_inprocess.exception import RestartError, check_limit
 
 
 class Mode(enum.Enum):

@@ -1,6 +1,6 @@
 """The hooks that run on a rank at each step of a restart: the kinds, firstfault's own hooks, and chains of hooks.
 
-NVRx has one module for each kind: those of `firstfault_torch.inprocess` are other names of this one.
+NVRx has one module for each kind: those of `firstfault_inprocess` are other names of this one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 
 from firstfault.utils.text import counted
+from firstfault_inprocess.exception import RestartAbort, RestartError, check_limit
+from firstfault_inprocess.exception import TimeoutError as RestartTimeoutError
+from firstfault_inprocess.rank_assignment import State
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
 from firstfault_torch.guard import (
     call_with_timeout,
@@ -25,9 +28,6 @@ from firstfault_torch.guard import (
     suppress_internal_errors,
     try_call,
 )
-from firstfault_torch.inprocess.exception import RestartAbort, RestartError, check_limit
-from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
-from firstfault_torch.inprocess.rank_assignment import State
 from firstfault_torch.time_limits import NCCL_ABORT_TIMEOUT_SECONDS
 
 
@@ -180,7 +180,7 @@ def destroy_process_groups(seconds: float) -> None:
     """Destroy all process groups.
 
     Raises:
-        firstfault_torch.inprocess.exception.TimeoutError: that took longer than `seconds`.
+        firstfault_inprocess.exception.TimeoutError: that took longer than `seconds`.
     """
     if not dist.is_available():
         return

@@ -25,9 +25,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, start_daemon, start_in_thread, suppress_internal_errors, try_call
-from firstfault_torch.inprocess.detached import (
+from firstfault_inprocess.detached import (
     DetachedProcess,
     close_files,
     log_error,
@@ -35,10 +33,12 @@ from firstfault_torch.inprocess.detached import (
     read_start_time,
     start_detached,
 )
-from firstfault_torch.inprocess.exception import RankShouldRestart
-from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.progress import RankPhase, SharedProgress, find_position
-from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, IterationEnd
+from firstfault_inprocess.exception import RankShouldRestart
+from firstfault_inprocess.options import InProcessOptions
+from firstfault_inprocess.progress import RankPhase, SharedProgress, find_position
+from firstfault_inprocess.store import Fault, FaultKind, Iteration, IterationEnd
+from firstfault_torch import time_limits
+from firstfault_torch.guard import logger, start_daemon, start_in_thread, suppress_internal_errors, try_call
 
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""

@@ -24,10 +24,7 @@ import torch.distributed as dist
 from typing_extensions import Self
 
 from firstfault.model.failure import RESTARTED
-from firstfault_torch import watchdog
-from firstfault_torch.compat.torch_worker import serve_env_rendezvous
-from firstfault_torch.guard import iter_chain, logger, suppress_internal_errors, try_call
-from firstfault_torch.inprocess.exception import (
+from firstfault_inprocess.exception import (
     HealthCheckError,
     InternalError,
     RankLost,
@@ -36,12 +33,12 @@ from firstfault_torch.inprocess.exception import (
     RestartError,
     one_line,
 )
-from firstfault_torch.inprocess.hooks import Compose, destroy_process_groups
-from firstfault_torch.inprocess.monitor import MonitorThread, Watcher
-from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.progress import ProgressStamper, RankPhase, SharedProgress, find_position
-from firstfault_torch.inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
-from firstfault_torch.inprocess.store import (
+from firstfault_inprocess.hooks import Compose, destroy_process_groups
+from firstfault_inprocess.monitor import MonitorThread, Watcher
+from firstfault_inprocess.options import InProcessOptions
+from firstfault_inprocess.progress import ProgressStamper, RankPhase, SharedProgress, find_position
+from firstfault_inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
+from firstfault_inprocess.store import (
     GONE,
     Fault,
     FaultKind,
@@ -50,7 +47,10 @@ from firstfault_torch.inprocess.store import (
     recovered_key,
     round_prefix,
 )
-from firstfault_torch.inprocess.store_host import Connections, StoreHost
+from firstfault_inprocess.store_host import Connections, StoreHost
+from firstfault_torch import watchdog
+from firstfault_torch.compat.torch_worker import serve_env_rendezvous
+from firstfault_torch.guard import iter_chain, logger, suppress_internal_errors, try_call
 from firstfault_torch.time_limits import SIGNAL_HANDLER_INTERVAL_SECONDS, THREAD_JOIN_TIMEOUT_SECONDS
 
 _TAKEN_FOR_LOST = "rank {} was considered lost, and the remaining ranks continue without it"
@@ -106,7 +106,7 @@ class CallWrapper:
         __exit__    CLOSED: the monitor process ends
 
     Raises:
-        firstfault_torch.inprocess.exception.RestartError: the call can't begin here.
+        firstfault_inprocess.exception.RestartError: the call can't begin here.
     """
 
     def __init__(self, options: InProcessOptions, observer: Observer | None = None) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.errors import UsageError
-from firstfault_torch.inprocess.hooks import AbortTorchDistributed, Compose
-from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks, State
+from firstfault_inprocess.hooks import AbortTorchDistributed, Compose
+from firstfault_inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks, State
 
 # Each step needs time to act before the next one does. A rank is interrupted before it is killed; a killed or lost
 # rank is reported before its peers time out at the barrier; and each interval is shorter than the limits that are

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from firstfault_torch.inprocess.exception import RestartError
-from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
-from firstfault_torch.inprocess.hooks import call_in_thread
+from firstfault_inprocess.exception import RestartError
+from firstfault_inprocess.exception import TimeoutError as RestartTimeoutError
+from firstfault_inprocess.hooks import call_in_thread
 from firstfault_torch.node_context import NodeContext
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"

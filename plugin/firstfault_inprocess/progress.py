@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
+from firstfault_inprocess.store import Position
 from firstfault_torch import time_limits
 from firstfault_torch.guard import start_daemon
-from firstfault_torch.inprocess.store import Position
 
 _COLLECTIVES = "torch.distributed"
 _INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import Place, RestartKind, RestartRecord
+from firstfault_inprocess.exception import InternalError, RestartAbort, RestartError
+from firstfault_inprocess.options import InProcessOptions
+from firstfault_inprocess.store import BarrierTimeout, Fault, FaultKind
+from firstfault_inprocess.wrap import CallWrapper, Interruption, current_call
 from firstfault_torch.guard import call_with_timeout, try_call
-from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
-from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.store import BarrierTimeout, Fault, FaultKind
-from firstfault_torch.inprocess.wrap import CallWrapper, Interruption, current_call
 
 if TYPE_CHECKING:
+    from firstfault_inprocess.survivors import SurvivingWorkers
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
-    from firstfault_torch.inprocess.survivors import SurvivingWorkers
     from firstfault_torch.worker.worker_monitor import WorkerMonitor
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
@@ -89,7 +89,7 @@ class InProcessRestart(InProcessOptions):
         self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter
     ) -> SurvivingWorkers:
         """Return what looks at the workers of a node in torch's place."""
-        from firstfault_torch.inprocess.survivors import SurvivingWorkers  # noqa: PLC0415 - only the agent needs it
+        from firstfault_inprocess.survivors import SurvivingWorkers  # noqa: PLC0415 - only the agent needs it
 
         return SurvivingWorkers(workers, rank_of, reporter)
 

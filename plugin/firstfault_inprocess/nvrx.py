@@ -1,9 +1,9 @@
 """An adapter that records the faults of NVIDIA's in-process restart; needs the extra ``nvrx``.
 
-    from firstfault_torch.inprocess.nvrx import Wrapper  # instead of nvidia_resiliency_ext.inprocess.Wrapper
+    from firstfault_inprocess.nvrx import Wrapper  # instead of nvidia_resiliency_ext.inprocess.Wrapper
 
 It uses the hooks of `nvidia_resiliency_ext.inprocess.Wrapper`, releases 0.4.1 and 0.7.0. firstfault's own
-`firstfault_torch.inprocess.Wrapper` does more: the ranks also survive the loss of one under our agent.
+`firstfault_inprocess.Wrapper` does more: the ranks also survive the loss of one under our agent.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from firstfault.errors import UsageError
+from firstfault_inprocess.exception import one_line
+from firstfault_inprocess.job import RecordedFaults, find_root_fault
+from firstfault_inprocess.store import GONE, Fault, FaultKind
+from firstfault_inprocess.wrap import Interruption
 from firstfault_torch.guard import suppress_internal_errors
-from firstfault_torch.inprocess.exception import one_line
-from firstfault_torch.inprocess.job import RecordedFaults, find_root_fault
-from firstfault_torch.inprocess.store import GONE, Fault, FaultKind
-from firstfault_torch.inprocess.wrap import Interruption
 from firstfault_torch.worker.worker_monitor import current_monitor
 
 try:
@@ -26,9 +26,7 @@ try:
 except ModuleNotFoundError as missing:
     if not str(missing.name).startswith("nvidia_resiliency_ext"):
         raise
-    raise UsageError(
-        "firstfault_torch.inprocess.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'"
-    ) from missing
+    raise UsageError("firstfault_inprocess.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'") from missing
 
 
 _KINDS = {

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from firstfault_inprocess.detached import DetachedProcess, start_detached
+from firstfault_inprocess.exception import InternalError, RestartError
+from firstfault_inprocess.options import InProcessOptions
+from firstfault_inprocess.store import AGENT_STORE, TCPStore
 from firstfault_torch import time_limits
 from firstfault_torch.guard import logger, suppress_internal_errors, try_call
-from firstfault_torch.inprocess.detached import DetachedProcess, start_detached
-from firstfault_torch.inprocess.exception import InternalError, RestartError
-from firstfault_torch.inprocess.options import InProcessOptions
-from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
 
 _TIMEOUT = dt.timedelta(seconds=time_limits.STORE_OPERATION_TIMEOUT_SECONDS)
 """Of a store's operations, as torch has it."""
@@ -44,7 +44,7 @@ class StoreHost:
     was counted before is in another job's, and waits until that store is gone.
 
     Raises:
-        firstfault_torch.inprocess.exception.RestartError: no address is configured, or another job's store stays
+        firstfault_inprocess.exception.RestartError: no address is configured, or another job's store stays
             there longer than `barrier_timeout`.
     """
 
