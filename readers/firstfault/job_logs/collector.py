@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.job_logs.attempts import AttemptIndex, AttemptMarks, Progress, progress_in
 from firstfault.job_logs.boxes import Boxes, Entry
-from firstfault.job_logs.completion.loops import Loops
+from firstfault.job_logs.completion.loops import Loops, has_brackets, may_configure
 from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
@@ -99,11 +99,14 @@ class Stream:
         """Keep a line as far as there is room."""
         if progress is not None:
             self.progress = progress
-            if progress.total:
-                self.loops.take(progress.what, progress.step, progress.total, record.number)
+            self.loops.take(record.text, record.number)
             if all(step.step != progress.step for step in self.last_steps):
                 self.last_steps.append(progress)
-        elif may_report_completion(record.text):
+        elif may_configure(record.text):
+            self.loops.take_configuration(record.text)
+        elif has_brackets(record.text):
+            self.loops.take(record.text, record.number)
+        if progress is None and may_report_completion(record.text):
             self.completions = deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
             self.completions.append(record)
         self.tail.append(record)

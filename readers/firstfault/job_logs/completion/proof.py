@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
 from firstfault.job_logs.completion.noise import drop_ignored_exceptions, drop_teardown_noise, find_doubts
+from firstfault.job_logs.completion.rounds import find_end_of_last_round, find_outer_bar, get_shape, is_last_round_cut
+from firstfault.job_logs.completion.summary import find_summary
 from firstfault.job_logs.completion.words import (
     CompletionKind,
     find_completion_kind,
+    is_early_stop,
     is_noise,
     shows_more_work,
 )
@@ -54,6 +57,7 @@ _PATTERNS = Patterns(
             (?:accuracy|acc|loss|score|error|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse)\b
             [^\n]{0,20}\d
         """,
+        "one_of_several": r"(?i)\b(?:fold|trial|run|patient|subject|seed|split|repeat|task)\b\W{0,3}\d",
         "metric": r"""(?i)
             \b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d
         """,
@@ -167,11 +171,15 @@ def _list_candidates(
         loop = stream.loops.find_finished()
         for record in itertools.chain(kept, near_end):
             if (kind := find_completion_kind(record.text)) is not None:
-                yield kind, record
+                yield from [(kind, record)] if _ends_last_training(stream, record) else []
             elif _is_finished_bar(record.text) or (
-                loop is not None and record.number == loop.number and _counts_all(record.text)
+                loop is not None
+                and record.number == loop.number
+                and _counts_all(record.text)
+                and not is_last_round_cut(tail, loop)
             ):
                 yield CompletionKind.COUNTER, record
+        yield from ((CompletionKind.COUNTER, end) for end in _find_ends_of_rounds(stream, streams))
         # a test follows the last epoch, also where only the heading of that epoch has its number
         has_tested = near_end and _PATTERNS["test_metric"].search(near_end[0].text) is not None
         if has_tested and loop is not None and loop.number < near_end[0].number:
@@ -180,6 +188,36 @@ def _list_candidates(
             last_lines.append(near_end[0])
     if alike := _find_last_words(streams, last_lines):
         yield CompletionKind.WORD, alike
+
+
+def _ends_last_training(stream: Stream, stop: LogRecord) -> bool:
+    """Whether a line isn't about the early stop of a training that others may follow: each fold may stop early."""
+    if not is_early_stop(stop.text):
+        return True
+    shape = get_shape(stop.text)
+    records = [*(stream.completions or ()), *stream.tail]
+    if not any(one.number < stop.number and get_shape(one.text) == shape for one in records):
+        return True
+    earlier = {get_shape(one.text) for one in records if one.number <= stop.number}
+    below = [one for one in stream.tail if one.number > stop.number and not is_noise(one.text)]
+    if any(get_shape(one.text) not in earlier for one in below):
+        return True
+    has_tested = any(_PATTERNS["test_metric"].search(one.text) for one in below)
+    return has_tested and not any(_PATTERNS["one_of_several"].search(one.text) for one in stream.tail)
+
+
+def _find_ends_of_rounds(stream: Stream, streams: Sequence[Stream]) -> Iterator[LogRecord]:
+    """Yield what shows that an outer loop has ended: its last round is whole, its bar is full, or a summary follows."""
+    totals: dict[str, set[int]] = {}
+    for one in streams:
+        for unit, configured in one.loops.configured.items():
+            totals.setdefault(unit, set()).update(configured)
+    for loop in stream.loops.list_ended(totals):
+        if (end := find_end_of_last_round(stream.tail, loop)) is not None:
+            yield end
+    for found in (find_outer_bar(stream.tail, stream.loops), find_summary(stream.tail, stream.loops)):
+        if found is not None:
+            yield found
 
 
 def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> LogRecord | None:

@@ -9,6 +9,7 @@ from firstfault.job_logs.completion.noise import drop_teardown_noise, find_doubt
 from firstfault.job_logs.completion.proof import MAX_LATER_LINES, CompletionProof
 from firstfault.job_logs.completion.words import CompletionKind, is_noise
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
+from firstfault.utils.toml import Patterns
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from firstfault.job_logs.processes import Process
     from firstfault.job_logs.tracebacks import Traceback
 
+_PATTERNS = Patterns(
+    {
+        # "job-77.out" and "job-77.err", "stdout.log" and "stderr.log", "train.o77" and "train.e77"
+        "output": r"""
+            (?P<before>(?:[^\n]*(?:/|[-_.]))?)
+            (?:std)?(?:out|err|o(?=\d)|e(?=\d))
+            (?P<after>\d*(?:[-_.][^/\n]*)?)
+        """,
+    }
+)
 _ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
 
 
@@ -41,12 +52,30 @@ def find_teardown_ends(
     begins += [(file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)]
     begins += [(file, entry.number) for file, _, entry in attempt.entries]
     begins += [(found.stream.file, found.lines[0]) for found in launcher_failures]
-    if any(file != completion.file or first < completion.number for file, first in begins):
+    if any(_is_elsewhere(file, first, completion) for file, first in begins):
         return None
     above = _list_lines_above(attempt, completion)
     if not all(_is_of_teardown(process, completion, above) for process in failed):
         return None
     return reported
+
+
+def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
+    """Whether a failure that begins in this line isn't below a completion, as far as the logs show.
+
+    Schedulers write what a job and its launcher print to two files; the words of the end are in one of them.
+    """
+    if file == completion.file:
+        return first < completion.number
+    return not are_outputs_of_one_job(file, completion.file)
+
+
+def are_outputs_of_one_job(file: str, other: str) -> bool:
+    """Whether two files are the standard output and the standard error of one job, by their names."""
+    names = [_PATTERNS["output"].fullmatch(name) for name in (file, other)]
+    if file == other or names[0] is None or names[1] is None:
+        return False
+    return all(names[0][part] == names[1][part] for part in ("before", "after"))
 
 
 def has_outlived(attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]) -> bool:
@@ -90,10 +119,12 @@ def _is_of_teardown(process: Process, completion: CompletionProof, above: Sequen
 
 
 def _list_lines_above(attempt: Attempt, completion: CompletionProof) -> list[LogRecord]:
-    """Return the last lines above a completion in its file."""
+    """Return the last lines above a completion in its file, and those of the other output of its job."""
     begin = completion.number - MAX_LATER_LINES
     streams = (stream for stream in attempt.streams.values() if stream.file == completion.file)
-    return [record for one in streams for record in one.tail if begin <= record.number < completion.number]
+    above = [record for one in streams for record in one.tail if begin <= record.number < completion.number]
+    others = (one for one in attempt.streams.values() if are_outputs_of_one_job(one.file, completion.file))
+    return [*above, *(record for one in others for record in list(one.tail)[-MAX_LATER_LINES:])]
 
 
 def _is_end_reported(process: Process) -> bool:

@@ -16,7 +16,7 @@ _FURTHER_MARKS = (
     "topping",
     "to stop",
     *("inal", "FINAL", "RESULT", "otal", "verall", "eak ", "untime", "train", "Train", "训练"),
-    *("SUCC", "eached", "over", "onclu", "eturn", "tatus", "utcome"),
+    *("arly", "W&B", "SUCC", "eached", "over", "onclu", "eturn", "tatus", "utcome"),
 )
 """One of them, or of those in `may_report_completion`, is in each line about a completion: most logs have few."""
 
@@ -99,10 +99,18 @@ _PATTERNS = Patterns(
           | (?i:\bpeak[ ](?:gpu[ ]|cuda[ ])?memory\b)
           | (?i:\b(?:total|overall)[ ](?:\w+[ ]){0,2}(?:time|runtime|duration)\b)[^\n]{0,20}\d
           | (?i:\btrain(?:ing)?[ ](?:took|time)\b)[^\n]{0,20}\d
-          | (?i:\bearly[ -]?stopp(?:ing|ed)\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step))
+          | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics?|results?|scores?)\W{0,4}(?:none\b|\{))
+          | (?i:\b(?:saved|wrote|written|exported|stored)\b[^\n]{0,40}\bfinal[ _-]?{WEIGHTS}\b)
+          | (?i:\bfinal[ _-]?{WEIGHTS}[ ](?:\w+[ ]){0,2}(?:saved|written|exported|stored)\b)
+          | (?i:\b\d{1,6}[ ]epochs[ ]completed[ ]in[ ]\d)
+          | (?i:\bearly[ -]?stop(?:ping|ped)?\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step))
           | (?i:\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
+          | (?i:(?:^|[\]:|>]\s{0,3}|\d\W{1,3})early[ -]?stop(?:ping|ped)?\W*$)
           | (?i:\breached[ ](?:the[ ])?max(?:imum)?[ _](?:\w+[ _](?:of[ ])?)?(?:steps|epochs|iter\w*)\b)
-        """,
+        """.replace("{WEIGHTS}", "(?:model|checkpoint|weights|ckpt|adapters?|policy)"),
+        "stopped_early": r"(?i)\bearly[ -]?stop",
+        # the process ended without an exception
+        "process_succeeded": r"^wandb:[ ]Waiting[ ]for[ ]W&B[ ]process[ ]to[ ]finish\W{0,6}\(success\)",
         "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
         "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
         # the mean of a loop, printed at the end of each epoch; a counter in a line of metrics
@@ -111,7 +119,7 @@ _PATTERNS = Patterns(
         "noise": r"""
             ^\s*$ | ^\W+$ | ^\++[ ] | \bNCCL[ ](?:INFO|WARN)\b | \bUCX[ ]{1,3}(?:WARN|INFO|DIAG)\b
           | ^\s*(?:\[\w*\]:?\s?)?\[?[WD]\d{3,4}[ ] | ^\W{0,3}(?:WARN(?:ING)?|DEBUG|TRACE)\b | [Ww]arning:
-          | ^\s*frame[ ]\#\d | ^\s*<omitting | ^Exception[ ]raised[ ]from | ^wandb: | ^[ ]{2,}
+          | ^\s*frame[ ]\#\d | ^\s*<omitting | ^Exception[ ]raised[ ]from | ^wandb:(?!.*\(success\)) | ^[ ]{2,}
           | \bsrun:[ ]got[ ]SIGCONT
         """,
         # work that goes on
@@ -168,7 +176,7 @@ def find_completion_kind(text: str) -> CompletionKind | None:
         return None
     if PATTERNS["job_succeeded"].search(text) and not PATTERNS["negation"].search(text):
         return CompletionKind.STATUS
-    if _has_sentence(text):
+    if _PATTERNS["process_succeeded"].search(text) or _has_sentence(text):
         return CompletionKind.WORD
     return CompletionKind.RESULT if _has_result(text) else None
 
@@ -176,7 +184,11 @@ def find_completion_kind(text: str) -> CompletionKind | None:
 def _has_result(text: str) -> bool:
     """Whether a line has a result of the whole job, and not of an epoch, a step or an evaluation."""
     found = _PATTERNS["result"].search(text)
-    if found is None or _PATTERNS["counted_stage"].search(text[: found.start()]):
+    if found is None:
+        return False
+    # "epoch 6: early stopping" is about the epoch in which the training ended
+    is_counted = _PATTERNS["counted_stage"].search(text[: found.start()]) is not None
+    if is_counted and not _PATTERNS["stopped_early"].search(found[0]):
         return False
     if _PATTERNS["training_time"].search(text):
         return True
@@ -215,6 +227,11 @@ def _is_whole(text: str) -> bool:
     percents = (float(found["percent"]) for found in _PATTERNS["percentage"].finditer(text))
     is_counted = all(int(found["part"]) >= int(found["whole"]) for found in parts)
     return is_counted and all(percent >= _ALL_PERCENT for percent in percents)
+
+
+def is_early_stop(text: str) -> bool:
+    """Whether a line is about a training that ended before its last epoch because it gained no more."""
+    return "arly" in text and _PATTERNS["stopped_early"].search(text) is not None
 
 
 def is_noise(text: str) -> bool:

@@ -177,12 +177,15 @@ def without_colors(line: str) -> str:
 def without_bars(line: str) -> Iterator[str]:
     """Yield what a terminal would show of a line, without progress bars, on which another process may have written.
 
-    The bar of an outer loop at its end is kept: it shows that the work is done.
+    The bar of an outer loop at its end is kept: it shows that the work is done. So is a long one without a name, which
+    may be of the outer loop.
     """
     if "\r" in line or "%|" in line:
         for part in line.split("\r"):
-            if "100%|" in part and (bar := PATTERNS["finished_bar"].match(part)):
-                yield bar[0]
+            if "100%|" in part:
+                bar = PATTERNS["finished_bar"].match(part) or PATTERNS["unnamed_bar"].match(part)
+                if bar is not None:
+                    yield bar[0]
             if (rest := PATTERNS["progress_bar"].sub("", part)).strip():
                 yield rest
     else:
