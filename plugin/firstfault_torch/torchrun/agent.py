@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
@@ -40,7 +41,14 @@ from firstfault_torch.time_limits import (
     TORCHRUN_STOP_GRACE_SECONDS,
 )
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
-from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, read_options, root_folder, who
+from firstfault_torch.torchrun.job import (
+    chosen_folder,
+    drop_invalid,
+    keeps_torch_box,
+    read_options,
+    root_folder,
+    who,
+)
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
@@ -133,13 +141,16 @@ class TorchrunAgent(LocalElasticAgent):
                 # Python's end would wait for a thread that waits for the folder, and might abort the process if a
                 # thread is inside torch's store, whose host is frozen or gone.
                 if not failed.verdict.durable or (_is_launcher() and not await_late_calls(0.0)):
+                    _print_torch_box(failed.error)
                     _exit_at_once(code)
                 # For a node without a failed worker torch has no exception, and for other codes neither.
                 if isinstance(failed.error, PeerFailedError) or code != FAILED:
+                    _print_torch_box(failed.error)
                     # a scheduler ends all nodes once the first one has left: its signal must not change the code
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     raise SystemExit(code) from None
-                _silence_log_of_error(failed.error)
+                if not keeps_torch_box():
+                    _silence_log_of_error(failed.error)
             if failed.verdict is not None and (error := engine.to_exception(failed.verdict)) is not None:
                 raise error from failed.error
             # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
@@ -189,6 +200,13 @@ def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callabl
     for entry in entry_points(group=_ENGINES, name=name):
         usual = entry.load()(spec)
     return usual
+
+
+def _print_torch_box(error: Exception) -> None:
+    """Print torch's box if the user wants it, where torch's launcher won't come to print it."""
+    if keeps_torch_box() and isinstance(error, ChildFailedError):
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
+        sys.stderr.flush()
 
 
 _told: list[Any] = []

@@ -33,6 +33,7 @@ from firstfault_torch.torchrun import exit_codes
 FOLDER_VARIABLE, JOB_VARIABLE, ATTEMPT_VARIABLE = "FIRSTFAULT_FOLDER", "FIRSTFAULT_JOB", "FIRSTFAULT_ATTEMPT"
 _STRATEGY, _RESTARTS, _HANG = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS", "FIRSTFAULT_HANG"
 _AS_TORCH = "torch"
+_TORCH_BOX, _YES = "FIRSTFAULT_KEEP_TORCH_BOX", "1"
 
 
 def _count(text: str) -> str:
@@ -62,6 +63,8 @@ class _Setting(NamedTuple):
     variable: str
     check: Callable[[str], str]
     help: str
+    is_flag: bool = False
+    """Whether the option has no value; its variable is then 1 or 0."""
 
 
 _SETTINGS = (
@@ -105,15 +108,30 @@ _SETTINGS = (
         _one_of(lambda: DECISION_MODES),
         "what happens to decisions: off, observe (print what would have been done) or act (default)",
     ),
+    _Setting(
+        "--ff-keep-torch-box",
+        _TORCH_BOX,
+        _one_of(lambda: (_YES, "0")),
+        "after a failure, also print torch's own box, ChildFailedError, below firstfault's lines",
+        is_flag=True,
+    ),
 )
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add firstfault's options to torch's parser."""
-    group = parser.add_argument_group("firstfault", "Each can also be set by its variable.")
+    """Add firstfault's options to torch's parser; the help lists them first."""
+    # torch's usage names each of its options, and would fill the screen before ours
+    parser.usage = "%(prog)s [options] training_script [arguments of the script]"
+    group = parser.add_argument_group("firstfault's options", "Each can also be set by its variable.")
     for setting in _SETTINGS:
         name, text = setting.option.rpartition("-")[2].upper(), f"{setting.help}. Variable: {setting.variable}"
-        group.add_argument(setting.option, type=setting.check, metavar=name, help=text)
+        if setting.is_flag:
+            group.add_argument(setting.option, action="store_const", const=_YES, help=f"{text}={_YES}")
+        else:
+            group.add_argument(setting.option, type=setting.check, metavar=name, help=text)
+    # argparse has no public way to order groups
+    groups = parser._action_groups  # noqa: SLF001
+    groups.insert(0, groups.pop())
 
 
 def set_variables(arguments: Namespace) -> None:
@@ -147,6 +165,11 @@ def read_options(environment: Any = os.environ, **others: Any) -> Options:
     hang = parse_hang(environment.get(_HANG) or DEFAULT_HANG)
     follows = environment.get(_RESTARTS) != _AS_TORCH
     return Options(strategy=strategy, restarts_follow_policy=follows, hang=hang, stops_repeats=True, **others)
+
+
+def keeps_torch_box() -> bool:
+    """Whether torch's own box is printed, too."""
+    return os.environ.get(_TORCH_BOX) == _YES
 
 
 # --- the names of the job, its attempt and this node ------------------------------------------------------------------

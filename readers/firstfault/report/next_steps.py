@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from firstfault.evidence.texts import has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
 from firstfault.model.failure import CANCELLED, CTRL_C, FROM_OUTSIDE, HANGUP, PREEMPTED, REQUEUED, TEARDOWN
@@ -108,8 +109,10 @@ def _give_advice(case: Case, code: str) -> str:
             return f"{_UNDETERMINED_ADVICE}: all were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
     # this rank had left the training while its peers still waited for it
-    if root is not None and locate_main_thread(root).exit_stage:
+    if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
         return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
+    if verdict.category == "exit" and code:
+        return "open the code that exited"
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":

@@ -14,12 +14,14 @@ from firstfault.evidence.classification import (
     aborted_without_reason,
 )
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
+from firstfault.evidence.texts import has_reached_end
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
 from firstfault.model import JobErrors, Reason, Suspect, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS
+from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
 from firstfault.strategies.reasons import MAX_SUSPECTS, STRATEGY_NAME, count_class, explain_wrong_clocks, get_failures
 from firstfault.strategies.verdicts import build_verdict
@@ -78,7 +80,8 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     suspects += [Suspect(item.why, item.rank, item.node or None) for item in stragglers]
     is_all = 0 < first.failure.place.world_size <= len(verdict.ranks) + len(unwinding)
     probably = f", and probably {'all' if is_all else f'{len(unwinding)} more'}" if unwinding else ""
-    headline = build_headline(first.failure, verdict.ranks, probably)
+    said = describe_early_end(first.failure, get_failures(classified)) if has_reached_end(first.failure) else ""
+    headline = build_headline(first.failure, verdict.ranks, probably, said)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
