@@ -46,10 +46,10 @@ def _parse_since(_context: click.Context, _parameter: click.Parameter, value: st
 def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int:
     """List the failed attempts below a folder, newest first.
 
-    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix. Without it, the runs
-    of torchrun and of `firstfault run` below .firstfault are listed, where `show --last` looks, too. Attempts that
-    succeeded aren't listed. With --group the group that cost the most rank-hours comes first. By node or machine, those that fail
-    more often than chance explains are listed at the end, to be pasted after srun or sbatch.
+    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix. Without it, the runs of
+    torchrun and of `firstfault run` below .firstfault are listed, where `show --last` looks, too. Attempts that
+    succeeded aren't listed. With --group the group that cost the most rank-hours comes first. By node or machine, those
+    that fail more often than chance explains are listed at the end, to be pasted after srun or sbatch.
 
     \b
     Exit codes: 0 listed, 3 no attempt found below the folder, 2 usage, 1 the tool failed.

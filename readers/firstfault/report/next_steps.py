@@ -108,16 +108,23 @@ def _give_advice(case: Case, code: str) -> str:
         if code:
             return f"{_UNDETERMINED_ADVICE}: all were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    # this rank had left the training while its peers still waited for it
-    if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
-        return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
-    if verdict.category == "exit" and code:
-        return "open the code that exited"
+    if ended := _advise_on_end(case, code):
+        return ended
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "find out what killed it: check the node's events and the kernel log"
     return advice if root is None else _name_tool_of_vendor(advice, f"{root.message}\n{root.printed}")
+
+
+def _advise_on_end(case: Case, code: str) -> str:
+    """Return the advice about a rank that ended on its own, without an error; empty: it's another failure."""
+    root = case.verdict.root
+    # this rank had left the training while its peers still waited for it
+    if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
+        return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
+    # the line that called sys.exit is known: no log knows more
+    return "open the code that exited" if case.verdict.category == "exit" and code else ""
 
 
 def _name_tool_of_vendor(advice: str, text: str) -> str:
