@@ -271,7 +271,7 @@ def test_elastic(tmp_path: Path, s3: S3) -> None:
     """
     outputs = s3.uri()
     printed = _run_elastic(tmp_path, "bug", outputs=outputs, **s3.environment())
-    assert "job continues without it" not in printed
+    assert "the job itself isn't affected" not in printed
     assert "learning_rate" in _get(s3, outputs, "report.html")["Body"].read().decode()
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
     assert (error.code, error.kind, error.origin) == ("USER:TypeError", ContainerError.NON_RECOVERABLE, USER)

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -56,6 +57,13 @@ _LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
 _LAUNCHER_MODULE = "torch.distributed.run"
 _ROWS = ("Where", "Retry", "Next")
 """The rows of the report that a failed job ends with."""
+_COLUMNS = 80
+_UNBROKEN: Mapping[str, Any] = {
+    "subsequent_indent": "    ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
+"""The headline continues deeper than the rows below it; paths stay whole, to be copied."""
 _RUN_PATH = "run_script_path"
 """torchrun's function that runs a program in a spawned process, for ``--run-path``."""
 _ERROR_FILES = "torch.distributed.elastic.multiprocessing.errors.error_handler"
@@ -137,20 +145,7 @@ class TorchrunAgent(LocalElasticAgent):
             # process continues.
             is_process = threading.current_thread() is threading.main_thread()
             if is_program and is_process and failed.verdict is not None:
-                code = engine.choose_exit_code(failed.verdict)
-                # Python's end would wait for a thread that waits for the folder, and might abort the process if a
-                # thread is inside torch's store, whose host is frozen or gone.
-                if not failed.verdict.durable or (_is_launcher() and not await_late_calls(0.0)):
-                    _print_torch_box(failed.error)
-                    _exit_at_once(code)
-                # For a node without a failed worker torch has no exception, and for other codes neither.
-                if isinstance(failed.error, PeerFailedError) or code != FAILED:
-                    _print_torch_box(failed.error)
-                    # a scheduler ends all nodes once the first one has left: its signal must not change the code
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                    raise SystemExit(code) from None
-                if not keeps_torch_box():
-                    _silence_log_of_error(failed.error)
+                _end_program(failed, engine.choose_exit_code(failed.verdict), is_durable=failed.verdict.durable)
             if failed.verdict is not None and (error := engine.to_exception(failed.verdict)) is not None:
                 raise error from failed.error
             # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
@@ -175,6 +170,26 @@ class TorchrunAgent(LocalElasticAgent):
         told = this.told(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
         return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
+
+
+def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> None:
+    """Exit with a code; return if torch's launcher exits with the same one by raising its exception.
+
+    `is_durable`: whether the verdict is in the job's folder.
+    """
+    # Python's end would wait for a thread that waits for the folder, and might abort the process if a thread is inside
+    # torch's store, whose host is frozen or gone.
+    if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
+        _print_torch_box(failed.error)
+        _exit_at_once(code)
+    # For a node without a failed worker torch has no exception, and for other codes neither.
+    if isinstance(failed.error, PeerFailedError) or code != FAILED:
+        _print_torch_box(failed.error)
+        # a scheduler ends all nodes once the first one has left: its signal must not change the code
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(code) from None
+    if not keeps_torch_box():
+        _silence_log_of_error(failed.error)
 
 
 def _is_launcher() -> bool:
@@ -273,7 +288,7 @@ class TorchrunEngine(PlainEngine):
     def announce(self, verdict: SealedVerdict) -> None:
         """Print what failed, where, whether to run the job again, and the command that shows the rest."""
         rows = dict(line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line)
-        lines = [f"firstfault: {verdict.verdict.headline}"]
+        lines = textwrap.wrap(f"firstfault: {verdict.verdict.headline}", _COLUMNS, **_UNBROKEN)
         shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix

@@ -181,6 +181,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 _RANDOM = re.compile(r"none|[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}|\d{36,39}")
 """torchrun's default, and the ids that launchers draw for a job on one node."""
 _LONGEST = 120
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SLURM, _SLURM_JOB = "SLURM_", "SLURM_JOB_ID"
 
 
@@ -233,7 +234,18 @@ class Who(NamedTuple):
     def told(self, run: str) -> str:
         """Return job and attempt of the run for a report, and where these and its nodes' names came from."""
         nodes = f", nodes named by {self.node.source}" if self.node.source != HOST else ""
-        return f"job {Name(run, self.job.source)}, attempt {Name(self.number, self.attempt.source)}{nodes}"
+        return f"{_name_source(run, self.job)}, attempt {_name_source(self.number, self.attempt)}{nodes}"
+
+
+def _name_source(text: str, name: Name) -> str:
+    """Return a name with its source; without one, if firstfault made it."""
+    return f"{text} ({name.source})" if name.value else text
+
+
+def _read_namespace() -> Name:
+    """Return the namespace that Kubernetes mounts into a pod; empty: this is no pod, or it has no service account."""
+    text, _ = try_call(partial(_NAMESPACE_FILE.read_text, encoding="ascii"), Exception)
+    return Name(text.strip(), "its service account") if text else Name()
 
 
 def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
@@ -256,7 +268,7 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
             names.setdefault(source.of, Name(value, " and ".join(source.variables)))
     job, attempt, node, namespace = (names.get(of, Name()) for of in ("job", "attempt", "node", "namespace"))
-    found = Who(run_id, job, attempt, node, namespace)
+    found = Who(run_id, job, attempt, node, namespace if namespace.value else _read_namespace())
     if not attempt.source.startswith(_SLURM):
         return found._replace(run=job.value)
     # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is another run, whose

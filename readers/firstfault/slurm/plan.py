@@ -59,6 +59,6 @@ def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeue
     elif outcome.decision.action is Action.STOP:
         stop_reason = outcome.decision.reason
     elif not is_free and count >= max_requeues:
-        stop_reason = f"all {max_requeues} requeues are used up"
+        stop_reason = "its only requeue is used up" if max_requeues == 1 else f"all {max_requeues} requeues are used up"
     bad_node = next((one.verdict.node or "" for one in reversed(proven)), "")
     return RequeuePlan(outcome, stop_reason, not is_free, bad_node)

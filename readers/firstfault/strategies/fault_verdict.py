@@ -25,8 +25,8 @@ from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
 from firstfault.strategies.reasons import MAX_SUSPECTS, STRATEGY_NAME, count_class, explain_wrong_clocks, get_failures
 from firstfault.strategies.verdicts import build_verdict
+from firstfault.utils.text import duration
 
-_NS_PER_MS = 1_000_000
 _PHRASES_BY_CLASS = {
     FailureClass.CONSEQUENCE: ("rank failed", "ranks failed", " because of it: stopped, or lost a peer"),
     FailureClass.UNCLEAR: ("rank", "ranks", " failed as the cause or a consequence"),
@@ -194,7 +194,7 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
 
 def _describe_later_fault(diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure) -> str:
     gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
-    when = f", at least {gap / _NS_PER_MS:.0f} ms later" if gap else ", at about the same time"
+    when = f", at least {duration(gap, is_rounded_down=True)} later" if gap else ", at about the same time"
     # a line of a log without a time proves no time
     is_timed = first.failure.timestamp_ns is not None and other.failure.timestamp_ns is not None
     when = when if is_timed or first.failure.place.engine != OF_LOGS else ""
