@@ -576,7 +576,7 @@ def test_a_budget_that_is_used_up(left: int | None, origin: model.Origin, spent:
 def test_a_small_budget(retries: int, paid: str) -> None:
     """None and one are no plural."""
     context = retry.RetryContext(retries, retries, retries_left=0)
-    decision = retry.decide(_verdict(category="data"), retry.on_category("data"), context)
+    decision = retry.decide(_verdict(category="data"), retry.on_category("data", origin=model.Origin.USER), context)
     assert decision.reason.endswith(paid)
 
 

@@ -26,6 +26,7 @@ sys.exit(ended.returncode)
 BAD_VALUES = {
     "FIRSTFAULT_ATTEMPT": "must be a number, 0 or more, not 'first'",
     "FIRSTFAULT_STRATEGY": "must be one of evidence, earliest, not 'first'",
+    "FIRSTFAULT_PORT": "must be a port from 1 to 65535, not 'first'",
     "FIRSTFAULT_RESTARTS": "must be one of policy, torch, not 'first'",
 }
 

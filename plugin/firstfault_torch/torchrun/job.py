@@ -24,7 +24,7 @@ from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.utils.safe_paths import ForeignPathError
 from firstfault.utils.toml import parse_toml
 from firstfault_torch.guard import call_with_timeout, logger, try_call
-from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
+from firstfault_torch.options import DEFAULT_HANG, PORT_VARIABLE, Options, parse_hang, parse_port
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
 from firstfault_torch.torchrun import exit_codes
 
@@ -51,11 +51,14 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
     return check
 
 
-def _parse_hang(text: str) -> str:
-    _, error = try_call(partial(parse_hang, text), UsageError)
-    if error is not None:
-        raise ArgumentTypeError(str(error))
-    return text
+def _parsed_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        _, error = try_call(partial(parse, text), UsageError)
+        if error is not None:
+            raise ArgumentTypeError(str(error))
+        return text
+
+    return check
 
 
 class _Setting(NamedTuple):
@@ -91,7 +94,7 @@ _SETTINGS = (
     _Setting(
         "--ff-hang",
         _HANG,
-        _parse_hang,
+        _parsed_by(parse_hang),
         "seconds without progress after which the agents report the straggler, or end the job: "
         "warn:60 (default), warn:60,end:300, or off",
     ),
@@ -107,6 +110,13 @@ _SETTINGS = (
         DECISIONS_VARIABLE,
         _one_of(lambda: DECISION_MODES),
         "what happens to decisions: off, observe (print what would have been done) or act (default)",
+    ),
+    _Setting(
+        "--ff-port",
+        PORT_VARIABLE,
+        _parsed_by(parse_port),
+        "port on which the first node's agent listens for the others, for networks that allow only listed ports. "
+        "Default: a free one",
     ),
     _Setting(
         "--ff-keep-torch-box",
