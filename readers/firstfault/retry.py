@@ -41,6 +41,7 @@ from firstfault.model import (
 )
 from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, HANGUP, OF_LOGS, REQUEUED, TEARDOWN
 from firstfault.model.job import Progress
+from firstfault.utils.text import describe_used_up
 
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a GPU driver error."""
@@ -478,7 +479,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         elif origin is Origin.SYSTEM:
             paid = "uses none of the task's retries"
         elif context.retries_left == 0:
-            paid = _describe_used_retries(context.retries or 0)
+            paid = describe_used_up(context.retries or 0, "retry")
         else:
             paid = "uses one of the task's retries"
         reason = f"{vote.reason} ({paid})" if paid else vote.reason
@@ -502,13 +503,6 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         action=_choose_action(verdict, context, vote, is_stop=bool(proof) or (policy is not None and has_known_cause)),
         failed_starts=_count_failed_starts(verdict, context),
     )
-
-
-def _describe_used_retries(count: int) -> str:
-    """Return that a budget of so many retries is used up."""
-    if count == 0:
-        return "the task has no retries"
-    return "its only retry is used up" if count == 1 else f"all {count} retries are used up"
 
 
 def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:

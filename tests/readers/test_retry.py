@@ -572,7 +572,7 @@ def test_a_budget_that_is_used_up(left: int | None, origin: model.Origin, spent:
     assert decision.reason.endswith(paid)
 
 
-@pytest.mark.parametrize(("retries", "paid"), [(0, "(the task has no retries)"), (1, "(its only retry is used up)")])
+@pytest.mark.parametrize(("retries", "paid"), [(0, "(no retries are allowed)"), (1, "(its only retry is used up)")])
 def test_a_small_budget(retries: int, paid: str) -> None:
     """None and one are no plural."""
     context = retry.RetryContext(retries, retries, retries_left=0)

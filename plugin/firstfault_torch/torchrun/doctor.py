@@ -241,7 +241,7 @@ def _check_callbacks() -> Iterator[_Check]:
         yield _OK if is_callback else _FACT, "callback", f"{_CALLBACKS}: {name}{problem}"
 
 
-def _check_storage() -> tuple[_Check, Exception | None]:
+def _check_storage() -> tuple[_Check, BaseException | None]:
     """Try the folder of the documents; return the row, and the error if it can't be used."""
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above

@@ -131,6 +131,14 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("the JSON is nested too deep") from error
 
 
+def describe_used_up(count: int, name: str) -> str:
+    """Return that a budget is used up: "all 3 retries are used up", "its only retry is used up"."""
+    if count == 1:
+        return f"its only {name} is used up"
+    several = f"{name.removesuffix('y')}ies" if name.endswith("y") else f"{name}s"
+    return f"all {count} {several} are used up" if count else f"no {several} are allowed"
+
+
 _US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
 _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 _DURATIONS = (
