@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/firstfault/firstfault/blob/main"
 
 project = "firstfault"
-author = "the firstfault authors"
+author = project_copyright = "the firstfault authors"
 release = version = installed_version("firstfault")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

@@ -65,7 +65,7 @@ def suppress_internal_errors(activity: str, *, through: tuple[type[BaseException
                 logger.warning("can't start more threads: %s (first while %s)", text, activity)
             return
         logger.warning(
-            "failed while %s (%s: %s); the job continues without it",
+            "failed while %s (%s: %s); the job itself isn't affected",
             activity,
             type(error).__name__,
             text,

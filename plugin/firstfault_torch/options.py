@@ -33,8 +33,22 @@ _BOTH = 3
 _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
 DEFAULT_HANG = "warn:60"
+PORT_VARIABLE = "FIRSTFAULT_PORT"
+"""The port of the first agent, for networks that allow only listed ones. Not set: the kernel chooses one."""
+_MAX_PORT = 65535
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
+
+
+def parse_port(text: str) -> int:
+    """Return a port; 0 for an empty text: any.
+
+    Raises:
+        firstfault.errors.UsageError: it isn't a number from 1 to 65535.
+    """
+    if text and not (text.isdecimal() and 1 <= int(text) <= _MAX_PORT):
+        raise UsageError(f"must be a port from 1 to {_MAX_PORT}, not {text!r}")
+    return int(text or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from firstfault.model import (
 )
 from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, HANGUP, OF_LOGS, REQUEUED, TEARDOWN
 from firstfault.model.job import Progress
+from firstfault.utils.text import describe_used_up
 
 _DRIVER_ERROR_TYPES = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a GPU driver error."""
@@ -478,7 +479,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         elif origin is Origin.SYSTEM:
             paid = "uses none of the task's retries"
         elif context.retries_left == 0:
-            paid = f"all {context.retries or 0} retries are used up"
+            paid = describe_used_up(context.retries or 0, "retry")
         else:
             paid = "uses one of the task's retries"
         reason = f"{vote.reason} ({paid})" if paid else vote.reason

@@ -206,6 +206,11 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(runs, key=began, reverse=True)
 
 
+def find_run_folders() -> list[Path]:
+    """Return the folders with runs of torchrun and ``firstfault run``: in the working folder and temporary files."""
+    return [folder for folder in (*map(Path, FOLDERS), *find_fallback_folders()) if runs_in(folder)]
+
+
 def began(run: Path) -> float:
     """Return when the last node began a run, seconds since the Unix epoch; 0 if the run has gone."""
     try:

@@ -104,6 +104,25 @@ def _codes(job: Job) -> list[int]:
     return [node.code for node in job.nodes]
 
 
+def test_the_trial_of_the_docs(tmp_path: Path) -> None:
+    """The page's task and commands record a failure on a machine without a cluster."""
+    page = (ROOT / "docs" / "start" / "flyte2.md").read_text(encoding="utf-8").partition("## Try it on a laptop")[2]
+    (tmp_path / "trial.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    commands = page.partition("```bash\n")[2].partition("```")[0]
+    ended = subprocess.run(
+        ["bash", "-c", commands],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": ENVIRONMENT["PATH"], "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert "firstfault: TypeError, rank 1 on " in ended.stderr
+    assert ended.stderr.endswith("/out/firstfault-runs/trial/0\n")
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All pods exit with 0, after which JobSet restarts none and Flyte reads the error, which isn't recoverable.
 
@@ -271,7 +290,7 @@ def test_elastic(tmp_path: Path, s3: S3) -> None:
     """
     outputs = s3.uri()
     printed = _run_elastic(tmp_path, "bug", outputs=outputs, **s3.environment())
-    assert "job continues without it" not in printed
+    assert "the job itself isn't affected" not in printed
     assert "learning_rate" in _get(s3, outputs, "report.html")["Body"].read().decode()
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
     assert (error.code, error.kind, error.origin) == ("USER:TypeError", ContainerError.NON_RECOVERABLE, USER)

@@ -383,7 +383,7 @@ def test_help_has_examples(run: Run, monkeypatch: pytest.MonkeyPatch, command: s
 class _Point:
     """An entry point of another distribution."""
 
-    name = "run"
+    name, value = "run", "flytekitplugins.firstfault.local.command:run"
 
     def __init__(self, load: Any) -> None:
         self.load = load
@@ -423,7 +423,8 @@ def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.Monkey
         "firstfault: `firstfault run` needs torch, which is not installed; install the extra elastic: "
         "pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index\n"
     )
-    assert "not available" in run("--help").out
+    listed = [line for line in run("--help").out.splitlines() if "needs" in line]
+    assert listed == ["  run       (needs the extra elastic)"]
 
 
 # --- as a process ---------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_rank_that_leaves_its_group() -> None:
     leaving = (f"{C10D}:9 in destroy_process_group", "/app/train.py:30 in main", "/app/train.py:40 in <module>")
     rank = stopped(3, frames(*leaving, thread="Current thread 0x1"))
     job = done(*(victim(rank, world_size=4) for rank in range(3)), rank)
-    headline = "returned early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
+    headline = "ended early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
     assert evidence(job).headline == headline
     handles = done(*job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER.format(1)}"))
     assert evidence(handles).headline.startswith("undetermined")

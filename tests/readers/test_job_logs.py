@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -361,3 +362,19 @@ def test_what_stands_before_lines_is_not_guessed() -> None:
     for prefix in ("INFO: ", "[WARNING] ", "2031-05-06 07:08:09,123 ", "Epoch: "):
         prefixes = learn_prefixes(of(prefix, STEPS))
         assert [said.label for said in prefixes.parse(1, f"{prefix}step 7", Label())] == [Label()]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("logs.tgz", "tar xf"), ("logs.tar", "tar xf"), ("logs.tar.xz", "tar xf"), ("logs.zip", "unzip")],
+)
+def test_an_archive(name: str, command: str, tmp_path: Path, run: Callable[..., Ran]) -> None:
+    """An archive isn't a log: the error has the command that unpacks it."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text("\n".join(RAISED))
+    kind = {"logs.tgz": "gztar", "logs.tar": "tar", "logs.tar.xz": "xztar", "logs.zip": "zip"}[name]
+    made = Path(shutil.make_archive(str(tmp_path / "made"), kind, tmp_path, "logs"))
+    archive = made.rename(tmp_path / name)
+    ran = run("show", str(archive))
+    assert (ran.code, ran.out) == (EXIT.TOOL_FAILED, "")
+    assert f"is an archive; unpack it first ({command} {archive}), then" in ran.err

@@ -120,6 +120,23 @@ def test_old_runs(name: str, tmp_path: Path) -> None:
     assert [run for run in runs if run.exists()] == runs[-1:]
 
 
+def test_ls_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> None:
+    """`ls` lists the runs that `show --last` and `prune` find, also those among temporary files."""
+    monkeypatch.chdir(tmp_path)
+    private = tmp_path / "temporary" / f".firstfault-{os.geteuid()}"
+    private.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(private.parent))
+    nothing = run("ls")
+    assert (nothing.code, nothing.out) == (EXIT.NOTHING_FOUND, "")
+    assert nothing.err.startswith("firstfault: no attempts below .firstfault/torchrun or .firstfault/runs; ")
+    folders = [Path(".firstfault/torchrun"), Path(".firstfault/runs"), private / "torchrun"]
+    for number, folder in enumerate(folders):
+        attempt = _run(folder, number) / "0"
+        (attempt / "error.pb").write_bytes(_sealed())
+    listed = run("ls").out.splitlines()
+    assert sorted(line.split()[1] for line in listed) == sorted(f"{path}/run-{n}/0" for n, path in enumerate(folders))
+
+
 def test_what_stays(tmp_path: Path) -> None:
     """A run that a process still holds, or that another host began and has not ended, and what others made."""
     folder = tmp_path / ".firstfault" / "torchrun"

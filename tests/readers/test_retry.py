@@ -572,6 +572,14 @@ def test_a_budget_that_is_used_up(left: int | None, origin: model.Origin, spent:
     assert decision.reason.endswith(paid)
 
 
+@pytest.mark.parametrize(("retries", "paid"), [(0, "(no retries are allowed)"), (1, "(its only retry is used up)")])
+def test_a_small_budget(retries: int, paid: str) -> None:
+    """None and one are no plural."""
+    context = retry.RetryContext(retries, retries, retries_left=0)
+    decision = retry.decide(_verdict(category="data"), retry.on_category("data", origin=model.Origin.USER), context)
+    assert decision.reason.endswith(paid)
+
+
 def test_the_default_is_the_default() -> None:
     """Without a policy the default one decides; if no pod lives to write the verdict, the decision is advice."""
     gone = _verdict(category="node_lost")

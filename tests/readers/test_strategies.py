@@ -98,7 +98,7 @@ def test_the_same_fault_later_is_no_victim() -> None:
     same = [make_error(rank, at_ms=31.25 * rank, message=f"bad config on rank {rank}") for rank in range(3)]
     verdict = _verdict("earliest", *same, make_error(3, at_ms=99, **_PEER))
     assert verdict.victims.by_rank == ((3, "RuntimeError: Connection closed by peer"),)
-    first = "rank 0 on worker-0 failed first; the next, rank 1 on worker-0, was recorded 31.2 ms later"
+    first = "rank 0 on worker-0 failed first; the next, rank 1 on worker-0, was recorded 31 ms later"
     assert verdict.why[0] == first
     assert "2 more recorded the same fault and are not counted as victims" in verdict.why
 

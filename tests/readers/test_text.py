@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.utils.stored_text import clean, clean_end
-from firstfault.utils.text import elide, extract_sentence, one_line, printable
+from firstfault.utils.text import duration, elide, extract_sentence, one_line, printable
 
 _ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
@@ -63,8 +63,9 @@ def test_printable(text: str, shown: str) -> None:
         ("", 200, ""),
         ("\n\t\n", 200, ""),
         ("exactly ten"[:10], 10, "exactly te"),
-        ("one too long", 11, "one too ..."),
+        ("one too long", 11, "one too..."),
         ("abcdef", 3, "..."),
+        ("a path: /data/shards/of/the/corpus", 20, "a path: /data/sha..."),
         ("abcdef", 1, "."),
         ("abcdef", 0, ""),
         ("\x1b[31mred\x1b[0m\nnext", 200, "red"),
@@ -105,3 +106,10 @@ def test_the_end_of_a_text_is_whole_lines() -> None:
         assert clean_end("one\ntwo\nthree", limit) == end
     assert clean_end("x" * 50, 10) == "x" * 10
     assert clean_end(f"{'x' * 5000}\npassword=hunter22", 40) == "password=***"
+
+
+def test_a_duration_is_rounded_down() -> None:
+    """A time that is at least so long isn't shown as a longer one."""
+    gap = 114_511_310 * 1_000_000
+    assert (duration(gap), duration(gap, is_rounded_down=True)) == ("32 h", "31 h")
+    assert duration(1_990_000_000, is_rounded_down=True) == "1.9 s"

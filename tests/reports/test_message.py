@@ -65,11 +65,11 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
         (_YES, _of_rank_3(), "ValueError rank 3 w-1 retry: bad"),
         # a machine, not a pod of Flyte's
         (_YES, _of_rank_3(node="dgx-a-worker-1"), "ValueError rank 3 dgx-a-worker-1 retry: bad"),
-        (_SPENT, _of_rank_3(), "ValueError rank 3 w-1 retry spent: bad"),
+        (_SPENT, _of_rank_3(), "ValueError rank 3 w-1 no retries left: bad"),
         (
             _SPENT,
             _of_rank_3(exception="FlyteRecoverableException", category="recoverable"),
-            "recoverable rank 3 w-1 retry spent: bad",
+            "recoverable rank 3 w-1 no retries left: bad",
         ),
         (_NO, _of_rank_3(exception="FlyteRecoverableException"), "FlyteRecoverableException rank 3 w-1 no retry: bad"),
         (_NO, _of_rank_3(node=""), "ValueError rank 3 no retry: bad"),
@@ -88,7 +88,7 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
         (
             _NO,
             build_undetermined_verdict(make_job(), "earliest"),
-            "undetermined no retry: a node reported a failure, but its error documents a...",
+            "undetermined no retry: a node reported a failure, but its error documents...",
         ),
         (
             _NO,
@@ -418,6 +418,27 @@ def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
     """Only reports on Kubernetes have kubectl commands; a log that is a file on this machine needs no engine."""
     assert _commands(_report(engine, category=category)) == commands
     assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
+
+
+def test_the_logs_of_many_nodes() -> None:
+    """If the cause is unknown, the logs of the first nodes are listed, in the order of their numbers."""
+    errors = [
+        make_error(number, node=f"w-{number}", at_ms=-number, exception=None, message="", engine="flyte", exit_code=1)
+        for number in range(12)
+    ]
+    job = make_job(*errors)
+    verdict = replace(
+        run_strategy(get_strategy("evidence"), job), node=None, root=None, suspects=(), scope=model.Scope.UNDETERMINED
+    )
+    report = build_report(job, verdict, decide(verdict))
+    assert _commands(report) == [f"kubectl logs w-{number}" for number in range(4)]
+
+
+def test_no_kubernetes() -> None:
+    """A node that has its host's name and no namespace is a machine: kubectl doesn't know it."""
+    for host, namespace, commands in (("w-1", "", 0), ("w-1", "team", 1), ("laptop", "", 1)):
+        report = _report("flyte2", host=host, namespace=namespace)
+        assert len(_commands(report)) == commands
 
 
 @pytest.mark.parametrize("text", ["x; touch owned", "$(touch owned)", "-n", "a b", "a\nb", "`x`", "a'b", "\u00e9"])

@@ -1,6 +1,7 @@
 """Agents detect a killed agent by its closed connection, or in the roster: real store, sockets and recorder."""
 
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -66,6 +67,26 @@ def _greeted(where: dict[str, Any], group_rank: int = 7) -> socket.socket:
     connection.sendall(json.dumps(greeting).encode() + b"\n")
     assert json.loads(connection.recv(4096)) == {"node": "worker-0"}
     return connection
+
+
+def test_the_port_is_the_users(
+    store: RoundStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first agent listens on FIRSTFAULT_PORT; if that is in use, on a free one, with a warning."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+        monkeypatch.setenv("FIRSTFAULT_PORT", str(port))
+        lines, where = _first(store, Deaths())
+        lines.end()
+        assert where["port"] not in {0, port}
+        assert f"FIRSTFAULT_PORT isn't used ([Errno {errno.EADDRINUSE}]" in caplog.text
+    store.delete_key("firstfault/lifeline")
+    lines, where = _first(store, Deaths())
+    try:
+        assert where["port"] == port
+        _greeted(where).close()
+    finally:
+        lines.end()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Runs a job of programs on nodes that torchrun's command line starts, and says what is wrong with its end."""
 
+import itertools
 import json
 import os
 import re
@@ -60,7 +61,9 @@ class Node:
     @property
     def headline(self) -> str:
         """What failed, and where; empty if the node says nothing."""
-        return self.lines[0].removeprefix("firstfault: ") if self.lines else ""
+        lines = self.lines
+        more = itertools.takewhile(lambda line: line.startswith("    "), lines[1:])
+        return " ".join([lines[0].removeprefix("firstfault: "), *map(str.strip, more)]) if lines else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ sys.exit(ended.returncode)
 BAD_VALUES = {
     "FIRSTFAULT_ATTEMPT": "must be a number, 0 or more, not 'first'",
     "FIRSTFAULT_STRATEGY": "must be one of evidence, earliest, not 'first'",
+    "FIRSTFAULT_PORT": "must be a port from 1 to 65535, not 'first'",
     "FIRSTFAULT_RESTARTS": "must be one of policy, torch, not 'first'",
 }
 
@@ -61,6 +63,22 @@ def test_help(parser: argparse.ArgumentParser) -> None:
     for name in ("FOLDER", "ATTEMPT", "NODE", "STRATEGY", "RESTARTS"):
         assert f"--ff-{name.lower()} {name} " in text
         assert f"Variable: FIRSTFAULT_{name}" in text
+    assert text.startswith("usage: ")
+    assert text.index("--ff-decisions") < text.index("--ff-keep-torch-box") < text.index("--nnodes")
+
+
+def test_without_torch() -> None:
+    """Where torch isn't installed, the command says what to install, as `firstfault run` does."""
+    code = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main()"
+    reason = (
+        "`firstfault torchrun` needs torch, which is not installed; install the extra torch: "
+        "pip install '<wheel>[torch]', or 'firstfault[torch]' from your index"
+    )
+    words = [sys.executable, "-c", code, "torchrun"]
+    ended = subprocess.run([*words, "train.py"], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (1, f"firstfault: {reason}\n")
+    ended = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert reason in " ".join(ended.stdout.split())
 
 
 @pytest.mark.parametrize("variable", BAD_VALUES)
@@ -111,6 +129,24 @@ def test_an_unknown_option(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         main(["torchrun", "--nope", "train.py"])
     assert refused.value.code == 2
     assert capsys.readouterr().err.endswith("firstfault torchrun: error: unrecognized arguments: --nope\n")
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("codes", ["", "unknown:76"])
+def test_the_box_of_torch_is_kept(codes: str, tmp_path: Path) -> None:
+    """With --ff-keep-torch-box, torch's box follows firstfault's lines, whatever the exit code."""
+    (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
+    options = ["--nproc-per-node=1", "--ff-keep-torch-box"]
+    variables = {"FIRSTFAULT_EXIT_CODES": codes} if codes else {}
+    way = Way("firstfault")
+    job = run_job(tmp_path, ["../raises.py"], way, nodes=1, options=options, environments={0: variables})
+    (node,) = job.nodes
+    assert node.code == (76 if codes else 1)
+    assert node.headline == "ValueError, rank 0 on host-0: batch 7 has no labels"
+    _, more, box = node.err.partition("\n  More: ")
+    assert more
+    assert box.count("errors.ChildFailedError: \n=====") == 1
+    assert "Root Cause (first observed failure)" in box
 
 
 @pytest.mark.jobs

@@ -39,12 +39,37 @@ def test_a_good_environment(tmp_path: Path) -> None:
     """All is well, the folder is as before, and each part of the identity has its source."""
     code, told = _doctor(tmp_path, FIRSTFAULT="true", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
     assert (code, set(told), list(tmp_path.iterdir())) == (0, {"all"}, [])
-    assert told["all"]["versions"] == "tested with firstfault"
+    assert told["all"]["versions"] == "firstfault was tested with these releases"
     assert told["all"]["recorder"] == "collectives of gloo are found in torch's flight recorder (gloo:all_reduce)"
     assert told["all"]["job"] == "4711 (SLURM_JOB_ID)"
     assert told["all"]["attempt"] == "2 (SLURM_RESTART_COUNT)"
     assert told["all"]["node"] == f"{socket.gethostname()} (the host's name); namespace: ml (POD_NAMESPACE)"
     assert told["all"]["documents"].startswith(f"{tmp_path}/.firstfault/torchrun/4711/2")
+
+
+def test_without_the_variable(tmp_path: Path) -> None:
+    """`firstfault torchrun` works now, and plain torchrun would with the variable: that's no failure of a check."""
+    code, told = _doctor(tmp_path, FIRSTFAULT="", PET_RDZV_ID="")
+    assert (code, set(told)) == (0, {"all"})
+    assert told["all"]["switch"] == "FIRSTFAULT is not set: only `firstfault torchrun` records"
+    assert told["all"]["job"].startswith("no variable names it: torchrun's --rdzv-id, else the start's time")
+    assert told["all"]["attempt"] == "0: no variable counts attempts"
+    assert doctor._conclude([], is_plain_recorded=False) == [
+        "works now: `firstfault torchrun`",
+        "would also work with FIRSTFAULT=1: torchrun, and other launchers with torch's agent",
+    ]
+    assert doctor._conclude([], is_plain_recorded=True)[0].startswith("works now: torchrun, ")
+    assert doctor._conclude(["torch"], is_plain_recorded=False)[0].startswith("doesn't record yet")
+
+
+def test_a_storage_without_its_package(tmp_path: Path) -> None:
+    """One row names the missing package and the folder that is used instead; no other row names a place."""
+    code = f"import sys; sys.modules.update(s3fs=None, obstore=None); {NOT_HERE}"
+    given = {"FIRSTFAULT": "1", "FIRSTFAULT_FOLDER": "s3://bucket/runs", "TMPDIR": str(tmp_path)}
+    _, told = _doctor(tmp_path, "-c", code, **given)
+    assert "install the extra s3" in told["storage"]
+    assert told["storage"].endswith(f"documents go to {tmp_path}/.firstfault-{os.geteuid()}/torchrun instead")
+    assert {"documents", "fallback"} & told["all"].keys() == set()
 
 
 def test_other_launchers(tmp_path: Path) -> None:
@@ -61,12 +86,11 @@ def test_other_launchers(tmp_path: Path) -> None:
 
 
 def test_a_bad_environment(tmp_path: Path) -> None:
-    """The variable, another Python for the workers, a folder that is a file and a misspelled mode are all named."""
+    """Another Python for the workers, a folder that is a file and a misspelled mode are all named."""
     (tmp_path / "file").touch()
     given = {"FIRSTFAULT_FOLDER": "file", "PYTHON_EXEC": "/bin/false", "FIRSTFAULT_DECISIONS": "obsrve"}
     code, told = _doctor(tmp_path, FIRSTFAULT="", **given)
-    assert (code, set(told)) == (1, {"all", "switch", "workers", "storage"})
-    assert told["switch"] == "FIRSTFAULT is not set: set FIRSTFAULT=1, or start `firstfault torchrun`"
+    assert (code, set(told)) == (1, {"all", "workers", "storage"})
     assert told["workers"].startswith("/bin/false doesn't read firstfault.pth")
     assert "Not a directory" in told["storage"]
     assert told["all"]["decisions"].startswith("FIRSTFAULT_DECISIONS must be off, observe or act, not 'obsrve': ")
@@ -80,7 +104,9 @@ def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs/reference/versions.md").read_text(encoding="utf-8")
     named = {f"{major}.{minor}" for tried in doctor.TRIED.values() for major, minor in tried}
     assert named - set(re.findall(r"\b\d+\.\d+\b", page)) == set()
-    assert told == "not tested with firstfault: torch 2.16.0+cpu (2.3 to 2.15 were), flytekit 1.9.1 (1.15 to 1.16 were)"
+    assert told == (
+        "firstfault was not tested with torch 2.16.0+cpu (tested: 2.3 to 2.15), flytekit 1.9.1 (tested: 1.15 to 1.16)"
+    )
 
 
 def test_without_torch(tmp_path: Path) -> None:

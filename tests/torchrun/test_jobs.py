@@ -79,7 +79,7 @@ def test_a_rank_that_leaves(tmp_path: Path) -> None:
     """A rank that destroys its process group and ends, while the others need it, is the root cause."""
     job = run_job(tmp_path, [FAULTY, "leave"], FORKED, options=ONE_EACH)
     assert job.complaints() == []
-    assert job.nodes[0].headline.startswith("returned early, rank 1 on host-1: ")
+    assert job.nodes[0].headline.startswith("ended early, rank 1 on host-1: ")
 
 
 def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ HOWS = {
         "ValueError, rank 1 on worker-0: invalid literal for int() with base 10: 'seventeen'; then SystemExit",
         "user_code",
     ),
-    "swallows": ("SystemExit, rank 1 on worker-0: its program reached its end", "exit"),
+    "swallows": ("ended early, rank 1 on worker-0: its program reached its end", "exit"),
     "raises": ("SystemExit, rank 1 on worker-0: it exited at program.py:43 in <module>: raises()", "exit"),
     "exits": ("SystemExit, rank 1 on worker-0: it exited at program.py:40 in exits: sys.exit()", "exit"),
 }

@@ -146,15 +146,15 @@ NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
 @pytest.mark.parametrize(
     ("folder", "variables", "told", "run"),
     [
-        ("/a/ff", STEP, "job 2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "/a/ff/2.0"),
-        ("s3://a/ff/", STEP, "job 2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "s3://a/ff/2.0"),
+        ("/a/ff", STEP, "2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "/a/ff/2.0"),
+        ("s3://a/ff/", STEP, "2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "s3://a/ff/2.0"),
         (
             "/a/ff/",
             STEP | {"FIRSTFAULT_JOB": "b c"},
-            "job b-c-2.0 (FIRSTFAULT_JOB and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)",
+            "b-c-2.0 (FIRSTFAULT_JOB and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)",
             "/a/ff/b-c-2.0",
         ),
-        ("s3://ff/", {"FIRSTFAULT_ATTEMPT": "3"}, "job ff (generated), attempt 3 (FIRSTFAULT_ATTEMPT)", "s3://ff"),
+        ("s3://ff/", {"FIRSTFAULT_ATTEMPT": "3"}, "ff, attempt 3 (FIRSTFAULT_ATTEMPT)", "s3://ff"),
     ],
 )
 def test_the_name_in_the_report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import socket
 import threading
@@ -16,9 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from firstfault.errors import UsageError
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
-from firstfault_torch.guard import logger, start_late, suppress_internal_errors
+from firstfault_torch.guard import logger, start_late, suppress_internal_errors, try_call
+from firstfault_torch.options import PORT_VARIABLE, parse_port
 from firstfault_torch.rounds.round_store import clone_store
 
 ADDRESS_KEY = "firstfault/lifeline"
@@ -32,6 +35,19 @@ USER_TIMEOUT_MS = 1000 * (
     KEEPALIVE_OPTIONS["TCP_KEEPIDLE"] + KEEPALIVE_OPTIONS["TCP_KEEPINTVL"] * KEEPALIVE_OPTIONS["TCP_KEEPCNT"]
 )
 """The same limit while sent data isn't acknowledged: the kernel then sends that again and again, and no probes."""
+
+
+def _listen(family: int, *, is_dual: bool) -> socket.socket:
+    """Return a socket that listens on the user's port; on any port if there is none, or it's in use."""
+    port, error = try_call(partial(parse_port, os.environ.get(PORT_VARIABLE, "")), UsageError)
+    if port:
+        try:
+            return socket.create_server(("", port), family=family, dualstack_ipv6=is_dual)
+        except OSError as refused:  # such as the port of another job on this machine
+            error = refused
+    if error is not None:
+        logger.warning("%s isn't used (%s); the agent listens on a free port", PORT_VARIABLE, error)
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
 
 
 class PeerConnections:
@@ -117,7 +133,7 @@ class PeerConnections:
         # on all interfaces, like torch's store: this process can't know which one is reachable from other pods
         is_dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_dual else socket.AF_INET
-        listener = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+        listener = _listen(family, is_dual=is_dual)
         # With a large backlog asyncio accepts that many connections at once, and logs an error for each one when the
         # system refuses sockets. So asyncio gets a backlog of 1, and the kernel a large one.
         server = await asyncio.start_server(self._accept_peer, sock=listener, limit=MAX_LINE_BYTES, backlog=1)

@@ -9,7 +9,9 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
@@ -40,7 +42,14 @@ from firstfault_torch.time_limits import (
     TORCHRUN_STOP_GRACE_SECONDS,
 )
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
-from firstfault_torch.torchrun.job import chosen_folder, drop_invalid, read_options, root_folder, who
+from firstfault_torch.torchrun.job import (
+    chosen_folder,
+    drop_invalid,
+    keeps_torch_box,
+    read_options,
+    root_folder,
+    who,
+)
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
@@ -48,6 +57,13 @@ _LAUNCHER_NAMES = ("torchrun", "firstfault torchrun")
 _LAUNCHER_MODULE = "torch.distributed.run"
 _ROWS = ("Where", "Retry", "Next")
 """The rows of the report that a failed job ends with."""
+_COLUMNS = 80
+_UNBROKEN: Mapping[str, Any] = {
+    "subsequent_indent": "    ",
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
+"""The headline continues deeper than the rows below it; paths stay whole, to be copied."""
 _RUN_PATH = "run_script_path"
 """torchrun's function that runs a program in a spawned process, for ``--run-path``."""
 _ERROR_FILES = "torch.distributed.elastic.multiprocessing.errors.error_handler"
@@ -129,17 +145,7 @@ class TorchrunAgent(LocalElasticAgent):
             # process continues.
             is_process = threading.current_thread() is threading.main_thread()
             if is_program and is_process and failed.verdict is not None:
-                code = engine.choose_exit_code(failed.verdict)
-                # Python's end would wait for a thread that waits for the folder, and might abort the process if a
-                # thread is inside torch's store, whose host is frozen or gone.
-                if not failed.verdict.durable or (_is_launcher() and not await_late_calls(0.0)):
-                    _exit_at_once(code)
-                # For a node without a failed worker torch has no exception, and for other codes neither.
-                if isinstance(failed.error, PeerFailedError) or code != FAILED:
-                    # a scheduler ends all nodes once the first one has left: its signal must not change the code
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                    raise SystemExit(code) from None
-                _silence_log_of_error(failed.error)
+                _end_program(failed, engine.choose_exit_code(failed.verdict), is_durable=failed.verdict.durable)
             if failed.verdict is not None and (error := engine.to_exception(failed.verdict)) is not None:
                 raise error from failed.error
             # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
@@ -166,6 +172,26 @@ class TorchrunAgent(LocalElasticAgent):
         return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
 
 
+def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> None:
+    """Exit with a code; return if torch's launcher exits with the same one by raising its exception.
+
+    `is_durable`: whether the verdict is in the job's folder.
+    """
+    # Python's end would wait for a thread that waits for the folder, and might abort the process if a thread is inside
+    # torch's store, whose host is frozen or gone.
+    if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
+        _print_torch_box(failed.error)
+        _exit_at_once(code)
+    # For a node without a failed worker torch has no exception, and for other codes neither.
+    if isinstance(failed.error, PeerFailedError) or code != FAILED:
+        _print_torch_box(failed.error)
+        # a scheduler ends all nodes once the first one has left: its signal must not change the code
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(code) from None
+    if not keeps_torch_box():
+        _silence_log_of_error(failed.error)
+
+
 def _is_launcher() -> bool:
     """Whether this process is torchrun's, and not a program that has called torch's launcher."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -189,6 +215,13 @@ def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callabl
     for entry in entry_points(group=_ENGINES, name=name):
         usual = entry.load()(spec)
     return usual
+
+
+def _print_torch_box(error: Exception) -> None:
+    """Print torch's box if the user wants it, where torch's launcher won't come to print it."""
+    if keeps_torch_box() and isinstance(error, ChildFailedError):
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
+        sys.stderr.flush()
 
 
 _told: list[Any] = []
@@ -255,7 +288,7 @@ class TorchrunEngine(PlainEngine):
     def announce(self, verdict: SealedVerdict) -> None:
         """Print what failed, where, whether to run the job again, and the command that shows the rest."""
         rows = dict(line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line)
-        lines = [f"firstfault: {verdict.verdict.headline}"]
+        lines = textwrap.wrap(f"firstfault: {verdict.verdict.headline}", _COLUMNS, **_UNBROKEN)
         shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import traceback
 from functools import partial
@@ -9,6 +10,10 @@ from functools import partial
 import click
 
 from firstfault_start import without_collections
+
+if importlib.util.find_spec("torch") is None:
+    # The command line turns an ImportError of this module into advice on what to install.
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 @click.command(
@@ -24,7 +29,7 @@ from firstfault_start import without_collections
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Run torchrun with these ARGUMENTS, and print which worker failed, why, and whether to run the job again.
 
-    `--help` lists firstfault's own options, which begin with `--ff-`, after torchrun's.
+    `--help` lists firstfault's own options, which begin with `--ff-`, and then torchrun's.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``firstfault doctor``: whether a job of torchrun would be recorded in this environment, and why not."""
+"""``firstfault doctor``: which commands would record a job in this environment, and what prevents it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -39,6 +39,8 @@ TRIED = {
 }
 """The first and the last release that firstfault was run with: docs/reference/versions.md."""
 _CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
+_HANDLER = "firstfault"
+"""Name of our entry point in torch's group ``torchrun.handlers``."""
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
@@ -49,13 +51,13 @@ _Check = tuple[bool | None, str, str]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.doctor/v1).")
 @debug_option
 def doctor(as_json: bool) -> None:
-    """Check whether torchrun's jobs would be recorded in this environment, and under which names.
+    """Check whether jobs would be recorded in this environment, by which commands, and under which names.
 
     Run it where the job will run: in its image, with its variables, in its working folder. It writes a small file into
     the folder of the documents, lists the folder, and reads the file.
 
     \b
-    Exit codes: 0 a job would be recorded, 1 it wouldn't.
+    Exit codes: 0 `firstfault torchrun` records jobs here, 1 it doesn't.
 
     \b
     Examples:
@@ -64,20 +66,37 @@ def doctor(as_json: bool) -> None:
     """  # noqa: D301 - click's mark of lines to keep
     checks = list(_run_checks())
     refused = [name for state, name, _ in checks if state is _NO]
-    but = "; those of `firstfault torchrun` are" if refused == ["switch"] else ""
+    is_plain_recorded = not refused and _is_switched_on() and _loads_entry_point()
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
-    lines.append(f"jobs of torchrun are {'not ' if refused else ''}recorded in this environment{but}")
+    lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
-        lines = [json.dumps({"schema": "firstfault.doctor/v1", "recorded": not refused, "checks": rows})]
+        found = {"recorded": not refused, "plain_torchrun": is_plain_recorded, "checks": rows}
+        lines = [json.dumps({"schema": "firstfault.doctor/v1", **found})]
     click.echo("\n".join(lines))
     sys.stdout.flush()
     os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)  # a thread may wait for a folder that doesn't answer
 
 
-def _run_checks() -> Iterator[_Check]:
-    from firstfault_torch.torchrun.job import name_run, root_folder, who  # noqa: PLC0415 - loads strategies
+def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
+    """Return what works now, and what would also work with another setting."""
+    if list(refused) == ["storage"]:
+        return ["records only on each node, not in FIRSTFAULT_FOLDER: repair what is marked with NO"]
+    if refused:
+        return [f"doesn't record yet: repair what is marked with NO ({', '.join(refused)})"]
+    if is_plain_recorded:
+        return ["works now: torchrun, other launchers with torch's agent, and `firstfault torchrun`"]
+    lines = ["works now: `firstfault torchrun`"]
+    if not _is_switched_on():
+        lines.append("would also work with FIRSTFAULT=1: torchrun, and other launchers with torch's agent")
+    return lines
 
+
+def _is_switched_on() -> bool:
+    return os.environ.get("FIRSTFAULT", "").lower() in ON
+
+
+def _run_checks() -> Iterator[_Check]:
     versions = {name: try_call(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")
@@ -89,13 +108,25 @@ def _run_checks() -> Iterator[_Check]:
     if importlib.util.find_spec("torch") is not None:
         yield _check_recorder()
     yield _check_workers()
-    yield _check_storage()
-    yield _check_fallback()
+    storage, error = _check_storage()
+    yield storage
     yield from _check_callbacks()
+    yield from _describe_names(is_stored=error is None)
+
+
+def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
+    """Yield the names of a job that starts here; if its folder can be written, also where its documents go."""
+    from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
+    from firstfault_torch.torchrun.job import name_run, root_folder, who  # noqa: PLC0415 - as above
+
     this = who(os.environ.get("PET_RDZV_ID", ""))
-    yield _FACT, "job", str(this.job) if this.job.value else f"{this.job} but torchrun's --rdzv-id"
-    yield _FACT, "attempt", f"{this.number} ({this.attempt.source})"
-    yield _FACT, "node", f"{this.node}; namespace: {this.namespace}"
+    unnamed = "no variable names it: torchrun's --rdzv-id, else the start's time, host and process"
+    yield _FACT, "job", str(this.job) if this.job.value else unnamed
+    yield _FACT, "attempt", str(this.attempt) if this.attempt.value else "0: no variable counts attempts"
+    yield _FACT, "node", f"{this.node}; namespace: {this.namespace if this.namespace.value else 'none'}"
+    if not is_stored:
+        return  # the row of the storage says where they go instead
+    yield _FACT, "fallback", f"{describe_fallback_folder()}, if the folder of the documents can't be written"
     run = name_run(this) or "<time>-<host>-<process>"
     yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
 
@@ -103,12 +134,13 @@ def _run_checks() -> Iterator[_Check]:
 def _check_versions() -> _Check:
     packages = {name: try_call(partial(importlib.metadata.version, name))[0] for name in TRIED if name != "Python"}
     new = [
-        f"{name} {version} ({'.'.join(map(str, first))} to {'.'.join(map(str, last))} were)"
+        f"{name} {version} (tested: {'.'.join(map(str, first))} to {'.'.join(map(str, last))})"
         for name, version in {"Python": sys.version.split()[0], **packages}.items()
         for first, last in (TRIED[name],)
         if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
     ]
-    return _FACT, "versions", f"not tested with firstfault: {', '.join(new)}" if new else "tested with firstfault"
+    found = f"firstfault was not tested with {', '.join(new)}" if new else "firstfault was tested with these releases"
+    return _FACT, "versions", found
 
 
 def _check_recorder() -> _Check:
@@ -143,9 +175,9 @@ def _check_switch() -> _Check:
         return _NO, "switch", "this process is a worker of a job under firstfault; launchers inside it are torch's own"
     if _JAX in os.environ:
         return _NO, "switch", f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded"
-    if value.lower() in ON:
+    if _is_switched_on():
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
-    return _NO, "switch", f"FIRSTFAULT is {value or 'not set'}: set FIRSTFAULT=1, or start `firstfault torchrun`"
+    return _FACT, "switch", f"FIRSTFAULT is {value or 'not set'}: only `firstfault torchrun` records"
 
 
 def _check_decisions() -> _Check:
@@ -160,20 +192,26 @@ def _check_torch() -> _Check:
     missing, error = try_call(_missing_in_torch, Exception)
     if missing is None or missing:
         return _NO, "torch", f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}"
-    return _OK, "torch", "supported, and loads firstfault's entry point"
+    if _loads_entry_point():
+        return _OK, "torch", "supported, and loads firstfault's entry point"
+    installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER)
+    how = "this torch loads no entry points" if installed else "firstfault's entry point is missing: reinstall it"
+    return _FACT, "torch", f"supported by `firstfault torchrun`; FIRSTFAULT=1 has no effect, because {how}"
 
 
 def _missing_in_torch() -> list[str]:
     """Return what firstfault doesn't find in this torch, which loads the entry points when it is imported."""
-    from firstfault_torch.compat.torch_agent import has_handler, missing_names  # noqa: PLC0415 - may not be installed
+    from firstfault_torch.compat.torch_agent import missing_names  # noqa: PLC0415 - may not be installed
 
     launcher = importlib.import_module("torch.distributed.launcher.api")
-    missing = [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
-    if not has_handler("firstfault"):
-        installed = importlib.metadata.entry_points(group="torchrun.handlers", name="firstfault")
-        how = "this torch loads none: start `firstfault torchrun`" if installed else "reinstall firstfault"
-        missing.append(f"firstfault's entry point in torchrun.handlers ({how})")
-    return missing
+    return [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
+
+
+def _loads_entry_point() -> bool:
+    """Whether this torch has loaded firstfault's entry point, so that FIRSTFAULT=1 has an effect."""
+    from firstfault_torch.compat.torch_agent import has_handler  # noqa: PLC0415 - may not be installed
+
+    return has_handler(_HANDLER)
 
 
 def _check_workers() -> _Check:
@@ -201,7 +239,8 @@ def _check_callbacks() -> Iterator[_Check]:
         yield _OK if is_callback else _FACT, "callback", f"{_CALLBACKS}: {name}{problem}"
 
 
-def _check_storage() -> _Check:
+def _check_storage() -> tuple[_Check, BaseException | None]:
+    """Try the folder of the documents; return the row, and the error if it can't be used."""
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
@@ -211,17 +250,10 @@ def _check_storage() -> _Check:
     name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began
-        return _OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"
+        return (_OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"), None
     why = f"no answer within {DOCTOR_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
-    text = f"{folder}: {why} ({name}); documents would be in {describe_fallback_folder()}"
-    return _NO if job.given_folder() else _FACT, "storage", text
-
-
-def _check_fallback() -> _Check:
-    """Look where documents go if the folder can't be written, and whether another user has taken that place."""
-    from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
-
-    return _FACT, "fallback", f"{describe_fallback_folder()}, if the folder of the documents can't be written"
+    text = f"{folder}: {why} ({name}); documents go to {describe_fallback_folder()} instead"
+    return (_NO if job.given_folder() else _FACT, "storage", text), error
 
 
 def _try_local(folder: str) -> None:

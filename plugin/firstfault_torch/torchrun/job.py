@@ -23,7 +23,7 @@ from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.utils.safe_paths import ForeignPathError
 from firstfault.utils.toml import parse_toml
 from firstfault_torch.guard import call_with_timeout, logger, try_call
-from firstfault_torch.options import DEFAULT_HANG, Options, parse_hang
+from firstfault_torch.options import DEFAULT_HANG, PORT_VARIABLE, Options, parse_hang, parse_port
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
 from firstfault_torch.torchrun import exit_codes
 
@@ -32,6 +32,7 @@ from firstfault_torch.torchrun import exit_codes
 FOLDER_VARIABLE, JOB_VARIABLE, ATTEMPT_VARIABLE = "FIRSTFAULT_FOLDER", "FIRSTFAULT_JOB", "FIRSTFAULT_ATTEMPT"
 _STRATEGY, _RESTARTS, _HANG = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS", "FIRSTFAULT_HANG"
 _AS_TORCH = "torch"
+_TORCH_BOX, _YES = "FIRSTFAULT_KEEP_TORCH_BOX", "1"
 
 
 def _count(text: str) -> str:
@@ -49,11 +50,14 @@ def _one_of(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
     return check
 
 
-def _parse_hang(text: str) -> str:
-    _, error = try_call(partial(parse_hang, text), UsageError)
-    if error is not None:
-        raise ArgumentTypeError(str(error))
-    return text
+def _parsed_by(parse: Callable[[str], object]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        _, error = try_call(partial(parse, text), UsageError)
+        if error is not None:
+            raise ArgumentTypeError(str(error))
+        return text
+
+    return check
 
 
 class _Setting(NamedTuple):
@@ -61,6 +65,8 @@ class _Setting(NamedTuple):
     variable: str
     check: Callable[[str], str]
     help: str
+    is_flag: bool = False
+    """Whether the option has no value; its variable is then 1 or 0."""
 
 
 _SETTINGS = (
@@ -87,7 +93,7 @@ _SETTINGS = (
     _Setting(
         "--ff-hang",
         _HANG,
-        _parse_hang,
+        _parsed_by(parse_hang),
         "seconds without progress after which the agents report the straggler, or end the job: "
         "warn:60 (default), warn:60,end:300, or off",
     ),
@@ -104,15 +110,37 @@ _SETTINGS = (
         _one_of(lambda: DECISION_MODES),
         "what happens to decisions: off, observe (print what would have been done) or act (default)",
     ),
+    _Setting(
+        "--ff-port",
+        PORT_VARIABLE,
+        _parsed_by(parse_port),
+        "port on which the first node's agent listens for the others, for networks that allow only listed ports. "
+        "Default: a free one",
+    ),
+    _Setting(
+        "--ff-keep-torch-box",
+        _TORCH_BOX,
+        _one_of(lambda: (_YES, "0")),
+        "after a failure, also print torch's own box, ChildFailedError, below firstfault's lines",
+        is_flag=True,
+    ),
 )
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add firstfault's options to torch's parser."""
-    group = parser.add_argument_group("firstfault", "Each can also be set by its variable.")
+    """Add firstfault's options to torch's parser; the help lists them first."""
+    # torch's usage names each of its options, and would fill the screen before ours
+    parser.usage = "%(prog)s [options] training_script [arguments of the script]"
+    group = parser.add_argument_group("firstfault's options", "Each can also be set by its variable.")
     for setting in _SETTINGS:
         name, text = setting.option.rpartition("-")[2].upper(), f"{setting.help}. Variable: {setting.variable}"
-        group.add_argument(setting.option, type=setting.check, metavar=name, help=text)
+        if setting.is_flag:
+            group.add_argument(setting.option, action="store_const", const=_YES, help=f"{text}={_YES}")
+        else:
+            group.add_argument(setting.option, type=setting.check, metavar=name, help=text)
+    # argparse has no public way to order groups
+    groups = parser._action_groups  # noqa: SLF001
+    groups.insert(0, groups.pop())
 
 
 def set_variables(arguments: Namespace) -> None:
@@ -148,6 +176,11 @@ def read_options(environment: Any = os.environ, **others: Any) -> Options:
     return Options(strategy=strategy, restarts_follow_policy=follows, hang=hang, stops_repeats=True, **others)
 
 
+def keeps_torch_box() -> bool:
+    """Whether torch's own box is printed, too."""
+    return os.environ.get(_TORCH_BOX) == _YES
+
+
 # --- the names of the job, its attempt and this node ------------------------------------------------------------------
 
 RENDEZVOUS_ID = "--rdzv-id"
@@ -157,6 +190,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 _RANDOM = re.compile(r"none|[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}|\d{36,39}")
 """torchrun's default, and the ids that launchers draw for a job on one node."""
 _LONGEST = 120
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SLURM, _SLURM_JOB = "SLURM_", "SLURM_JOB_ID"
 
 
@@ -209,7 +243,18 @@ class Who(NamedTuple):
     def told(self, run: str) -> str:
         """Return job and attempt of the run for a report, and where these and its nodes' names came from."""
         nodes = f", nodes named by {self.node.source}" if self.node.source != HOST else ""
-        return f"job {Name(run, self.job.source)}, attempt {Name(self.number, self.attempt.source)}{nodes}"
+        return f"{_name_source(run, self.job)}, attempt {_name_source(self.number, self.attempt)}{nodes}"
+
+
+def _name_source(text: str, name: Name) -> str:
+    """Return a name with its source; without one, if firstfault made it."""
+    return f"{text} ({name.source})" if name.value else text
+
+
+def _read_namespace() -> Name:
+    """Return the namespace that Kubernetes mounts into a pod; empty: this is no pod, or it has no service account."""
+    text, _ = try_call(partial(_NAMESPACE_FILE.read_text, encoding="ascii"), Exception)
+    return Name(text.strip(), "its service account") if text else Name()
 
 
 def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
@@ -232,7 +277,7 @@ def who(run_id: str, environment: Mapping[str, str] = os.environ) -> Who:
         if all(values) and value and (source.of != "attempt" or value.isdecimal()):
             names.setdefault(source.of, Name(value, " and ".join(source.variables)))
     job, attempt, node, namespace = (names.get(of, Name()) for of in ("job", "attempt", "node", "namespace"))
-    found = Who(run_id, job, attempt, node, namespace)
+    found = Who(run_id, job, attempt, node, namespace if namespace.value else _read_namespace())
     if not attempt.source.startswith(_SLURM):
         return found._replace(run=job.value)
     # Slurm counts the attempts of one of its jobs. Another job with the same FIRSTFAULT_JOB is another run, whose

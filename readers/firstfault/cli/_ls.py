@@ -33,7 +33,7 @@ def _parse_since(_context: click.Context, _parameter: click.Parameter, value: st
 
 
 @click.command()
-@uri_argument()
+@uri_argument(required=False)
 @click.option(
     "--since",
     callback=_parse_since,
@@ -43,30 +43,34 @@ def _parse_since(_context: click.Context, _parameter: click.Parameter, value: st
 @click.option("--group", "by", type=click.Choice(_GROUPS), help="Group attempts by this, and count them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.ls/v1) on each line.")
 @debug_option
-def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
+def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int:
     """List the failed attempts below a folder, newest first.
 
-    URI is a folder with many executions, such as Flyte's metadata prefix or .firstfault/runs. Attempts that succeeded
-    aren't listed. With --group the group that cost the most rank-hours comes first. By node or machine, those that fail
-    more often than chance explains are listed at the end, to be pasted after srun or sbatch.
+    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix. Without it, the runs of
+    torchrun and of `firstfault run` below .firstfault are listed, where `show --last` looks, too. Attempts that
+    succeeded aren't listed. With --group the group that cost the most rank-hours comes first. By node or machine, those
+    that fail more often than chance explains are listed at the end, to be pasted after srun or sbatch.
 
     \b
     Exit codes: 0 listed, 3 no attempt found below the folder, 2 usage, 1 the tool failed.
 
     \b
     Examples:
+      firstfault ls
       firstfault ls --since 7d s3://bucket/metadata/propeller
       firstfault ls --since 7d --group fingerprint s3://bucket/metadata/propeller
       firstfault ls --json .firstfault/runs | jq .first_line
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.failure_listing import failed_attempts, grouped  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.failure_listing import grouped  # noqa: PLC0415 - `--help` needs none of it
 
-    attempts, count = failed_attempts(uri, since_ns=since, with_machines=by in {"machine", "node"})
+    folders = [uri] if uri is not None else _find_own_folders()
+    attempts, count = _list_folders(folders, since, with_machines=by in {"machine", "node"})
+    below = " or ".join(folders)
     if not count:
-        fail(f"no attempts below {uri}; pass a folder of executions, such as Flyte's metadata prefix")
+        fail(f"no attempts below {below}; pass a folder of runs, or Flyte's metadata prefix")
         return EXIT.NOTHING_FOUND
     if not attempts:
-        fail(f"none of the {count} attempts below {uri} failed{'' if since is None else ' in this time'}")
+        fail(f"none of the {count} attempts below {below} failed{'' if since is None else ' in this time'}")
     for attempt in attempts:
         if by is None:
             _print(_attempt_json(attempt) if as_json else _attempt_text(attempt))
@@ -80,6 +84,24 @@ def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
     if suspicious and not as_json:
         echo(f"These fail more often than chance explains: --exclude={one_line(suspicious)}")
     return EXIT.OK
+
+
+def _find_own_folders() -> list[str]:
+    """Return the folders in which `show --last` looks; if there are no runs, those of the working folder."""
+    from firstfault.run_folder import FOLDERS, find_run_folders  # noqa: PLC0415 - as above
+
+    return list(map(str, find_run_folders())) or list(FOLDERS)
+
+
+def _list_folders(folders: list[str], since: int | None, *, with_machines: bool) -> tuple[list[FailedAttempt], int]:
+    """Return the failed attempts below all folders, newest first, and the number of all attempts."""
+    from firstfault.failure_listing import failed_attempts  # noqa: PLC0415 - as above
+
+    found = [failed_attempts(folder, since_ns=since, with_machines=with_machines) for folder in folders]
+    attempts = [attempt for failed, _ in found for attempt in failed]
+    if len(found) > 1:
+        attempts.sort(key=lambda attempt: attempt.time_ns or 0, reverse=True)
+    return attempts, sum(count for _, count in found)
 
 
 def _print(line: str | dict[str, Any]) -> None:

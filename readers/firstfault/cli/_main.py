@@ -75,7 +75,8 @@ def _load_command(point: EntryPoint) -> click.Command:
     try:
         command: click.Command = point.load()
     except ImportError as error:
-        reason = missing_package(f"`firstfault {point.name}`", error)
+        extra = "torch" if point.value.startswith("firstfault_torch.") else "elastic"
+        reason = missing_package(f"`firstfault {point.name}`", error, extra)
 
         def explain() -> None:
             raise FirstFaultError(reason)
@@ -84,7 +85,8 @@ def _load_command(point: EntryPoint) -> click.Command:
         return click.Command(
             point.name,
             callback=explain,
-            short_help=f"(not available: {reason})",
+            help=reason,
+            short_help=f"(needs the extra {extra})",
             context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )
     return command
@@ -104,11 +106,12 @@ def group(context: click.Context) -> None:
 
     \b
     Examples:
-      firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
-      firstfault show --html report.html .firstfault/runs/f3a9/0
-      firstfault ls --since 7d s3://bucket/metadata/propeller
+      firstfault show slurm.out
+      firstfault torchrun --nproc-per-node 8 train.py
+      firstfault show --last --html report.html
+      firstfault ls --since 7d
       firstfault run train.py train --nodes 2
-      firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
+      firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
     if context.invoked_subcommand is None:
         raise click.UsageError(f"missing command; commands are {_join_names(group.list_commands(context))}", context)

@@ -151,9 +151,9 @@ def _find_uri(uri: str | None, *, last: bool) -> str:
         return uri
     if not last:
         raise click.UsageError("Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last")
-    from firstfault.run_folder import FOLDERS, began, find_fallback_folders, runs_in  # noqa: PLC0415 - as above
+    from firstfault.run_folder import FOLDERS, began, find_run_folders, runs_in  # noqa: PLC0415 - as above
 
-    runs = [run for folder in (*map(Path, FOLDERS), *find_fallback_folders()) for run in runs_in(folder)]
+    runs = [run for folder in find_run_folders() for run in runs_in(folder)]
     if not runs:
         raise click.UsageError(f"no runs below {' or '.join(FOLDERS)}; pass a log file or the attempt's output prefix")
     return str(max(runs, key=began))

@@ -45,10 +45,10 @@ def fail(message: str) -> None:
     click.echo(f"firstfault: {' '.join(printable(message).split())}", err=True)
 
 
-def missing_package(what: str, error: ImportError) -> str:
-    """Return an error message with the package that `what` needs, and how to install it."""
+def missing_package(what: str, error: ImportError, extra: str = "elastic") -> str:
+    """Return an error message with the package that `what` needs, and the extra to install."""
     missing = getattr(error, "name", None) or str(error)
-    how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+    how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
     return f"{what} needs {missing}, which is not installed; {how}"
 
 

@@ -193,6 +193,9 @@ def _parse_number(text: str | None) -> int | None:
 # --- the message of a failed process ----------------------------------------------------------------------------------
 _ENDED = "it exited without an error"
 """The text for an exit with code 0, as of a program that returns too early."""
+_REACHED_END = "its program reached its end"
+"""The recorder's text for the end of a program that nobody called `sys.exit` in."""
+_ENDED_EARLY = "ended early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,8 @@ def find_message(failure: WorkerError) -> Message:
     exception = find_ending_exception(failure)
     if exception is None:
         return _build_end_message(failure)
+    if exception is failure.exception and has_reached_end(failure):
+        return Message(_ENDED_EARLY, _REACHED_END, exception=exception)
     found = _build_exception_message(exception)
     disk = full_disk(failure, exception)
     if disk and disk.path not in found.whole and _classify_exception(exception).category in {"disk_full", "storage"}:
@@ -236,6 +241,12 @@ def find_message(failure: WorkerError) -> Message:
         at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
         return replace(found, text=f"it exited at {at}" if at else _ENDED)
     return found
+
+
+def has_reached_end(failure: WorkerError) -> bool:
+    """Whether a program ran to its end: it's recorded as a SystemExit, but nobody called `sys.exit`."""
+    raised = failure.exception
+    return raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:

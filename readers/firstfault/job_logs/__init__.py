@@ -33,7 +33,7 @@ from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.completion.proof import CompletionProof
 from firstfault.job_logs.documents import build_documents, build_size
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.job_logs.framing.lines import files_below, is_text, lines_of, open_log
+from firstfault.job_logs.framing.lines import files_below, find_unpack_command, is_text, lines_of, open_log
 from firstfault.job_logs.outcome import explain_missing_proof
 from firstfault.job_logs.framing.labels import Label
 from firstfault.job_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
@@ -97,13 +97,20 @@ def read_sources(
         try:
             with open_log(path) as stream:
                 if not _read(stream, name, label, collector) and len(logs) == 1:
-                    raise BadDocumentError(f"{path} is neither an error document nor a text; give the job's log")
+                    raise BadDocumentError(_explain_no_text(path))
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             notes.append(f"not readable: {name}: {error}")
     for source in sources:
         if not isinstance(source, Path):
             _read(source, "stdin", Label(), collector)
     return notes, dumps, workers
+
+
+def _explain_no_text(path: Path) -> str:
+    """Return why a file can't be read as a log, and what to do."""
+    if command := find_unpack_command(path):
+        return f"{path} is an archive; unpack it first ({command}), then give its log or folder"
+    return f"{path} is neither an error document nor a text; give the job's log"
 
 
 def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bool:

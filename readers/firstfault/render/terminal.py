@@ -175,7 +175,8 @@ def _print_groups(printer: _Printer, report: Report, groups: Sequence[Group], *,
         # paths of build machines, as in gloo's messages, help least
         text = group.said if whole else _FOLDERS.sub(".../", group.said)
         if group.state is State.ROOT:
-            text = "" if text == report.answers.what or repeats_cause(f": {text}", report.answers.what) else text
+            cause = report.answers.what
+            text = "" if cause.startswith(text) or repeats_cause(f": {text}", cause) else text
         elif whole and group.first is not None and group.first.later:
             text = f"{text} ({group.first.later})"
         row = f"{group.label:<{state_width}}  {name:<{name_width}}  {text}".rstrip()

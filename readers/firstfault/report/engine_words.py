@@ -64,10 +64,10 @@ class EngineWords:
         return f"{answer} (advice: {self.enforcer} {anyway})"
 
     def summarize_retry(self, decision: Decision) -> str:
-        """Return the same in two words for a line: "retry", "no retry", "retry spent", "retry unclear"."""
+        """Return the same in a few words for a line: "retry", "no retry", "no retries left", "retry unclear"."""
         if is_retried(decision):
             return "retry"
-        return "retry spent" if decision.is_spent else "retry unclear" if self.leaves_open(decision) else "no retry"
+        return "no retries left" if decision.is_spent else "retry unclear" if self.leaves_open(decision) else "no retry"
 
     def leaves_open(self, decision: Decision) -> bool:
         """Whether firstfault leaves it to the scheduler to run the job again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from firstfault.evidence.texts import find_message
+from firstfault.evidence.texts import find_message, has_reached_end
 from firstfault.model import Resources, Scope, Subject, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS, TEARDOWN
 from firstfault.strategies.headlines import describe_failure
@@ -48,6 +48,8 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
         return "OOM-killed", _memory_text(root.resources)
     if verdict.category == "node_lost" and text.startswith(_LOST):
         return "agent lost", f"it {text.removeprefix(_LOST)}"
+    if has_reached_end(root):
+        return name, text  # the headline has more: where its peers were
     said = find_message(root)
     if name != said.what or not (said.text or said.exception is not None):
         return name, text

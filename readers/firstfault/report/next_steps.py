@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from firstfault.evidence.texts import has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
 from firstfault.model.failure import CANCELLED, CTRL_C, FROM_OUTSIDE, HANGUP, PREEMPTED, REQUEUED, TEARDOWN
@@ -41,12 +42,13 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
     # the pods of a job share their namespace
     places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
     namespace = next((place.namespace for place in places if place.namespace), "")
+    engine = engine if _may_be_on_kubernetes(job) else replace(engine, has_kubectl=False)
     machine = find_machine(job, verdict) if verdict.category in _OF_MACHINES else ""
     if command := engine.kubectl("describe node {}", machine):
         yield Step("its machine's events", command)
     # the root cause's node, else the suspects', else those that failed
     named = [verdict.node] if verdict.node else [suspect.node for suspect in verdict.suspects]
-    nodes = dict.fromkeys(named or [failure.node for failure in job.failures])
+    nodes = dict.fromkeys(named or sorted((failure.node for failure in job.failures), key=_split_numbers))
     # the names come from documents, and people paste these commands into a shell: paths are quoted, and `kubectl`
     # refuses what isn't the name of a pod
     for node in [node for node in nodes if node][:_LOGS]:
@@ -59,6 +61,17 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
             yield Step(engine.log, log)
     if case.uri:
         yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
+
+
+def _split_numbers(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts "worker-2" before "worker-10"."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d{1,9})", name)]
+
+
+def _may_be_on_kubernetes(job: JobErrors) -> bool:
+    """Whether nothing shows that the nodes are no pods: one with its host's name, and no namespace, is a machine."""
+    known = [place for place in job.places if place.host]
+    return not known or any(place.namespace or place.machine or place.host != place.node for place in known)
 
 
 _ADVICE_BY_CODE = {
@@ -111,14 +124,23 @@ def _give_advice(case: Case, code: str) -> str:
             is_of_all = not case.engine.cites or (size is not None and size.ranks == number and not size.at_least)
             return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    # this rank had left the training while its peers still waited for it
-    if root is not None and locate_main_thread(root).exit_stage:
-        return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
+    if ended := _advise_on_end(case, code):
+        return ended
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "find out what killed it: check the node's events and the kernel log"
     return advice if root is None else _name_tool_of_vendor(advice, f"{root.message}\n{root.printed}")
+
+
+def _advise_on_end(case: Case, code: str) -> str:
+    """Return the advice about a rank that ended on its own, without an error; empty: it's another failure."""
+    root = case.verdict.root
+    # this rank had left the training while its peers still waited for it
+    if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
+        return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
+    # the line that called sys.exit is known: no log knows more
+    return "open the code that exited" if case.verdict.category == "exit" and code else ""
 
 
 def _name_tool_of_vendor(advice: str, text: str) -> str:

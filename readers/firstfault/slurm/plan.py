@@ -9,6 +9,7 @@ from firstfault.conclude import Outcome
 from firstfault.model.job import Action
 from firstfault.retry import RetryContext, host_evidence
 from firstfault.slurm.job import JobInfo
+from firstfault.utils.text import describe_used_up
 
 _PREEMPTED = "PREEMPTED"
 _NOT_FAILED_STATES = {"CANCELLED", "COMPLETED"}
@@ -59,6 +60,6 @@ def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeue
     elif outcome.decision.action is Action.STOP:
         stop_reason = outcome.decision.reason
     elif not is_free and count >= max_requeues:
-        stop_reason = f"all {max_requeues} requeues are used up"
+        stop_reason = describe_used_up(max_requeues, "requeue")
     bad_node = next((one.verdict.node or "" for one in reversed(proven)), "")
     return RequeuePlan(outcome, stop_reason, not is_free, bad_node)

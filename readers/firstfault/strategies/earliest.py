@@ -8,8 +8,8 @@ from firstfault.model import DocumentsNeeded, JobErrors, Reason, Subject, Verdic
 from firstfault.strategies.headlines import name_process
 from firstfault.strategies.running import needs_documents
 from firstfault.strategies.verdicts import build_verdict, find_root_candidates
+from firstfault.utils.text import duration
 
-_NS_PER_MS = 1_000_000
 _NS_PER_SECOND = 1_000_000_000
 _MAX_CLOCK_AHEAD_SECONDS = 2
 """If a document's recorded time is later than the end of its upload by more, its node's clock is ahead."""
@@ -86,8 +86,8 @@ def _explain_order(root: WorkerError, followers: Sequence[WorkerError]) -> Reaso
     if not timed:
         return Reason(f"{name_process(root)} is the only failure with a recorded time", (root,))
     after = min(timed, key=_sort_key)
-    gap = ((after.timestamp_ns or 0) - root.timestamp_ns) / _NS_PER_MS
-    text = f"{name_process(root)} failed first; the next, {name_process(after)}, was recorded {gap:.1f} ms later"
+    gap = duration((after.timestamp_ns or 0) - root.timestamp_ns)
+    text = f"{name_process(root)} failed first; the next, {name_process(after)}, was recorded {gap} later"
     return Reason(text, (root, after))
 
 

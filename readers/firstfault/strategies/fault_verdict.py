@@ -14,17 +14,19 @@ from firstfault.evidence.classification import (
     aborted_without_reason,
 )
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
+from firstfault.evidence.texts import has_reached_end
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
 from firstfault.model import JobErrors, Reason, Suspect, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS
+from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
 from firstfault.strategies.reasons import MAX_SUSPECTS, STRATEGY_NAME, count_class, explain_wrong_clocks, get_failures
 from firstfault.strategies.verdicts import build_verdict
+from firstfault.utils.text import duration
 
-_NS_PER_MS = 1_000_000
 _PHRASES_BY_CLASS = {
     FailureClass.CONSEQUENCE: ("rank failed", "ranks failed", " because of it: stopped, or lost a peer"),
     FailureClass.UNCLEAR: ("rank", "ranks", " failed as the cause or a consequence"),
@@ -80,7 +82,8 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     probably = f", and probably {'all' if is_all else f'{len(unwinding)} more'}" if unwinding else ""
     others = {item.failure.node for item in fault.same} - {first.failure.node, ""}
     probably = f" and {len(others)} more" if others and not verdict.ranks and first.failure.node else probably
-    headline = build_headline(first.failure, verdict.ranks, probably)
+    said = describe_early_end(first.failure, get_failures(classified)) if has_reached_end(first.failure) else ""
+    headline = build_headline(first.failure, verdict.ranks, probably, said)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
@@ -193,7 +196,7 @@ def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> 
 
 def _describe_later_fault(diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure) -> str:
     gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
-    when = f", at least {gap / _NS_PER_MS:.0f} ms later" if gap else ", at about the same time"
+    when = f", at least {duration(gap, is_rounded_down=True)} later" if gap else ", at about the same time"
     # a line of a log without a time proves no time
     is_timed = first.failure.timestamp_ns is not None and other.failure.timestamp_ns is not None
     when = when if is_timed or first.failure.place.engine != OF_LOGS else ""

@@ -42,12 +42,15 @@ def name_process(failure: WorkerError) -> str:
     return node or UNNAMED_PROCESS
 
 
-def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str = "") -> str:
-    """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the message."""
+def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str = "", said: str = "") -> str:
+    """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the message.
+
+    `said` replaces the message.
+    """
     subject = (f"ranks {join_ranks(ranks)}" if len(ranks) > 1 else name_process(root)) + more_ranks
     # a log that names no process may be of one
     subject = "" if root.place.engine == OF_LOGS and subject == UNNAMED_PROCESS else subject
-    text = describe_failure(root)
+    text = said or describe_failure(root)
     category, what = find_category(root), find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing
     if category == "preemption":

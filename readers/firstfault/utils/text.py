@@ -25,10 +25,19 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
 
 
+_MAX_WORD = 16
+"""Characters of a word that is left out rather than cut."""
+
+
 def one_line(text: str, limit: int = 200) -> str:
-    """Return the first non-empty line of `text`, at most `limit` characters."""
+    """Return the first non-empty line of `text`, at most `limit` characters; a longer one ends behind a word."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
-    return line if len(line) <= limit else (line[: max(limit - 3, 0)] + "...")[:limit]
+    if len(line) <= limit:
+        return line
+    room = max(limit - 3, 0)
+    # of a long word, such as a path, the begin says more than nothing
+    end = line.rfind(" ", max(room - _MAX_WORD, room // 2), room + 1)
+    return (line[: end if end > 0 else room].rstrip() + "...")[:limit]
 
 
 _FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
@@ -75,6 +84,14 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("the JSON is nested too deep") from error
 
 
+def describe_used_up(count: int, name: str) -> str:
+    """Return that a budget is used up: "all 3 retries are used up", "its only retry is used up"."""
+    if count == 1:
+        return f"its only {name} is used up"
+    several = f"{name.removesuffix('y')}ies" if name.endswith("y") else f"{name}s"
+    return f"all {count} {several} are used up" if count else f"no {several} are allowed"
+
+
 _US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
 _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 _DURATIONS = (
@@ -90,8 +107,10 @@ _DURATIONS = (
 """From how many nanoseconds on a time is shown in which unit, with how many decimals."""
 
 
-def duration(nanoseconds: int) -> str:
-    """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
+def duration(nanoseconds: int, *, is_rounded_down: bool = False) -> str:
+    """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"; rounded down, for a time that was at least so long."""
     long = abs(nanoseconds)
     _, unit, decimals, name = next(row for row in _DURATIONS if long >= row[0])
+    if is_rounded_down:
+        long -= long % (unit // 10**decimals)
     return f"{long / unit:.{decimals}f} {name}"

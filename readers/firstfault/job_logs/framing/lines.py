@@ -12,6 +12,7 @@ import lzma
 import math
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -33,6 +34,9 @@ _MOST_CONTROLS = 0.1
 """Share of control characters in a text's first bytes."""
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
+_ZIP, _TAR = b"PK\x03\x04", b"ustar"
+_TAR_AT = 257
+"""Where a tar archive has its mark."""
 _USUAL_SHARE = 1 / 8
 """Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
 _MIN_LINES_FOR_USUAL = 100
@@ -61,6 +65,19 @@ def open_log(path: Path) -> IO[bytes]:
         return cast("IO[bytes]", zstandard.open(path, "rb"))
     opened = next((opened for magic, opened in _COMPRESSED.items() if begin.startswith(magic)), None)
     return cast("IO[bytes]", opened(path, "rb")) if opened else path.open("rb")
+
+
+def find_unpack_command(path: Path) -> str:
+    """Return the command that unpacks an archive, perhaps a compressed one; empty: it's none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_log(path) as stream:
+        begin = stream.read(_TAR_AT + len(_TAR))
+    if begin.startswith(_ZIP):
+        return f"unzip {shlex.quote(str(path))}"
+    return f"tar xf {shlex.quote(str(path))}" if begin.endswith(_TAR) else ""
 
 
 def files_below(folder: Path) -> list[Path]:
