@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs.completion.noise import drop_below_error, is_exit_function
+from firstfault.job_logs.completion.noise import drop_below_error, is_at_exit
 from firstfault.job_logs.completion.words import CompletionKind, find_completion_kind
 from firstfault.job_logs.framing.labels import Label, LogRecord
 from tests.readers.commands import Ran
@@ -226,7 +226,28 @@ def test_levels_below_error(shown: Callable[..., Ran], line: str) -> None:
 def test_functions_that_run_at_the_end() -> None:
     """Names of functions that give resources back, and others."""
     names = ("_run_finalizers", "__del__", "destroy_process_group", "_shutdown_workers", "close", "main", "closest")
-    assert [name for name in names if not is_exit_function(name)] == ["main", "closest"]
+    assert [name for name in names if not is_at_exit([name])] == ["main", "closest"]
+    # a file that is closed while results are written, and one that an object's finalizer closes
+    assert not is_at_exit(["main", "save_checkpoint", "__exit__"])
+    assert is_at_exit(["main", "__exit__"])
+    assert is_at_exit(["__del__", "save_index", "close"])
+
+
+def test_results_that_could_not_be_saved(shown: Callable[..., Ran]) -> None:
+    """The training is done, but its checkpoint isn't there: the job failed, and not in its teardown."""
+    failure = [
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/job/train.py", line 31, in main',
+        "[rank0]:     save_checkpoint(model)",
+        '[rank0]:   File "/job/train.py", line 12, in save_checkpoint',
+        "[rank0]:     with open_writer(path) as writer:",
+        '[rank0]:   File "/job/writer.py", line 8, in __exit__',
+        "[rank0]:     self.file.finish()",
+        "[rank0]: OSError: [Errno 28] No space left on device",
+    ]
+    ran = shown([*STEPS, "[after training is done] 18:39:14", *failure])
+    assert ran.code == EXIT.ROOT_CAUSE
+    assert "No space left on device" in ran.out
 
 
 def test_a_job_that_was_started_again(shown: Callable[..., Ran]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.job_logs.completion.words import is_below_error, is_continuation
@@ -14,14 +14,18 @@ from firstfault.utils.toml import Patterns
 if TYPE_CHECKING:
     from firstfault.job_logs.framing.labels import Label, LogRecord
 
-_EXIT_FUNCTION = r"""
-  _run_finalizers | _exit_function | _run_exitfuncs | __del__ | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
+_INTERPRETER_EXIT = "_run_finalizers | _exit_function | _run_exitfuncs | __del__"
+_EXIT_FUNCTION = rf"""
+  {_INTERPRETER_EXIT} | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
 | \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
 """
 _PATTERNS = Patterns(
     {
         "exit_function": rf"(?i){_EXIT_FUNCTION}",
-        "exit_frame": rf"(?i)^\s+File[ ]\".*,[ ]in[ ](?:{_EXIT_FUNCTION})\s*$",
+        "interpreter_exit": _INTERPRETER_EXIT,
+        # a file that is closed while results are written is part of the work
+        "work": r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*",
+        "frame": r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$",
         "teardown_noise": r"""(?i)
             terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
           | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
@@ -69,7 +73,8 @@ def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
         elif block is not None:
             block.append(record)
             if not record.text[:1].isspace():
-                kept += [] if any(_PATTERNS["exit_frame"].search(one.text) for one in block) else block
+                frames = [found for one in block if (found := _PATTERNS["frame"].search(one.text))]
+                kept += [] if is_at_exit([frame["function"] for frame in frames]) else block
                 del blocks[record.label]
         elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(record.text):
             kept.append(record)
@@ -77,9 +82,16 @@ def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
     return sorted(kept, key=lambda record: record.number)
 
 
-def is_exit_function(name: str) -> bool:
-    """Whether a function runs when a program ends or gives its resources back."""
-    return _PATTERNS["exit_function"].fullmatch(name) is not None
+def is_at_exit(functions: Sequence[str]) -> bool:
+    """Whether these functions run when a program ends or gives its resources back, none of them to save results.
+
+    Args:
+        functions: names of a traceback's functions, the outermost first.
+    """
+    if any(_PATTERNS["interpreter_exit"].fullmatch(name) for name in functions):
+        return True
+    has_exit = any(_PATTERNS["exit_function"].fullmatch(name) for name in functions)
+    return has_exit and not any(_PATTERNS["work"].fullmatch(name) for name in functions)
 
 
 def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.job_logs.completion.noise import drop_teardown_noise, find_doubts, is_exit_function
+from firstfault.job_logs.completion.noise import drop_teardown_noise, find_doubts, is_at_exit
 from firstfault.job_logs.completion.proof import MAX_LATER_LINES, CompletionProof
 from firstfault.job_logs.completion.words import CompletionKind, is_noise
 from firstfault.job_logs.launchers import LauncherReport, ReportKind
@@ -139,4 +139,4 @@ def _is_finalizer(process: Process) -> bool:
 
 def _is_noise(process: Process) -> bool:
     """Whether a process printed no exception, or only one of a function that runs when a program ends."""
-    return process.raised is None or any(is_exit_function(frame.function) for frame in process.raised.frames)
+    return process.raised is None or is_at_exit([frame.function for frame in process.raised.frames])
