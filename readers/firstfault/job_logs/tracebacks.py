@@ -13,7 +13,7 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.job_logs.causes.resources import ends_resource
-from firstfault.job_logs.completion.words import is_noise
+from firstfault.job_logs.completion.words import is_crash_report, is_noise
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.outcome import is_success_report
 from firstfault.job_logs.vocabulary import PATTERNS, WORDS
@@ -114,7 +114,8 @@ def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
 
 def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
     for excerpt in stream.excerpts:
-        above, lines = excerpt.lines[: excerpt.at], excerpt.lines[excerpt.at :]
+        above = excerpt.lines[: excerpt.at]
+        lines = _cut_at_crash(excerpt.lines[excerpt.at :])
         printed = find_printed_exception(redact("\n".join(_list_texts(lines))))
         # Python prints "Exception ignored in" for exceptions of finalizers, which end no process
         if printed is None or any("Exception ignored " in record.text for record in above):
@@ -134,7 +135,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
         later = [line for line in (*more, *printed.after) if line.strip()]
         own = lines[: len(lines) - len(printed.after)]
         below = [record.text for record in stream.tail if record.number > lines[-1].number]
-        later_lines = sum(not is_noise(line) for line in (*later, *below))
+        later_lines = sum(not (is_noise(line) or is_crash_report(line)) for line in (*later, *below))
         around = (*(record.text for record in above), *(*later, *below)[:1])
         yield Traceback(
             printed.exception,
@@ -150,6 +151,12 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             is_in_thread=is_in_thread,
             time_ns=_find_time(above, lines),
         )
+
+
+def _cut_at_crash(lines: Sequence[LogRecord]) -> Sequence[LogRecord]:
+    """Return the lines without what the process printed when it crashed while it ended."""
+    ends = (at for at, record in enumerate(lines) if at and is_crash_report(record.text))
+    return lines[: next(ends, len(lines))]
 
 
 def _list_texts(lines: Sequence[LogRecord]) -> Iterator[str]:

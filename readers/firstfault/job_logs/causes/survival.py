@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.source_files import is_library_file
 from firstfault.job_logs.attempts import is_substantial
 from firstfault.job_logs.causes.resources import ends_resource, find_specific_category
 from firstfault.job_logs.vocabulary import PATTERNS
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _MIN_LINES_AFTER_LOGGED = 10
 """Lines about other things below a logged exception that prove that its process continued."""
+
+_MAX_LINES_BETWEEN = 5
+"""Lines between the exception of a thread and that of the main thread that waited for it."""
 
 
 @cache
@@ -69,11 +73,26 @@ def drop_survived_tracebacks(
 
 
 def choose_ending(tracebacks: Sequence[Traceback]) -> Traceback:
-    """Return the traceback that explains the end of one process: its last one, or an earlier one of a resource.
+    """Return the traceback that explains the end of one process: its last one, or an earlier one of a thread.
 
-    A thread of rank 3 runs out of GPU memory and ends. Minutes later, the main thread gives up waiting for it.
+    A thread of rank 3 runs out of GPU memory and ends. Minutes later, the main thread gives up waiting for it. Or a
+    thread that reads data raises, and what the main thread reads from raises at once.
     """
-    return find_thread_fault(tracebacks, tracebacks[-1].exception) or tracebacks[-1]
+    last = tracebacks[-1]
+    producer = tracebacks[-2] if len(tracebacks) > 1 else None
+    if producer is not None and _has_stopped_supply(producer, last):
+        return producer
+    return find_thread_fault(tracebacks, last.exception) or last
+
+
+def _has_stopped_supply(producer: Traceback, last: Traceback) -> bool:
+    """Whether the program's code raised in a thread, and right after it a library in the main thread."""
+    if not producer.is_in_thread or last.is_in_thread or producer.stream is not last.stream:
+        return False
+    if last.lines[0] - producer.lines[1] > _MAX_LINES_BETWEEN or not last.exception.frames:
+        return False
+    is_own = any(not is_library_file(frame.file) for frame in producer.exception.frames)
+    return is_own and is_library_file(last.exception.frames[-1].file)
 
 
 def find_thread_fault(tracebacks: Sequence[Traceback], raised: ExceptionInfo) -> Traceback | None:

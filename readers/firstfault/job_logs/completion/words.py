@@ -122,6 +122,13 @@ _PATTERNS = Patterns(
           | ^\s*frame[ ]\#\d | ^\s*<omitting | ^Exception[ ]raised[ ]from | ^wandb:(?!.*\(success\)) | ^[ ]{2,}
           | \bsrun:[ ]got[ ]SIGCONT
         """,
+        # what a process prints when a signal ends it: headings, numbered native frames, threads and their frames
+        "crash_report": r"""
+            ^(?:C\+\+|Python|Native)[ ](?:Traceback|Call[ ]Stacks?)\b | ^Error[ ]Message[ ]Summary
+          | ^\s*\#?\d{1,3}[ ]+(?:0x[0-9a-f]+\b|[\w~<>:*&(]+(?:::|\()) | ^\[[^\]\s]+:\d+\][ ](?:\*\*\*|\[[ ]?\d+\])[ ]
+          | ^Fatal(?:[ ]Python[ ]error|Error): | ^(?:Current[ ]thread|Thread)[ ]0x[0-9a-f]+ | ^[ ]+\[\w+Info:[ ]
+          | ^terminate[ ]called | ^[ ]+what\(\): | ^\*\*\*[ ] | ^Extension[ ]modules: | \(core[ ]dumped\)
+        """,
         # work that goes on
         "more_work": r"""(?i)
             \b(?:start\w* | begin\w* | running | launch\w* | resum\w* | continu\w* | now)\b [^\n]{0,40}
@@ -237,6 +244,11 @@ def is_early_stop(text: str) -> bool:
 def is_noise(text: str) -> bool:
     """Whether a line below a completion means nothing: a level below error, a frame, a command of a shell."""
     return _PATTERNS["noise"].search(text) is not None
+
+
+def is_crash_report(text: str) -> bool:
+    """Whether a line is of what a process prints when a signal ends it."""
+    return _PATTERNS["crash_report"].search(text) is not None
 
 
 def shows_more_work(text: str) -> bool:
