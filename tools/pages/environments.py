@@ -1,0 +1,94 @@
+"""Bare environments, made like a reader's with ``python3 -m venv``; only torch may be in them already."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_TORCH = ("torch", "torch-*", "torchgen", "functorch", "nvidia*", "triton*", "cuda*")
+"""torch and its CUDA packages among site-packages: too large to download for each environment."""
+_EXTRA = re.compile(r"\[([\w,]+)\]")
+
+
+def find_extra(command: str) -> str:
+    """Return the extras in an install command of a page: ``elastic,s3``; the empty text if there are none."""
+    match = _EXTRA.search(command)
+    return match[1] if match is not None else ""
+
+
+class Environments:
+    """Makes environments in a folder.
+
+    The first one for some extras is bare. Each later one for them begins with the packages that were installed there,
+    without firstfault: its own command then installs firstfault and checks the rest. `all_bare` makes all bare.
+    """
+
+    def __init__(self, folder: Path, python: str, *, all_bare: bool) -> None:
+        self._folder = folder
+        self._python = python
+        self._all_bare = all_bare
+        self._lock = threading.Lock()
+        self._installed: dict[str, Future[Path]] = {}
+        self._count = 0
+
+    def make(self, extra: str) -> tuple[Path, bool]:
+        """Return a new environment, and whether it is a first one; `finish` has to follow then."""
+        with self._lock:
+            self._count += 1
+            venv = self._folder / f"venv-{self._count}"
+            first = None if self._all_bare else self._installed.get(extra)
+            if first is None:
+                self._installed[extra] = Future()
+        if first is not None:
+            _run(ROOT / "tools" / "copy_venv.sh", first.result(), venv, "firstfault")
+            return venv, False
+        _run(self._python, "-m", "venv", venv)
+        if extra:
+            _link_torch(venv)
+        return venv, True
+
+    def finish(self, extra: str, venv: Path) -> None:
+        """Let others begin with what was installed in a first environment, also if the command failed."""
+        copy = venv.with_name(f"{venv.name}-installed")
+        try:
+            _run(ROOT / "tools" / "copy_venv.sh", venv, copy)
+        except RuntimeError as error:
+            self._installed[extra].set_exception(error)
+            raise
+        self._installed[extra].set_result(copy)
+
+
+def find_python() -> str:
+    """Return the interpreter that made .venv: torch was built for it. $PYTHON names another one of the same version."""
+    given = os.environ.get("PYTHON")
+    made = _run(ROOT / ".venv" / "bin" / "python", "-c", "import sys; print(sys._base_executable)").strip()
+    return given or made
+
+
+def _link_torch(venv: Path) -> None:
+    """Link torch's files from .venv."""
+    (source,) = (ROOT / ".venv" / "lib").glob("python*/site-packages")
+    target = venv / source.relative_to(ROOT / ".venv")
+    if not target.is_dir():
+        raise ValueError(f"{venv} has another Python than .venv, so torch can't be taken from there: {source}")
+    for pattern in _TORCH:
+        for path in source.glob(pattern):
+            if path.is_dir():
+                shutil.copytree(path, target / path.name, copy_function=os.link)
+            else:
+                os.link(path, target / path.name)
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stdout}")
+    return done.stdout

@@ -1,0 +1,27 @@
+"""Compares what a page shows with what its command prints, by words that don't depend on the machine or the run."""
+
+from __future__ import annotations
+
+_COMPARED_WORDS = 5
+"""A longer line may be cut or wrapped at another word."""
+
+
+def find_missing_line(shown: str, printed: str) -> str | None:
+    """Return the first line of `shown` that `printed` doesn't have after the lines before it; None: it has all.
+
+    Only the words of a line that are the same everywhere count: none with a digit, a slash or a bracket. Lines that
+    continue another one are indented far, and left out: the terminal's width decides where they begin.
+    """
+    lines = iter(printed.splitlines())
+    for line in shown.splitlines():
+        words = _constant_words(line)
+        if not words or line.startswith(" " * 8):
+            continue
+        if not any(_constant_words(other)[: len(words)] == words for other in lines):
+            return line
+    return None
+
+
+def _constant_words(line: str) -> list[str]:
+    words = [word for word in line.split() if word.isascii() and not any(sign.isdigit() or sign in "/[]" for sign in word)]
+    return words[:_COMPARED_WORDS]

@@ -1,0 +1,200 @@
+"""Runs the commands of README and docs/start as a reader pastes them, in bare environments: ``make pages``.
+
+Each page gets a bash, a clone of this tree, and a bare environment with its own pip for each install command, without
+constraints. Only torch is there already, because its wheel takes minutes to download. An install command has three
+minutes. The exit code of each command has to be the documented one, and where a page shows a command's output, the
+command has to print the same, apart from numbers and names (tools/pages/outputs.py). Comments before a block mark those
+that can't run here, with a reason (tools/pages/blocks.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.pages.blocks import Block, find_blocks
+from tools.pages.environments import Environments, find_extra, find_python
+from tools.pages.leftovers import write_dumps, write_kubectl, write_leftovers
+from tools.pages.outputs import find_missing_line
+from tools.pages.session import Ran, Session
+
+ROOT = Path(__file__).parents[2]
+REPOSITORY = "https://github.com/firstfault/firstfault"
+INSTALL_SECONDS = 180
+COMMAND_SECONDS = 120
+_REPORT_CODES = (0, 10, 11)
+"""Of `firstfault show`: what docs/reference/cli.md lists for a readable job."""
+_DROPPED_VARIABLES = ("PIP_CONSTRAINT", "PYTHONPATH", "VIRTUAL_ENV", "CI", "MAKEFLAGS", "MAKELEVEL")
+_NOT_IN_CLONE = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", ".firstfault")
+
+
+@dataclass
+class PageResult:
+    """What happened on a page: a line for each command, what went wrong, and what wasn't run."""
+
+    page: str
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
+
+
+class PageRun:
+    """Runs one page's blocks in order."""
+
+    def __init__(self, page: str, folder: Path, environments: Environments, *, is_ci: bool) -> None:
+        self._folder = folder
+        self._environments = environments
+        self._is_ci = is_ci
+        self._result = PageResult(page)
+        self._printed: dict[str, str] = {}
+        self._work = folder / page.removesuffix(".md").replace("/", "-")
+
+    def run(self) -> PageResult:
+        """Run the blocks, until a command takes too long."""
+        blocks = list(find_blocks((ROOT / self._result.page).read_text(encoding="utf-8")))
+        start = self._work / "reader"
+        start.mkdir(parents=True)
+        is_cloning = any("git clone" in block.text for block in blocks if block.is_command)
+        if not is_cloning:  # the page's reader has a clone already
+            subprocess.run(["git", "clone", "--quiet", str(self._folder / "origin"), str(start / "firstfault")], check=True)
+            start /= "firstfault"
+        with Session(self._work / "session", start, self._variables()) as session:
+            for block in blocks:
+                if not self._run_block(block, session):
+                    break
+        return self._result
+
+    def _variables(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _DROPPED_VARIABLES and not name.startswith(("FIRSTFAULT", "GIT_", "SLURM"))
+        }
+        return kept | {
+            "PIP_NO_COMPILE": "1",  # Python compiles what it imports; pip would compile all of it
+            # `git clone` of the published address copies this tree
+            "PATH": f"{self._folder / 'programs'}:{kept['PATH']}",
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": f"url.file://{self._folder / 'origin'}.insteadOf",
+            "GIT_CONFIG_VALUE_0": REPOSITORY,
+        }
+
+    def _run_block(self, block: Block, session: Session) -> bool:
+        """Run a block, or save or compare it; return whether the shell still runs."""
+        if "file" in block.notes:
+            saved = self._work / block.notes["file"]
+            saved.write_text(block.text, encoding="utf-8")
+            session.run(f"cp '{saved}' .", COMMAND_SECONDS)
+        if "output of" in block.notes:
+            self._compare(block)
+        if not block.is_command:
+            return True
+        reason = block.notes.get("not run") or (self._is_ci and block.notes.get("not in CI"))
+        if reason:
+            self._result.not_run.append(f"{self._result.page}:{block.line}: {reason}")
+            return True
+        if "pip install" not in block.text:
+            session.run(f"cp -rn '{self._folder / 'leftovers'}'/. .", COMMAND_SECONDS)
+        commands = block.find_commands()
+        for command in commands:
+            ran = self._install(command, session) if "pip install" in command else session.run(command, COMMAND_SECONDS)
+            self._judge(block, command, ran, is_last=command is commands[-1])
+            if ran.code is None:
+                return False
+        return True
+
+    def _install(self, command: str, session: Session) -> Ran:
+        """Run an install command in an environment of its own, which the commands below it use."""
+        extra = find_extra(command)
+        venv, is_first = self._environments.make(extra)
+        try:
+            session.run(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"; hash -r", COMMAND_SECONDS)
+            return session.run(command, INSTALL_SECONDS)
+        finally:
+            if is_first:
+                self._environments.finish(extra, venv)
+
+    def _judge(self, block: Block, command: str, ran: Ran, *, is_last: bool) -> None:
+        self._printed[command.partition("  #")[0].strip()] = ran.output
+        expected: tuple[int, ...] = _REPORT_CODES if "firstfault show" in command else (0,)
+        if is_last and block.exit_code is not None:
+            expected = (block.exit_code,)
+        place = f"{self._result.page}:{block.line}"
+        self._result.lines.append(f"{ran.seconds:6.1f} s  exit code {ran.code}  {place}: {command.splitlines()[0]}")
+        if ran.code not in expected:
+            told = "no exit code: too slow, or the shell ended" if ran.code is None else f"exit code {ran.code}"
+            self._result.problems.append(f"{place}: {command}\n{told}, expected {expected}:\n{ran.output[-3000:]}")
+
+    def _compare(self, block: Block) -> None:
+        command = block.notes["output of"].strip("`")
+        place = f"{self._result.page}:{block.line}"
+        if command not in self._printed:
+            self._result.problems.append(f"{place}: no command above is {command!r}: {[*self._printed]}")
+            return
+        printed = self._printed[command].replace(socket.gethostname(), "host-1")  # the pages' name for it
+        missing = find_missing_line(block.text, printed)
+        if missing is not None:
+            self._result.problems.append(
+                f"{place}: {command} doesn't print this line, or not in this order:\n{missing}\n"
+                f"It printed:\n{self._printed[command][-3000:]}"
+            )
+
+
+def make_origin(folder: Path) -> None:
+    """Make a repository of this tree, which readers clone."""
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_NOT_IN_CLONE), symlinks=True)
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["-c", "user.name=firstfault", "-c", "user.email=firstfault@localhost", "commit", "--quiet", "-m", "This tree"],
+    ):
+        subprocess.run(["git", "-C", str(folder), *command], check=True)
+
+
+def main() -> int:
+    """Run the pages; print each command, what wasn't run, and what went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", help="paths from the root; default: README.md and docs/start/*.md")
+    parser.add_argument(
+        "--ci", action="store_true", default="CI" in os.environ, help="leave out what other steps of CI run; or set CI"
+    )
+    parser.add_argument("--all-bare", action="store_true", help="install in a bare environment also on later pages")
+    parser.add_argument("--keep", action="store_true", help="leave the environments and clones in build/pages-*")
+    options = parser.parse_args()
+    started = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "start").glob("*.md"))
+    pages = options.pages or ["README.md", *started]
+    (ROOT / "build").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="pages-", dir=ROOT / "build"))
+    began = time.monotonic()
+    dumps = write_dumps()
+    try:
+        make_origin(folder / "origin")
+        write_leftovers(folder / "leftovers")
+        write_kubectl(folder / "programs", folder / "leftovers" / "slurm-4711.out")
+        environments = Environments(folder, find_python(), all_bare=options.all_bare)
+        with ThreadPoolExecutor(max_workers=2) as pool:  # installing waits half of the time for downloads
+            results = list(pool.map(lambda page: PageRun(page, folder, environments, is_ci=options.ci).run(), pages))
+    finally:
+        for dump in dumps:
+            dump.unlink(missing_ok=True)
+        if not options.keep:
+            shutil.rmtree(folder)
+    problems = [problem for result in results for problem in result.problems]
+    print("\n".join(line for result in results for line in result.lines))
+    print("not run:", *(line for result in results for line in result.not_run), sep="\n  ")
+    print(f"{len(results)} pages, {time.monotonic() - began:.0f} s, {len(problems)} problems")
+    print("\n\n".join(problems), file=sys.stderr)
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
