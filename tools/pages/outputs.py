@@ -23,5 +23,8 @@ def find_missing_line(shown: str, printed: str) -> str | None:
 
 
 def _constant_words(line: str) -> list[str]:
-    words = [word for word in line.split() if word.isascii() and not any(sign.isdigit() or sign in "/[]" for sign in word)]
-    return words[:_COMPARED_WORDS]
+    return [word for word in line.split() if _is_constant(word)][:_COMPARED_WORDS]
+
+
+def _is_constant(word: str) -> bool:
+    return word.isascii() and not any(sign.isdigit() or sign in "/[]" for sign in word)

@@ -10,6 +10,7 @@ that can't run here, with a reason (tools/pages/blocks.py).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import socket
@@ -33,7 +34,15 @@ INSTALL_SECONDS = 180
 COMMAND_SECONDS = 120
 _REPORT_CODES = (0, 10, 11)
 """Of `firstfault show`: what docs/reference/cli.md lists for a readable job."""
-_DROPPED_VARIABLES = ("PIP_CONSTRAINT", "PYTHONPATH", "VIRTUAL_ENV", "CI", "MAKEFLAGS", "MAKELEVEL")
+_DROPPED_VARIABLES = (
+    "CI",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "PIP_CONSTRAINT",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+)
 _NOT_IN_CLONE = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", ".firstfault")
 
 
@@ -65,9 +74,11 @@ class PageRun:
         start.mkdir(parents=True)
         is_cloning = any("git clone" in block.text for block in blocks if block.is_command)
         if not is_cloning:  # the page's reader has a clone already
-            subprocess.run(["git", "clone", "--quiet", str(self._folder / "origin"), str(start / "firstfault")], check=True)
+            origin = str(self._folder / "origin")
+            subprocess.run(["git", "clone", "--quiet", origin, str(start / "firstfault")], check=True)
             start /= "firstfault"
-        with Session(self._work / "session", start, self._variables()) as session:
+        shell = Session(self._work / "session", start, self._variables())
+        with contextlib.closing(shell) as session:
             for block in blocks:
                 if not self._run_block(block, session):
                     break

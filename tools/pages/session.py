@@ -23,7 +23,7 @@ class Ran:
 
 
 class Session:
-    """One bash process; its files are in `folder`. Leave the context to end everything that the commands started."""
+    """One bash process, with its files in `folder`; `close` ends all that its commands started."""
 
     def __init__(self, folder: Path, work: Path, environment: dict[str, str]) -> None:
         folder.mkdir(parents=True)
@@ -45,10 +45,8 @@ class Session:
         assert self._shell.stdin is not None
         self._input = self._shell.stdin
 
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the shell and its processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._shell.pid, signal.SIGKILL)
         with contextlib.suppress(BrokenPipeError):
