@@ -59,10 +59,14 @@ class PageResult:
 class PageRun:
     """Runs one page's blocks in order."""
 
-    def __init__(self, page: str, folder: Path, environments: Environments, *, is_ci: bool) -> None:
+    def __init__(
+        self, page: str, folder: Path, environments: Environments, *, is_ci: bool, patience: float = 1
+    ) -> None:
         self._folder = folder
         self._environments = environments
         self._is_ci = is_ci
+        self._install_seconds = INSTALL_SECONDS * patience
+        self._command_seconds = COMMAND_SECONDS * patience
         self._result = PageResult(page)
         self._printed: dict[str, str] = {}
         self._work = folder / page.removesuffix(".md").replace("/", "-")
@@ -104,7 +108,7 @@ class PageRun:
         if "file" in block.notes:
             saved = self._work / block.notes["file"]
             saved.write_text(block.text, encoding="utf-8")
-            session.run(f"cp '{saved}' .", COMMAND_SECONDS)
+            session.run(f"cp '{saved}' .", self._command_seconds)
         if "output of" in block.notes:
             self._compare(block)
         if not block.is_command:
@@ -114,10 +118,13 @@ class PageRun:
             self._result.not_run.append(f"{self._result.page}:{block.line}: {reason}")
             return True
         if "pip install" not in block.text:
-            session.run(f"cp -rn '{self._folder / 'leftovers'}'/. .", COMMAND_SECONDS)
+            session.run(f"cp -rn '{self._folder / 'leftovers'}'/. .", self._command_seconds)
         commands = block.find_commands()
         for command in commands:
-            ran = self._install(command, session) if "pip install" in command else session.run(command, COMMAND_SECONDS)
+            if "pip install" in command:
+                ran = self._install(command, session)
+            else:
+                ran = session.run(command, self._command_seconds)
             self._judge(block, command, ran, is_last=command is commands[-1])
             if ran.code is None:
                 return False
@@ -128,8 +135,8 @@ class PageRun:
         extra = find_extra(command)
         venv, is_first = self._environments.make(extra)
         try:
-            session.run(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"; hash -r", COMMAND_SECONDS)
-            return session.run(command, INSTALL_SECONDS)
+            session.run(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"; hash -r", self._command_seconds)
+            return session.run(command, self._install_seconds)
         finally:
             if is_first:
                 self._environments.finish(extra, venv)
@@ -179,6 +186,7 @@ def main() -> int:
         "--ci", action="store_true", default="CI" in os.environ, help="leave out what other steps of CI run; or set CI"
     )
     parser.add_argument("--all-bare", action="store_true", help="install in a bare environment also on later pages")
+    parser.add_argument("--patience", type=float, default=1, help="multiply time limits, on a busy machine")
     parser.add_argument("--keep", action="store_true", help="leave the environments and clones in build/pages-*")
     options = parser.parse_args()
     started = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "start").glob("*.md"))
@@ -193,7 +201,8 @@ def main() -> int:
         write_kubectl(folder / "programs", folder / "leftovers" / "slurm-4711.out")
         environments = Environments(folder, find_python(), all_bare=options.all_bare)
         with ThreadPoolExecutor(max_workers=2) as pool:  # installing waits half of the time for downloads
-            results = list(pool.map(lambda page: PageRun(page, folder, environments, is_ci=options.ci).run(), pages))
+            runs = [PageRun(page, folder, environments, is_ci=options.ci, patience=options.patience) for page in pages]
+            results = list(pool.map(PageRun.run, runs))
     finally:
         for dump in dumps:
             dump.unlink(missing_ok=True)
