@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,3 +195,23 @@ def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:
     written = write_dumps(str(tmp_path / "rank_"))
     assert [path.name for path in written] == ["rank_0", "rank_2", "rank_3"]
     assert (tmp_path / "rank_1").read_text(encoding="utf-8") == "theirs"
+
+
+@pytest.mark.slow
+def test_environments_share_what_was_installed(tmp_path: Path) -> None:
+    """The second environment for the same extras begins with the first one's packages; `all_bare` makes all bare."""
+    for all_bare in (False, True):
+        environments = Environments(tmp_path / str(all_bare), sys.executable, all_bare=all_bare)
+        for number in range(2):
+            with environments.prepare("") as venv:
+                (packages,) = venv.glob("lib/python*/site-packages")
+                assert (packages / "installed.py").exists() is (number == 1 and not all_bare)
+                (packages / "installed.py").touch()
+
+
+def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
+    """A page that waits for an environment's packages gets the error of the page that made it."""
+    environments = Environments(tmp_path, "/nowhere/python3", all_bare=False)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="nowhere"), environments.prepare(""):
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,6 +10,10 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 _TORCH = ("torch", "torch-*", "torchgen", "functorch", "nvidia*", "triton*", "cuda*")
@@ -37,31 +42,31 @@ class Environments:
         self._installed: dict[str, Future[Path]] = {}
         self._count = 0
 
-    def make(self, extra: str) -> tuple[Path, bool]:
-        """Return a new environment, and whether it is a first one; `finish` has to follow then."""
+    @contextlib.contextmanager
+    def prepare(self, extra: str) -> Iterator[Path]:
+        """Yield a new environment, in which the caller then installs; later ones begin with what it installed."""
         with self._lock:
             self._count += 1
             venv = self._folder / f"venv-{self._count}"
             first = None if self._all_bare else self._installed.get(extra)
             if first is None:
-                self._installed[extra] = Future()
+                self._installed[extra] = installed = Future[Path]()
         if first is not None:
             _run(ROOT / "tools" / "copy_venv.sh", first.result(), venv, "firstfault")
-            return venv, False
-        _run(self._python, "-m", "venv", venv)
-        if extra:
-            _link_torch(venv)
-        return venv, True
-
-    def finish(self, extra: str, venv: Path) -> None:
-        """Let others begin with what was installed in a first environment, also if the command failed."""
-        copy = venv.with_name(f"{venv.name}-installed")
+            yield venv
+            return
         try:
+            _run(self._python, "-m", "venv", venv)
+            if extra:
+                _link_torch(venv)
+            yield venv
+            # the page's next commands may change the environment
+            copy = venv.with_name(f"{venv.name}-installed")
             _run(ROOT / "tools" / "copy_venv.sh", venv, copy)
-        except RuntimeError as error:
-            self._installed[extra].set_exception(error)
+        except BaseException as error:
+            installed.set_exception(error)  # or a page that waits for it would wait for ever
             raise
-        self._installed[extra].set_result(copy)
+        installed.set_result(copy)
 
 
 def find_python() -> str:

@@ -132,14 +132,9 @@ class PageRun:
 
     def _install(self, command: str, session: Session) -> Ran:
         """Run an install command in an environment of its own, which the commands below it use."""
-        extra = find_extra(command)
-        venv, is_first = self._environments.make(extra)
-        try:
+        with self._environments.prepare(find_extra(command)) as venv:
             session.run(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"; hash -r", self._command_seconds)
             return session.run(command, self._install_seconds)
-        finally:
-            if is_first:
-                self._environments.finish(extra, venv)
 
     def _judge(self, block: Block, command: str, ran: Ran, *, is_last: bool) -> None:
         self._printed[command.partition("  #")[0].strip()] = ran.output
