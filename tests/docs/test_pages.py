@@ -1,4 +1,4 @@
-"""`make pages` runs the commands of the pages; here are its parts, and a page whose commands don't do as it says."""
+"""The parts of `make pages`, and a page whose commands don't do as it says."""
 
 import contextlib
 import subprocess
@@ -17,7 +17,10 @@ from tools.pages.run import PageRun
 from tools.pages.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/start/*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/start/*.md")),
+]
 
 PAGE = """\
 # A page
@@ -38,7 +41,7 @@ echo one \\
 
 
 def test_blocks() -> None:
-    """A block has its language, its line, its comments, and a command for each line that isn't continued."""
+    """A block has its language, line and comments; each line, or continued line, is a command."""
     first, second = find_blocks(PAGE)
     assert (first.language, first.line, first.notes) == ("console", 4, {})
     assert first.find_commands() == ["cd sub   # made by the test", "echo one \\\n    two"]
@@ -46,7 +49,7 @@ def test_blocks() -> None:
     assert second.notes == {"output of": "cat here.txt", "exit code": "3: as documented"}
 
 
-@pytest.mark.parametrize("comment", ["<!-- not run: -->", "<!-- not ran: needs Slurm -->", "<!-- a remark -->"])
+@pytest.mark.parametrize("comment", ["<!-- not run: -->", "<!-- ran: -->", "<!-- remark -->"])
 def test_a_comment_that_is_misspelled(comment: str) -> None:
     """A comment without a reason, or of an unknown kind, is an error rather than ignored."""
     with pytest.raises(ValueError, match="line 3: <!--"):
@@ -62,7 +65,7 @@ def test_an_exit_code_without_a_reason() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_comments_of_the_pages(page: str) -> None:
-    """Each comment before a block is one that is known; each shown output belongs to a command above it."""
+    """Comments before blocks are known ones; each shown output has its command above it."""
     commands = set()
     for block in find_blocks((ROOT / page).read_text(encoding="utf-8")):
         assert block.exit_code is None or block.is_command
@@ -76,10 +79,13 @@ def test_the_comments_of_the_pages(page: str) -> None:
     ("printed", "missing"),
     [
         ("noise\nfirst: rank 7 on host-9: 4 samples\n  Where: rank 7, a.py:1 in load\n", None),
-        ("first: rank 3 on host-1: 7 samples\n  Retry: no\n", "  Where: rank 3, script.py:17 in load"),
+        (
+            "first: rank 3 on host-1: 7 samples\n  Retry: no\n",
+            "  Where: rank 3, a.py:17 in load",
+        ),
         (
             "  Where: rank 3, a.py:1 in load\nfirst: rank 3 on host-1: 7 samples\n",
-            "  Where: rank 3, script.py:17 in load",
+            "  Where: rank 3, a.py:17 in load",
         ),
         ("second: rank 3 on host-1: 7 samples\n", "first: rank 3 on host-1: 7 samples"),
     ],
@@ -87,18 +93,19 @@ def test_the_comments_of_the_pages(page: str) -> None:
 )
 def test_shown_and_printed(printed: str, missing: str | None) -> None:
     """Numbers and names may differ; words and the order of lines may not."""
-    shown = "first: rank 3 on host-1: 7 samples\n  Where: rank 3, script.py:17 in load\n         wrapped here\n"
+    shown = "first: rank 3 on host-1: 7 samples\n  Where: rank 3, a.py:17 in load\n         wrapped\n"
     assert find_missing_line(shown, printed) == missing
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    with contextlib.closing(Session(tmp_path / "files", tmp_path, {"PATH": "/usr/bin:/bin"})) as shell:
+    variables = {"PATH": "/usr/bin:/bin"}
+    with contextlib.closing(Session(tmp_path / "files", tmp_path, variables)) as shell:
         yield shell
 
 
 def test_a_session_is_one_shell(session: Session) -> None:
-    """Folder and variables stay; both streams and the exit code come back, and a command has no input."""
+    """Folder and variables stay; both streams and the exit code come back; there is no input."""
     session.run("mkdir sub && cd sub && export NAME=there", 10)
     ran = session.run('basename "$PWD"; echo "$NAME" >&2; cat; (exit 7)', 10)
     assert (ran.output, ran.code) == ("sub\nthere\n", 7)
@@ -172,20 +179,23 @@ grep -q saved saved.txt
 
 @pytest.mark.slow
 def test_a_page_that_is_wrong(tmp_path: Path) -> None:
-    """Another exit code and another output are problems; what isn't run is listed with its reason."""
+    """Another exit code or output is a problem; what isn't run is listed with its reason."""
     page = tmp_path / "wrong.md"
     page.write_text(_WRONG_PAGE, encoding="utf-8")
     subprocess.run(["git", "init", "--quiet", tmp_path / "origin"], check=True)
     write_leftovers(tmp_path / "leftovers")
     write_kubectl(tmp_path / "programs", tmp_path / "leftovers" / "slurm-4711.out")
-    environments = Environments(tmp_path, "python3", all_bare=False)
+    environments = Environments(tmp_path, "python3", shared=set())
     result = PageRun(str(page), tmp_path, environments, is_ci=True).run()
     assert [problem.splitlines()[1] for problem in result.problems] == [
         "exit code 1, expected (0,):",
         "exit code 4, expected (0,):",
         "something else",
     ]
-    assert [line.rpartition(": ")[2] for line in result.not_run] == ["needs a cluster", "the step test does"]
+    assert [line.rpartition(": ")[2] for line in result.not_run] == [
+        "needs a cluster",
+        "the step test does",
+    ]
     assert [line.split()[4] for line in result.lines] == ["0", "0", "1", "4", "0"]
 
 
@@ -199,19 +209,19 @@ def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_environments_share_what_was_installed(tmp_path: Path) -> None:
-    """The second environment for the same extras begins with the first one's packages; `all_bare` makes all bare."""
-    for all_bare in (False, True):
-        environments = Environments(tmp_path / str(all_bare), sys.executable, all_bare=all_bare)
+    """A second environment for some extras has the first one's packages, if they are shared."""
+    for shared in ({""}, {"torch"}):
+        environments = Environments(tmp_path / str(shared), sys.executable, shared=shared)
         for number in range(2):
             with environments.prepare("") as venv:
                 (packages,) = venv.glob("lib/python*/site-packages")
-                assert (packages / "installed.py").exists() is (number == 1 and not all_bare)
+                assert (packages / "installed.py").exists() is (number == 1 and "" in shared)
                 (packages / "installed.py").touch()
 
 
 def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
     """A page that waits for an environment's packages gets the error of the page that made it."""
-    environments = Environments(tmp_path, "/nowhere/python3", all_bare=False)
+    environments = Environments(tmp_path, "/nowhere/python3", shared={""})
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match="nowhere"), environments.prepare(""):
             pass

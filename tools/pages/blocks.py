@@ -3,7 +3,7 @@
 A comment stands alone on the line before a block, or before another such comment:
 
 - ``<!-- not run: REASON -->``: the block's commands need what one machine doesn't have.
-- ``<!-- not in CI: REASON -->``: `make pages` runs the commands, and another step of CI runs the same.
+- ``<!-- not in CI: REASON -->``: `make pages` runs it; in CI another step does.
 - ``<!-- exit code N: REASON -->``: the last command of the block ends with this exit code.
 - ``<!-- output of: COMMAND -->``: the block shows what this command of the page prints.
 - ``<!-- file: NAME -->``: a reader saves the block under this name.
@@ -54,6 +54,10 @@ class Block:
             raise ValueError(f"line {self.line}: expected <!-- exit code N: REASON -->")
         return int(match[1])
 
+    def find_reason_to_skip(self, *, is_ci: bool) -> str | None:
+        """Return why the commands aren't run; None: they are."""
+        return self.notes.get("not run") or (self.notes.get("not in CI") if is_ci else None)
+
     def find_commands(self) -> list[str]:
         """Return the commands: one for each line, and one for lines that a backslash continues."""
         joined = re.findall(r"(?:.*\\\n)*.+", self.text)
@@ -73,6 +77,6 @@ def find_blocks(page: str) -> Iterator[Block]:
         for comment in before[0].splitlines() if before is not None else ():
             note = _NOTE.fullmatch(comment)
             if note is None or not note[2]:
-                raise ValueError(f"line {line}: {comment} isn't a comment that tools/pages/blocks.py knows")
+                raise ValueError(f"line {line}: {comment} isn't listed in tools/pages/blocks.py")
             notes[note[1]] = note[2]
         yield Block(match[1], match[2], line, notes)

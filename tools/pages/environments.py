@@ -1,4 +1,4 @@
-"""Bare environments, made like a reader's with ``python3 -m venv``; only torch may be in them already."""
+"""Bare environments, made with ``python3 -m venv`` as by a reader; only torch may be in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXTRA = re.compile(r"\[([\w,]+)\]")
 
 
 def find_extra(command: str) -> str:
-    """Return the extras in an install command of a page: ``elastic,s3``; the empty text if there are none."""
+    """Return the extras in an install command, ``elastic,s3``; an empty text if there are none."""
     match = _EXTRA.search(command)
     return match[1] if match is not None else ""
 
@@ -30,25 +30,26 @@ def find_extra(command: str) -> str:
 class Environments:
     """Makes environments in a folder.
 
-    The first one for some extras is bare. Each later one for them begins with the packages that were installed there,
-    without firstfault: its own command then installs firstfault and checks the rest. `all_bare` makes all bare.
+    The first one for extras in `shared` is bare. Each later one for them begins with the packages that
+    were installed there, without firstfault: its own command then installs firstfault and checks
+    the rest. For other extras all are bare.
     """
 
-    def __init__(self, folder: Path, python: str, *, all_bare: bool) -> None:
+    def __init__(self, folder: Path, python: str, *, shared: set[str]) -> None:
         self._folder = folder
         self._python = python
-        self._all_bare = all_bare
+        self._shared = shared
         self._lock = threading.Lock()
         self._installed: dict[str, Future[Path]] = {}
         self._count = 0
 
     @contextlib.contextmanager
     def prepare(self, extra: str) -> Iterator[Path]:
-        """Yield a new environment, in which the caller then installs; later ones begin with what it installed."""
+        """Yield a new environment for an install; later ones begin with what was installed."""
         with self._lock:
             self._count += 1
             venv = self._folder / f"venv-{self._count}"
-            first = None if self._all_bare else self._installed.get(extra)
+            first = self._installed.get(extra) if extra in self._shared else None
             if first is None:
                 self._installed[extra] = installed = Future[Path]()
         if first is not None:
@@ -60,9 +61,9 @@ class Environments:
             if extra:
                 _link_torch(venv)
             yield venv
-            # the page's next commands may change the environment
             copy = venv.with_name(f"{venv.name}-installed")
-            _run(ROOT / "tools" / "copy_venv.sh", venv, copy)
+            if extra in self._shared:  # the page's next commands may change the environment
+                _run(ROOT / "tools" / "copy_venv.sh", venv, copy)
         except BaseException as error:
             installed.set_exception(error)  # or a page that waits for it would wait for ever
             raise
@@ -70,10 +71,10 @@ class Environments:
 
 
 def find_python() -> str:
-    """Return the interpreter that made .venv: torch was built for it. $PYTHON names another one of the same version."""
+    """Return the interpreter of .venv, for which torch was built, or $PYTHON of that version."""
     given = os.environ.get("PYTHON")
-    made = _run(ROOT / ".venv" / "bin" / "python", "-c", "import sys; print(sys._base_executable)").strip()
-    return given or made
+    python = ROOT / ".venv" / "bin" / "python"
+    return given or _run(python, "-c", "import sys; print(sys._base_executable)").strip()
 
 
 def _link_torch(venv: Path) -> None:
@@ -81,7 +82,7 @@ def _link_torch(venv: Path) -> None:
     (source,) = (ROOT / ".venv" / "lib").glob("python*/site-packages")
     target = venv / source.relative_to(ROOT / ".venv")
     if not target.is_dir():
-        raise ValueError(f"{venv} has another Python than .venv, so torch can't be taken from there: {source}")
+        raise ValueError(f"{venv} has another Python than .venv, and can't use its torch")
     for pattern in _TORCH:
         for path in source.glob(pattern):
             if path.is_dir():
@@ -92,7 +93,11 @@ def _link_torch(venv: Path) -> None:
 
 def _run(*command: str | Path) -> str:
     done = subprocess.run(
-        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed:\n{done.stdout}")

@@ -1,4 +1,4 @@
-"""What failed jobs left behind under the names that the pages use: logs, dumps, and a `kubectl` that prints a log."""
+"""Files of failed jobs under the names that the pages use, and a `kubectl` that prints a log."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _SUCCEEDED = "srun-label-success-rank2-stamps.log.gz"
 _LABEL = re.compile(r"^\S+ (\d): (.*)$", re.MULTILINE)
 _RANKS = 4
 _DUMPED = "/tmp/nccl_trace_rank_"  # noqa: S108 - torch's default, which the page on logs names
-_OUT_OF_MEMORY = (
-    "[ 8123.4] Memory cgroup out of memory: Killed process 6431 (python) total-vm:9000000kB, anon-rss:8000000kB\n"
-)
+_OUT_OF_MEMORY = "[ 8123.4] Memory cgroup out of memory: Killed process 6431 (python)\n"
 
 
 def write_leftovers(folder: Path) -> None:
@@ -39,7 +37,7 @@ def write_leftovers(folder: Path) -> None:
 
 
 def write_dumps(prefix: str = _DUMPED) -> list[Path]:
-    """Write the dumps of a hang that rank 2 caused, and return their paths; a file that exists stays as it is."""
+    """Write the dumps of a hang that rank 2 caused; return their paths. Existing files stay."""
     written = []
     for rank in range(_RANKS):
         path = Path(f"{prefix}{rank}")
@@ -53,7 +51,7 @@ def write_dumps(prefix: str = _DUMPED) -> list[Path]:
 
 
 def write_kubectl(folder: Path, log: Path) -> None:
-    """Write a program that prints this log as `kubectl logs --prefix` does, whatever its arguments."""
+    """Write a program that prints this log as `kubectl logs --prefix` does."""
     folder.mkdir(parents=True)
     lines = [
         f"[pod/llama-{rank}/pytorch] {line}\n"

@@ -1,4 +1,4 @@
-"""Compares what a page shows with what its command prints, by words that don't depend on the machine or the run."""
+"""Compares a shown output with a printed one, by the words that are the same in each run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ _COMPARED_WORDS = 5
 
 
 def find_missing_line(shown: str, printed: str) -> str | None:
-    """Return the first line of `shown` that `printed` doesn't have after the lines before it; None: it has all.
+    """Return the first line of `shown` that `printed` lacks in this place; None: it has all.
 
-    Only the words of a line that are the same everywhere count: none with a digit, a slash or a bracket. Lines that
-    continue another one are indented far, and left out: the terminal's width decides where they begin.
+    Words with a digit, a slash or a bracket don't count: they depend on the machine or the run.
+    Neither do lines that continue another one, which are indented far: the terminal's width decides
+    where they begin.
     """
     lines = iter(printed.splitlines())
     for line in shown.splitlines():

@@ -1,10 +1,11 @@
-"""Runs the commands of README and docs/start as a reader pastes them, in bare environments: ``make pages``.
+"""Runs the commands of README and docs/start as pasted, in bare environments: ``make pages``.
 
-Each page gets a bash, a clone of this tree, and a bare environment with its own pip for each install command, without
-constraints. Only torch is there already, because its wheel takes minutes to download. An install command has three
-minutes. The exit code of each command has to be the documented one, and where a page shows a command's output, the
-command has to print the same, apart from numbers and names (tools/pages/outputs.py). Comments before a block mark those
-that can't run here, with a reason (tools/pages/blocks.py).
+Each page gets a bash, a clone of this tree, and a bare environment with its own pip for each
+install command, without constraints. Only torch is there already: its wheel takes minutes to
+download. An install command has three minutes. The exit code of each command has to be the
+documented one, and where a page shows a command's output, the command has to print the same, apart
+from numbers and names (tools/pages/outputs.py). Comments before a block mark those that can't run
+here, with a reason (tools/pages/blocks.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +45,18 @@ _DROPPED_VARIABLES = (
     "PYTHONPATH",
     "VIRTUAL_ENV",
 )
-_NOT_IN_CLONE = (".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", ".firstfault")
+_DROPPED_PREFIXES = ("FIRSTFAULT", "GIT_", "SLURM")
+_SHOWN_OUTPUT = 3000
+_NOT_IN_CLONE = (
+    ".git",
+    ".venv",
+    "build",
+    "dist",
+    "__pycache__",
+    ".*_cache",
+    ".hypothesis",
+    ".firstfault",
+)
 
 
 @dataclass
@@ -60,7 +73,13 @@ class PageRun:
     """Runs one page's blocks in order."""
 
     def __init__(
-        self, page: str, folder: Path, environments: Environments, *, is_ci: bool, patience: float = 1
+        self,
+        page: str,
+        folder: Path,
+        environments: Environments,
+        *,
+        is_ci: bool,
+        patience: float = 1,
     ) -> None:
         self._folder = folder
         self._environments = environments
@@ -79,7 +98,7 @@ class PageRun:
         is_cloning = any("git clone" in block.text for block in blocks if block.is_command)
         if not is_cloning:  # the page's reader has a clone already
             origin = str(self._folder / "origin")
-            subprocess.run(["git", "clone", "--quiet", origin, str(start / "firstfault")], check=True)
+            subprocess.run(["git", "clone", "-q", origin, str(start / "firstfault")], check=True)
             start /= "firstfault"
         shell = Session(self._work / "session", start, self._variables())
         with contextlib.closing(shell) as session:
@@ -92,7 +111,7 @@ class PageRun:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if name not in _DROPPED_VARIABLES and not name.startswith(("FIRSTFAULT", "GIT_", "SLURM"))
+            if name not in _DROPPED_VARIABLES and not name.startswith(_DROPPED_PREFIXES)
         }
         return kept | {
             "PIP_NO_COMPILE": "1",  # Python compiles what it imports; pip would compile all of it
@@ -113,7 +132,7 @@ class PageRun:
             self._compare(block)
         if not block.is_command:
             return True
-        reason = block.notes.get("not run") or (self._is_ci and block.notes.get("not in CI"))
+        reason = block.find_reason_to_skip(is_ci=self._is_ci)
         if reason:
             self._result.not_run.append(f"{self._result.page}:{block.line}: {reason}")
             return True
@@ -133,7 +152,10 @@ class PageRun:
     def _install(self, command: str, session: Session) -> Ran:
         """Run an install command in an environment of its own, which the commands below it use."""
         with self._environments.prepare(find_extra(command)) as venv:
-            session.run(f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"; hash -r", self._command_seconds)
+            session.run(
+                f"export VIRTUAL_ENV='{venv}' PATH='{venv}/bin':\"$PATH\"; hash -r",
+                self._command_seconds,
+            )
             return session.run(command, self._install_seconds)
 
     def _judge(self, block: Block, command: str, ran: Ran, *, is_last: bool) -> None:
@@ -142,24 +164,44 @@ class PageRun:
         if is_last and block.exit_code is not None:
             expected = (block.exit_code,)
         place = f"{self._result.page}:{block.line}"
-        self._result.lines.append(f"{ran.seconds:6.1f} s  exit code {ran.code}  {place}: {command.splitlines()[0]}")
+        ended = f"{ran.seconds:6.1f} s  exit code {ran.code}"
+        self._result.lines.append(f"{ended}  {place}: {command.splitlines()[0]}")
         if ran.code not in expected:
-            told = "no exit code: too slow, or the shell ended" if ran.code is None else f"exit code {ran.code}"
-            self._result.problems.append(f"{place}: {command}\n{told}, expected {expected}:\n{ran.output[-3000:]}")
+            if ran.code is not None:
+                ended = f"exit code {ran.code}"
+            else:
+                ended = f"no exit code after {ran.seconds:.0f} s: too slow, or the shell ended"
+            self._result.problems.append(
+                f"{place}: {command}\n{ended}, expected {expected}:\n{ran.output[-_SHOWN_OUTPUT:]}"
+            )
 
     def _compare(self, block: Block) -> None:
         command = block.notes["output of"].strip("`")
         place = f"{self._result.page}:{block.line}"
         if command not in self._printed:
-            self._result.problems.append(f"{place}: no command above is {command!r}: {[*self._printed]}")
+            self._result.problems.append(f"{place}: {command!r} wasn't run above")
             return
-        printed = self._printed[command].replace(socket.gethostname(), "host-1")  # the pages' name for it
+        # the pages' name for this machine
+        printed = self._printed[command].replace(socket.gethostname(), "host-1")
         missing = find_missing_line(block.text, printed)
         if missing is not None:
             self._result.problems.append(
                 f"{place}: {command} doesn't print this line, or not in this order:\n{missing}\n"
-                f"It printed:\n{self._printed[command][-3000:]}"
+                f"It printed:\n{printed[-_SHOWN_OUTPUT:]}"
             )
+
+
+def find_shared_extras(pages: list[str], *, is_ci: bool) -> set[str]:
+    """Return the extras that more than one command of the pages installs."""
+    counts = Counter(
+        find_extra(command)
+        for page in pages
+        for block in find_blocks((ROOT / page).read_text(encoding="utf-8"))
+        if block.is_command and not block.find_reason_to_skip(is_ci=is_ci)
+        for command in block.find_commands()
+        if "pip install" in command
+    )
+    return {extra for extra, count in counts.items() if count > 1}
 
 
 def make_origin(folder: Path) -> None:
@@ -168,23 +210,35 @@ def make_origin(folder: Path) -> None:
     for command in (
         ["init", "--quiet"],
         ["add", "--all"],
-        ["-c", "user.name=firstfault", "-c", "user.email=firstfault@localhost", "commit", "--quiet", "-m", "This tree"],
+        [
+            "-c",
+            "user.name=firstfault",
+            "-c",
+            "user.email=firstfault@localhost",
+            "commit",
+            "--quiet",
+            "-m",
+            "This tree",
+        ],
     ):
         subprocess.run(["git", "-C", str(folder), *command], check=True)
 
 
 def main() -> int:
     """Run the pages; print each command, what wasn't run, and what went wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", nargs="*", help="paths from the root; default: README.md and docs/start/*.md")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("pages", nargs="*", help="default: README.md and docs/start/*.md")
     parser.add_argument(
-        "--ci", action="store_true", default="CI" in os.environ, help="leave out what other steps of CI run; or set CI"
+        "--ci",
+        action="store_true",
+        default="CI" in os.environ,
+        help="leave out what other steps of CI run; or set CI",
     )
-    parser.add_argument("--all-bare", action="store_true", help="install in a bare environment also on later pages")
-    parser.add_argument("--patience", type=float, default=1, help="multiply time limits, on a busy machine")
-    parser.add_argument("--keep", action="store_true", help="leave the environments and clones in build/pages-*")
+    parser.add_argument("--all-bare", action="store_true", help="share no environments")
+    parser.add_argument("--patience", type=float, default=1, help="multiplies time limits")
+    parser.add_argument("--keep", action="store_true", help="leave build/pages-*")
     options = parser.parse_args()
-    started = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "start").glob("*.md"))
+    started = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/start/*.md"))
     pages = options.pages or ["README.md", *started]
     (ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="pages-", dir=ROOT / "build"))
@@ -194,9 +248,12 @@ def main() -> int:
         make_origin(folder / "origin")
         write_leftovers(folder / "leftovers")
         write_kubectl(folder / "programs", folder / "leftovers" / "slurm-4711.out")
-        environments = Environments(folder, find_python(), all_bare=options.all_bare)
-        with ThreadPoolExecutor(max_workers=2) as pool:  # installing waits half of the time for downloads
-            runs = [PageRun(page, folder, environments, is_ci=options.ci, patience=options.patience) for page in pages]
+        shared = set() if options.all_bare else find_shared_extras(pages, is_ci=options.ci)
+        environments = Environments(folder, find_python(), shared=shared)
+        # an install waits half of the time for downloads
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            how = {"is_ci": options.ci, "patience": options.patience}
+            runs = [PageRun(page, folder, environments, **how) for page in pages]
             results = list(pool.map(PageRun.run, runs))
     finally:
         for dump in dumps:

@@ -1,4 +1,4 @@
-"""A reader's shell: commands run one after another in one bash, which keeps its folder and its variables."""
+"""A reader's shell: one bash for all commands, which keeps its folder and its variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command printed on both streams, its exit code (None: over time, or the shell ended), and its seconds."""
+    """A command's output, exit code (None: too slow, or the shell ended) and seconds."""
 
     output: str
     code: int | None
@@ -55,7 +55,7 @@ class Session:
         os.close(self._codes)
 
     def run(self, command: str, timeout_seconds: float) -> Ran:
-        """Run a command as if it was pasted, without input. After a timeout the shell has ended, too."""
+        """Run a command as if it was pasted, without input; a timeout also ends the shell."""
         self._count += 1
         script = self._folder / f"{self._count}.sh"
         output = self._folder / f"{self._count}.out"
@@ -74,7 +74,7 @@ class Session:
         return Ran(text, code, time.monotonic() - began)
 
     def _read_code(self, deadline: float) -> int | None:
-        """Return the exit code that the shell writes; None if it ends before, or at the deadline."""
+        """Return the exit code that the shell writes; None: it ended, or the time is over."""
         read = b""
         while not read.endswith(b"\n"):
             left = deadline - time.monotonic()
