@@ -172,6 +172,10 @@ a saved file
 ```
 
 ```console
+mkdir deeper && cd deeper
+```
+
+```console
 grep -q saved saved.txt
 ```
 """
@@ -196,7 +200,7 @@ def test_a_page_that_is_wrong(tmp_path: Path) -> None:
         "needs a cluster",
         "the step test does",
     ]
-    assert [line.split()[4] for line in result.lines] == ["0", "0", "1", "4", "0"]
+    assert [line.split()[4] for line in result.lines] == ["0", "0", "1", "4", "0", "0"]
 
 
 def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:

@@ -89,10 +89,12 @@ class PageRun:
         self._result = PageResult(page)
         self._printed: dict[str, str] = {}
         self._work = folder / page.removesuffix(".md").replace("/", "-")
+        self._saved = self._work / "saved"
 
     def run(self) -> PageResult:
         """Run the blocks, until a command takes too long."""
         blocks = list(find_blocks((ROOT / self._result.page).read_text(encoding="utf-8")))
+        self._saved.mkdir(parents=True)
         start = self._work / "reader"
         start.mkdir(parents=True)
         is_cloning = any("git clone" in block.text for block in blocks if block.is_command)
@@ -125,9 +127,7 @@ class PageRun:
     def _run_block(self, block: Block, session: Session) -> bool:
         """Run a block, or save or compare it; return whether the shell still runs."""
         if "file" in block.notes:
-            saved = self._work / block.notes["file"]
-            saved.write_text(block.text, encoding="utf-8")
-            session.run(f"cp '{saved}' .", self._command_seconds)
+            (self._saved / block.notes["file"]).write_text(block.text, encoding="utf-8")
         if "output of" in block.notes:
             self._compare(block)
         if not block.is_command:
@@ -136,6 +136,8 @@ class PageRun:
         if reason:
             self._result.not_run.append(f"{self._result.page}:{block.line}: {reason}")
             return True
+        # the reader has them in the folder where the block begins
+        session.run(f"cp -rn '{self._saved}'/. .", self._command_seconds)
         if "pip install" not in block.text:
             session.run(f"cp -rn '{self._folder / 'leftovers'}'/. .", self._command_seconds)
         commands = block.find_commands()
