@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulation scale bench bench-restart soak fuzz golden pages pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -125,9 +125,13 @@ golden: $(VENV) ## rewrite the expected reports and print a summary of the chang
 pictures: $(VENV) ## create README's pictures from a real failing job
 	@$(BIN)/python tools/pictures.py $(ARGS)
 
-docs: $(VENV) ## build the documentation site in build/docs and fail on warnings
+docs: ## build the documentation site in build/docs and fail on warnings, without .venv
+	@tools/quietly.sh "installing what builds the documentation" tools/make_docs_venv.sh
 	@rm -rf build/docs
-	@$(BIN)/sphinx-build -q -W --keep-going -E -b html -d build/docs-cache docs build/docs
+	@build/docs-venv/bin/sphinx-build -q -W --keep-going -E -b html -d build/docs-cache docs build/docs
+
+pages: $(VENV) ## run the commands of README and docs/start as pasted, in bare environments (ARGS="README.md" for one)
+	@$(BIN)/python -m tools.pages.run $(ARGS)
 
 lint: $(VENV) ## check style, format and import contracts
 	@$(BIN)/ruff check

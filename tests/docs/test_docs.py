@@ -36,12 +36,12 @@ from firstfault_torch.notifiers import build_attributes
 from lab.chaos.chaos import STORAGE_FAULTS
 from lab.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
+from tools.pages.blocks import FENCE, find_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type)]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @cache
@@ -213,7 +213,7 @@ def test_the_wire_format_is_documented() -> None:
 
 
 def _anchors(path: Path) -> set[str]:
-    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -229,7 +229,7 @@ def _linked(path: Path) -> Path:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_relative_link_resolves(page: str) -> None:
     """Each relative link leads to a file that exists, and to a heading of it."""
-    for target in _LINK.findall(_FENCE.sub("", _text(page))):
+    for target in _LINK.findall(FENCE.sub("", _text(page))):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -244,9 +244,9 @@ def _run_examples(page: str) -> dict[str, Any]:
     module.__file__ = str(ROOT / page)
     sys.modules[module.__name__] = module  # flytekit looks up the module of a task
     try:
-        for language, block in _FENCE.findall(_text(page)):
-            if language == "python":
-                exec(compile(block, page, "exec"), vars(module))  # noqa: S102 - the page is ours
+        for block in find_blocks(_text(page)):
+            if block.language == "python":
+                exec(compile(block.text, page, "exec"), vars(module))  # noqa: S102 - the page is ours
     finally:
         del sys.modules[module.__name__]
     return vars(module)
