@@ -1,4 +1,7 @@
-"""Whether a program was started again below a line that reports its end: the earlier start's end proves nothing then."""
+"""Several starts of a program in one log.
+
+The end of an earlier start proves nothing about a later one, unless both ended in the same way after the same rounds.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,10 @@ _MIN_LETTERS = 8
 _MAX_STEPS_BEHIND = 1
 """A slow rank may print an earlier step than the fastest one did."""
 
+_MIN_ROUNDS = 10
+"""Rounds of two starts that ended after the same one; their number is a multiple of this, as of most trainings."""
+_COMPARED_STARTS = 2
+
 _NO_LETTER = re.compile(r"[^a-zA-Z]+")
 _MENTIONED = re.compile(
     r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|infer\w*|predict\w*|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
@@ -39,7 +46,9 @@ def is_started_again(opening: Iterable[LogRecord], tail: Sequence[LogRecord], nu
     below = [record for record in tail if record.number > number]
     if not below:
         return False
-    return _repeats_opening(opening, below, number) or _falls_back(tail, number)
+    if _repeats_opening(opening, below, number):
+        return True
+    return any(progress_in(record) is not None for record in below) and _falls_back(tail, number)
 
 
 def _repeats_opening(opening: Iterable[LogRecord], below: Iterable[LogRecord], number: int) -> bool:
@@ -65,3 +74,46 @@ def _falls_back(tail: Iterable[LogRecord], number: int) -> bool:
         if record.number < number:
             most[kind] = max(most.get(kind, -1), progress.step)
     return False
+
+
+def find_same_end(opening: Sequence[LogRecord], tail: Sequence[LogRecord]) -> LogRecord | None:
+    """Return the last line if the last two starts of a program had the same rounds and ended alike below them.
+
+    A failure, or the end of a log that is cut off, isn't after the same round twice. The rounds of one fold of several
+    are, but they don't begin with the first lines of the log.
+
+    Args:
+        opening: the first lines of a file.
+        tail: its last lines, in order.
+    """
+    starts = _split_starts(opening, tail)
+    ends = [_find_end(start) for start in starts[-_COMPARED_STARTS:]]
+    is_same = len(ends) == _COMPARED_STARTS and ends[0] is not None and ends[0] == ends[1]
+    return tail[-1] if is_same else None
+
+
+def _split_starts(opening: Sequence[LogRecord], tail: Sequence[LogRecord]) -> list[list[LogRecord]]:
+    """Return the lines of each start: those from the first lines of a log on."""
+    first_step = next((at for at, record in enumerate(opening) if progress_in(record) is not None), len(opening))
+    shapes = [get_shape(record.text) for record in opening[:first_step]][:_MIN_OPENING_LINES]
+    if len(set(shapes)) < _MIN_OPENING_LINES or len(_NO_LETTER.sub("", shapes[0])) < _MIN_LETTERS:
+        return []
+    starts: list[list[LogRecord]] = []
+    of_tail = [get_shape(record.text) for record in tail]
+    for at, record in enumerate(tail):
+        if of_tail[at : at + _MIN_OPENING_LINES] == shapes:
+            starts.append([])
+        if starts:
+            starts[-1].append(record)
+    return starts
+
+
+def _find_end(start: Sequence[LogRecord]) -> tuple[int, int, tuple[str, ...]] | None:
+    """Return the first and the last round of a start, and what it printed below; None: rounds or an end are missing."""
+    found = [(at, progress) for at, record in enumerate(start) if (progress := progress_in(record)) is not None]
+    steps = [progress.step for _, progress in found]
+    if not steps or steps != list(range(steps[0], steps[0] + len(steps))) or len({one.what for _, one in found}) > 1:
+        return None
+    below = tuple(get_shape(record.text) for record in start[found[-1][0] + 1 :])
+    is_whole = steps[0] in {0, 1} and len(steps) % _MIN_ROUNDS == 0 and bool(below)
+    return (steps[0], steps[-1], below) if is_whole else None

@@ -19,6 +19,8 @@ _MIN_FROM_ZERO = 10
 """Of fewer rounds the last but one would often be taken for the last one of a counter from 0."""
 NO_EPOCH = -1
 """Of a line that shows no epoch."""
+_ROUND_NUMBER = 5
+"""The number of epochs in a range is taken for a multiple of this."""
 _EPOCH = "epoch"
 _STEP = "step"
 
@@ -35,6 +37,10 @@ _PATTERNS = Patterns(
             )
             (?:["']?\s{0,4}[=:|,]\s{0,12}|\s{1,12}) ["']?
             (?P<total>\d[\d,]{0,11})(?:\.0+)?(?![\w./:%])
+        """,
+        # the epochs of a training as a range, whose end may be the last one or the one behind it
+        "range": r"""(?i)
+            \bstart[ _-]?epoch\W{1,3}(?P<begin>\d{1,6})\W{1,3}end[ _-]?epoch\W{1,3}(?P<end>\d{1,6})\b
         """,
         # a counter at the begin of a line, as in: [ Train | 012/100 ] loss 0.3
         "in_brackets": r"""
@@ -102,6 +108,11 @@ class Loop:
         return not self.began_again and self.last_epoch > self.first_epoch > NO_EPOCH
 
     @property
+    def may_be_of_an_epoch(self) -> bool:
+        """Whether it counts steps, of a training that has printed a single epoch: the next one may begin it again."""
+        return self.unit != _EPOCH and self.first_epoch == self.last_epoch > NO_EPOCH
+
+    @property
     def unit(self) -> str:
         """What it counts: epochs or steps."""
         return _EPOCH if self.what == _EPOCH else _STEP
@@ -145,6 +156,8 @@ class Loops:
 
     def take(self, text: str, number: int) -> None:
         """Take the counters of a line."""
+        if self._take_range(text):
+            return
         counters = list(list_counters(text))
         epoch = next((counter.step for counter in counters if counter.what == _EPOCH), NO_EPOCH)
         if epoch != NO_EPOCH and len(counters) > 1 and self._start_over(counters):
@@ -152,6 +165,17 @@ class Loops:
                 self._loops.pop((counter.what, counter.total), None)
         for counter in counters:
             self._take(counter, epoch, number, text)
+
+    def _take_range(self, text: str) -> bool:
+        found = _PATTERNS["range"].search(text) if "tart" in text else None
+        if found is None:
+            return False
+        begin, end = int(found["begin"]), int(found["end"])
+        # "1 to 61" is Python's range of 60 epochs; "1 to 60" has its last epoch, or one fewer, which is then unproven
+        lasts = [end] if begin == 0 else [end - 1, end]
+        totals = [last for last in lasts if last and last % _ROUND_NUMBER == 0]
+        self.configured.setdefault(_EPOCH, set()).update(totals)
+        return True
 
     def _start_over(self, counters: Sequence[CounterValue]) -> bool:
         """Whether a line with an epoch has the first value of each counter again: the training was restarted.
@@ -182,6 +206,7 @@ class Loops:
 
     def take_configuration(self, text: str) -> None:
         """Take the length of the training that a line names, if it does."""
+        self._take_range(text)
         for found in _PATTERNS["configured"].finditer(text):
             unit = _EPOCH if found["epochs"] or found["epoch"] else _STEP
             totals = self.configured.setdefault(unit, set())
@@ -215,6 +240,6 @@ class Loops:
         """
         if len(self._loops) >= _MAX_LOOPS or self.is_unfinished():
             return []
-        found = [loop for loop in self._loops.values() if loop.total and loop.is_outer]
+        found = [loop for loop in self._loops.values() if loop.total and loop.is_outer and not loop.may_be_of_an_epoch]
         of_open = (loop for loop in self.open if loop.is_outer and totals.get(loop.unit))
         return [*found, *(loop for loop in of_open if loop.is_last_of(max(totals[loop.unit])))]
