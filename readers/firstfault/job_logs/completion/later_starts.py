@@ -1,10 +1,12 @@
 """Several starts of a program in one log.
 
-The end of an earlier start proves nothing about a later one, unless both ended in the same way after the same rounds.
+The end of an earlier start proves nothing about a later one, unless both ended in the same way
+after the same rounds.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -26,17 +28,18 @@ _MAX_STEPS_BEHIND = 1
 """A slow rank may print an earlier step than the fastest one did."""
 
 _MIN_ROUNDS = 10
-"""Rounds of two starts that ended after the same one; their number is a multiple of this, as of most trainings."""
+"""Rounds of two starts that ended after the same one: a multiple of this, as in most trainings."""
 _COMPARED_STARTS = 2
 
 _NO_LETTER = re.compile(r"[^a-zA-Z]+")
 _MENTIONED = re.compile(
-    r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|infer\w*|predict\w*|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
+    r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|infer\w*|predict\w*"
+    r"|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
 )
 
 
 def is_started_again(opening: Iterable[LogRecord], tail: Sequence[LogRecord], number: int) -> bool:
-    """Whether the first lines of a log came again below a line, or a step far below the steps above that line.
+    """Whether below a line the first lines of a log came again, or a step far below earlier ones.
 
     Args:
         opening: the first lines of a file.
@@ -77,10 +80,10 @@ def _falls_back(tail: Iterable[LogRecord], number: int) -> bool:
 
 
 def find_same_end(opening: Sequence[LogRecord], tail: Sequence[LogRecord]) -> LogRecord | None:
-    """Return the last line if the last two starts of a program had the same rounds and ended alike below them.
+    """Return the last line if the last two starts had the same rounds and ended alike below them.
 
-    A failure, or the end of a log that is cut off, isn't after the same round twice. The rounds of one fold of several
-    are, but they don't begin with the first lines of the log.
+    A failure, or the end of a log that is cut off, isn't after the same round twice. The rounds of
+    one fold of several are, but they don't begin with the first lines of the log.
 
     Args:
         opening: the first lines of a file.
@@ -94,8 +97,8 @@ def find_same_end(opening: Sequence[LogRecord], tail: Sequence[LogRecord]) -> Lo
 
 def _split_starts(opening: Sequence[LogRecord], tail: Sequence[LogRecord]) -> list[list[LogRecord]]:
     """Return the lines of each start: those from the first lines of a log on."""
-    first_step = next((at for at, record in enumerate(opening) if progress_in(record) is not None), len(opening))
-    shapes = [get_shape(record.text) for record in opening[:first_step]][:_MIN_OPENING_LINES]
+    above = itertools.takewhile(lambda record: progress_in(record) is None, opening)
+    shapes = [get_shape(record.text) for record in above][:_MIN_OPENING_LINES]
     if len(set(shapes)) < _MIN_OPENING_LINES or len(_NO_LETTER.sub("", shapes[0])) < _MIN_LETTERS:
         return []
     starts: list[list[LogRecord]] = []
@@ -109,11 +112,16 @@ def _split_starts(opening: Sequence[LogRecord], tail: Sequence[LogRecord]) -> li
 
 
 def _find_end(start: Sequence[LogRecord]) -> tuple[int, int, tuple[str, ...]] | None:
-    """Return the first and the last round of a start, and what it printed below; None: rounds or an end are missing."""
-    found = [(at, progress) for at, record in enumerate(start) if (progress := progress_in(record)) is not None]
-    steps = [progress.step for _, progress in found]
-    if not steps or steps != list(range(steps[0], steps[0] + len(steps))) or len({one.what for _, one in found}) > 1:
+    """Return the first and the last round of a start, and what it printed below.
+
+    None: rounds or an end are missing.
+    """
+    found = [one for record in start if (one := progress_in(record)) is not None]
+    steps = [progress.step for progress in found]
+    if not steps or len({progress.what for progress in found}) > 1:
         return None
-    below = tuple(get_shape(record.text) for record in start[found[-1][0] + 1 :])
+    if steps != list(range(steps[0], steps[0] + len(steps))):
+        return None
+    below = tuple(get_shape(one.text) for one in start if one.number > found[-1].number)
     is_whole = steps[0] in {0, 1} and len(steps) % _MIN_ROUNDS == 0 and bool(below)
     return (steps[0], steps[-1], below) if is_whole else None

@@ -109,7 +109,7 @@ class Loop:
 
     @property
     def may_be_of_an_epoch(self) -> bool:
-        """Whether it counts steps, of a training that has printed a single epoch: the next one may begin it again."""
+        """Whether it counts steps and showed a single epoch: the next one may begin it again."""
         return self.unit != _EPOCH and self.first_epoch == self.last_epoch > NO_EPOCH
 
     @property
@@ -171,14 +171,15 @@ class Loops:
         if found is None:
             return False
         begin, end = int(found["begin"]), int(found["end"])
-        # "1 to 61" is Python's range of 60 epochs; "1 to 60" has its last epoch, or one fewer, which is then unproven
+        # "1 to 61" is Python's range of 60 epochs; "1 to 60" has its last epoch, or one fewer,
+        # which is then unproven
         lasts = [end] if begin == 0 else [end - 1, end]
         totals = [last for last in lasts if last and last % _ROUND_NUMBER == 0]
         self.configured.setdefault(_EPOCH, set()).update(totals)
         return True
 
     def _start_over(self, counters: Sequence[CounterValue]) -> bool:
-        """Whether a line with an epoch has the first value of each counter again: the training was restarted.
+        """Whether a line with an epoch has the first value of each counter again, after a restart.
 
         When an inner loop begins again, the epoch is a later one.
         """
@@ -240,6 +241,7 @@ class Loops:
         """
         if len(self._loops) >= _MAX_LOOPS or self.is_unfinished():
             return []
-        found = [loop for loop in self._loops.values() if loop.total and loop.is_outer and not loop.may_be_of_an_epoch]
+        outer = (loop for loop in self._loops.values() if loop.total and loop.is_outer)
+        found = [loop for loop in outer if not loop.may_be_of_an_epoch]
         of_open = (loop for loop in self.open if loop.is_outer and totals.get(loop.unit))
         return [*found, *(loop for loop in of_open if loop.is_last_of(max(totals[loop.unit])))]

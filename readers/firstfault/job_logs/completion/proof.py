@@ -250,8 +250,8 @@ def _is_finished_bar(text: str) -> bool:
 def _counts_all(text: str, loop: Loop) -> bool:
     """Whether a line is about finished steps, none of its counters is below its end, and none lacks one.
 
-    A counter alone may be the heading of the last epoch, which begins. The epoch needs no end if the loop counts steps
-    beyond the end of an epoch.
+    A counter alone may be the heading of the last epoch, which begins. The epoch needs no end if
+    the loop counts steps beyond the end of an epoch.
     """
     if not _PATTERNS["measured"].search(text):
         return False

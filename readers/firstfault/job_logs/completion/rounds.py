@@ -60,7 +60,7 @@ def find_end_of_last_round(tail: Iterable[LogRecord], loop: Loop) -> LogRecord |
 
 
 def _has_words(record: LogRecord, end: LogRecord) -> bool:
-    """Whether a line isn't below the end of a round, and no rule of dashes, which says nothing in a report."""
+    """Whether a line isn't below the end of a round, and no rule of dashes."""
     return record.number <= end.number and _PATTERNS["letter"].search(record.text) is not None
 
 
