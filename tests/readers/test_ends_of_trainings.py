@@ -73,6 +73,9 @@ def shown(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], 
         [f"[{epoch}/100] loss 0.{epoch} val_acc 0.{epoch + 3}" for epoch in range(100)],
         list_keras_epochs(10),
         [*list_epochs(0, 100), "100%|##########| 100/100 [1:40:00<00:00, 60.0s/it]"],
+        ["==> Start Epoch 1 End Epoch 31", *list_epochs(1, 31), "-" * 30],
+        ["start_epoch: 1, end_epoch: 30", *list_epochs(1, 31)],
+        ["Start Epoch 0 End Epoch 30", *list_epochs(0, 30)],
     ],
 )
 def test_the_last_round_is_whole(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
@@ -88,6 +91,10 @@ def test_the_last_round_is_whole(shown: Callable[[Sequence[str]], Ran], lines: l
         ["epochs: 30", *list_epochs(0, 30)[:-1]],
         ["epochs: 30", *list_epochs(0, 29)],
         ["epochs: 30", *list_epochs(1, 30)],
+        ["==> Start Epoch 1 End Epoch 31", *list_epochs(1, 30)],
+        ["==> Start Epoch 1 End Epoch 31", *list_epochs(1, 31)[:-1]],
+        ["==> Start Epoch 1 End Epoch 33", *list_epochs(1, 33)],
+        ["Start Epoch 0 End Epoch 30", *list_epochs(0, 29)],
         ["pretrain_epochs: 5", "epochs: 20", *list_epochs(0, 5)],
         ["epochs: 10", *list_batches("Epoch {}", 10)[:-8]],
         list_batches("Epoch {}/9", 10)[:-8],
@@ -166,6 +173,16 @@ def test_no_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[s
 def test_a_summary_of_a_part(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
     """What each round prints, an outer loop that isn't at its end, and one fold of several."""
     assert shown(lines).code == EXIT.NOTHING_FOUND
+
+
+@pytest.mark.parametrize("end", ["Training time 8:03:31", "Total training time: 0:41:07"])
+def test_metrics_named_error(shown: Callable[[Sequence[str]], Ran], end: str) -> None:
+    """An error with a decimal is a metric, and no failure below the last epoch."""
+    tested = [f"Test: [{at}/9] class_error: {at}1.50 mean error = 0.{at}" for at in range(9)]
+    lines = [*list_epochs(0, 12), *tested, "Averaged: class_error: 41.50"]
+    assert shown([*lines, end]).code == EXIT.OK
+    for failure in ("error: 104", "error 10.0.0.7 is gone", "RPC error: 3.5", "write error"):
+        assert shown([*lines, f"worker 3: {failure} failed", end]).code != EXIT.OK
 
 
 def test_wandb_also_ends_after_an_exception(shown: Callable[[Sequence[str]], Ran]) -> None:

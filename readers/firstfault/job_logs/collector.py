@@ -41,6 +41,9 @@ _MAX_EXCERPT_LINES = 200
 """Lines from a traceback on."""
 _MAX_EXCERPTS = 64
 """Tracebacks kept per label: the first and the last ones."""
+_MAX_OPENING_LINES = 20
+"""First lines of each file, apart from long ones."""
+_MAX_OPENING_CHARS = 400
 _MAX_COMPLETIONS = 64
 """Lines that may report a completion, kept per label although they are far above its end."""
 STEPS_PROVING_SURVIVAL = 3
@@ -199,6 +202,8 @@ class Attempt:
     tasks_are_nodes: bool = False
     """Whether numbers before lines are those of launchers, not of ranks."""
     size: SizeMarks = field(default_factory=SizeMarks)
+    openings: dict[str, list[LogRecord]] = field(default_factory=dict)
+    """First lines of each file: they come again if the program is started again."""
     listed_pods: dict[str, str] = field(default_factory=dict)
     """The last state of each pod in tables of them, which may have pods of other jobs."""
 
@@ -367,6 +372,9 @@ class LogCollector:
 
     def _note_place_and_time(self, file: str, record: LogRecord) -> None:
         self.first_texts.setdefault(file, record.text)
+        opening = self._all.openings.setdefault(file, [])
+        if len(opening) < _MAX_OPENING_LINES and len(record.text) < _MAX_OPENING_CHARS:
+            opening.append(record)
         if record.time_ns is not None:
             self._first_times.setdefault(file, record.time_ns)
             self._last_times[file] = record.time_ns

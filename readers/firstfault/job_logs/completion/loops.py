@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,10 @@ _BRACKET_CHARS = 40
 """Characters at the begin of a line in which a counter in brackets ends."""
 _MIN_FROM_ZERO = 10
 """Of fewer rounds the last but one would often be taken for the last one of a counter from 0."""
+NO_EPOCH = -1
+"""Of a line that shows no epoch."""
+_ROUND_NUMBER = 5
+"""The number of epochs in a range is taken for a multiple of this."""
 _EPOCH = "epoch"
 _STEP = "step"
 
@@ -33,6 +37,10 @@ _PATTERNS = Patterns(
             )
             (?:["']?\s{0,4}[=:|,]\s{0,12}|\s{1,12}) ["']?
             (?P<total>\d[\d,]{0,11})(?:\.0+)?(?![\w./:%])
+        """,
+        # the epochs of a training as a range, whose end may be the last one or the one behind it
+        "range": r"""(?i)
+            \bstart[ _-]?epoch\W{1,3}(?P<begin>\d{1,6})\W{1,3}end[ _-]?epoch\W{1,3}(?P<end>\d{1,6})\b
         """,
         # a counter at the begin of a line, as in: [ Train | 012/100 ] loss 0.3
         "in_brackets": r"""
@@ -79,6 +87,10 @@ class Loop:
     """The first step that was seen."""
     began_again: bool = False
     """Whether it fell back: it belongs to an inner loop, or the training was restarted."""
+    first_epoch: int = NO_EPOCH
+    """The epoch in the line with its first step."""
+    last_epoch: int = NO_EPOCH
+    """The epoch in the line with its last step."""
 
     @property
     def is_outer(self) -> bool:
@@ -89,6 +101,16 @@ class Loop:
     def is_at_end(self) -> bool:
         """Whether its last step was printed."""
         return self.step >= self.total or (self.total >= _MIN_FROM_ZERO and self.is_last_of(self.total))
+
+    @property
+    def spans_epochs(self) -> bool:
+        """Whether it went on from one epoch to the next, so it's not the loop within an epoch."""
+        return not self.began_again and self.last_epoch > self.first_epoch > NO_EPOCH
+
+    @property
+    def may_be_of_an_epoch(self) -> bool:
+        """Whether it counts steps and showed a single epoch: the next one may begin it again."""
+        return self.unit != _EPOCH and self.first_epoch == self.last_epoch > NO_EPOCH
 
     @property
     def unit(self) -> str:
@@ -134,22 +156,58 @@ class Loops:
 
     def take(self, text: str, number: int) -> None:
         """Take the counters of a line."""
-        for counter in list_counters(text):
-            self._take((counter.what, counter.total), counter.step, number, text)
+        if self._take_range(text):
+            return
+        counters = list(list_counters(text))
+        epoch = next((counter.step for counter in counters if counter.what == _EPOCH), NO_EPOCH)
+        if epoch != NO_EPOCH and len(counters) > 1 and self._start_over(counters):
+            for counter in counters:
+                self._loops.pop((counter.what, counter.total), None)
+        for counter in counters:
+            self._take(counter, epoch, number, text)
 
-    def _take(self, key: tuple[str, int], step: int, number: int, text: str) -> None:
+    def _take_range(self, text: str) -> bool:
+        found = _PATTERNS["range"].search(text) if "tart" in text else None
+        if found is None:
+            return False
+        begin, end = int(found["begin"]), int(found["end"])
+        # "1 to 61" is Python's range of 60 epochs; "1 to 60" has its last epoch, or one fewer,
+        # which is then unproven
+        lasts = [end] if begin == 0 else [end - 1, end]
+        totals = [last for last in lasts if last and last % _ROUND_NUMBER == 0]
+        self.configured.setdefault(_EPOCH, set()).update(totals)
+        return True
+
+    def _start_over(self, counters: Sequence[CounterValue]) -> bool:
+        """Whether a line with an epoch has the first value of each counter again, after a restart.
+
+        When an inner loop begins again, the epoch is a later one.
+        """
+        loops = [self._loops.get((counter.what, counter.total)) for counter in counters]
+        pairs = [
+            (counter.step, loop)
+            for counter, loop in zip(counters, loops, strict=True)
+            if loop is not None and not loop.began_again
+        ]
+        is_first = all(step <= loop.first for step, loop in pairs)
+        return len(pairs) == len(counters) and is_first and any(step < loop.step for step, loop in pairs)
+
+    def _take(self, counter: CounterValue, epoch: int, number: int, text: str) -> None:
+        key = (counter.what, counter.total)
         loop = self._loops.get(key)
+        step = counter.step
         if loop is None:
             if len(self._loops) < _MAX_LOOPS:
-                self._loops[key] = Loop(*key, step, number, step)
+                self._loops[key] = Loop(*key, step, number, step, first_epoch=epoch, last_epoch=epoch)
             return
         if step < loop.step and not loop.total and _PATTERNS["mentioned"].search(text):
             return
         loop.began_again |= step < loop.step
-        loop.step, loop.number = step, number
+        loop.step, loop.number, loop.last_epoch = step, number, epoch
 
     def take_configuration(self, text: str) -> None:
         """Take the length of the training that a line names, if it does."""
+        self._take_range(text)
         for found in _PATTERNS["configured"].finditer(text):
             unit = _EPOCH if found["epochs"] or found["epoch"] else _STEP
             totals = self.configured.setdefault(unit, set())
@@ -183,6 +241,7 @@ class Loops:
         """
         if len(self._loops) >= _MAX_LOOPS or self.is_unfinished():
             return []
-        found = [loop for loop in self._loops.values() if loop.total and loop.is_outer]
+        outer = (loop for loop in self._loops.values() if loop.total and loop.is_outer)
+        found = [loop for loop in outer if not loop.may_be_of_an_epoch]
         of_open = (loop for loop in self.open if loop.is_outer and totals.get(loop.unit))
         return [*found, *(loop for loop in of_open if loop.is_last_of(max(totals[loop.unit])))]

@@ -31,6 +31,8 @@ _PATTERNS = Patterns(
           | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
           | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
         """,
+        # a metric: "class_error: 12.50", "mean error = 0.3"
+        "measured_error": r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])",
     }
 )
 
@@ -58,8 +60,12 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
 def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return the records that report a failure, apart from noise and from what the program handled."""
     is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
-    reports = (record for record in drop_below_error(records) if is_failure(record.text))
+    reports = (record for record in drop_below_error(records) if is_failure(_drop_metrics(record.text)))
     return [one for one in reports if not handled(one.text) and not noise(one.text)]
+
+
+def _drop_metrics(text: str) -> str:
+    return _PATTERNS["measured_error"].sub("", text) if "rror" in text else text
 
 
 def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:

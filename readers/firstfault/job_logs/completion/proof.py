@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
+from firstfault.job_logs.completion.later_starts import find_same_end, is_started_again
 from firstfault.job_logs.completion.noise import drop_ignored_exceptions, drop_teardown_noise, find_doubts
 from firstfault.job_logs.completion.rounds import find_end_of_last_round, find_outer_bar, get_shape, is_last_round_cut
 from firstfault.job_logs.completion.summary import find_summary
@@ -27,6 +28,7 @@ from firstfault.utils.toml import Patterns
 
 if TYPE_CHECKING:
     from firstfault.job_logs.collector import Attempt, Stream
+    from firstfault.job_logs.completion.loops import Loop
     from firstfault.job_logs.framing.labels import LogRecord
 
 MIN_STEPS_RESUMED = 2
@@ -45,7 +47,7 @@ _PATTERNS = Patterns(
         # a measure of what was done: "loss 0.1", "step_avg:173.82ms"
         "measured": r"(?i)\b(?:\w*loss|\w*acc\w*|\w*time\w*|ppl|perplexity|score|reward|f1|\w*avg|error)\b\W{0,3}\d",
         # a counter without a total
-        "open_counter": r"(?i)\b(?:epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)",
+        "open_counter": r"(?i)\b(?P<what>epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)",
         # the last words of ranks that end
         "last_words": r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b",
         "not_of_training": r"""(?i)
@@ -108,7 +110,10 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
     tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
     tail = sorted(itertools.chain.from_iterable(tails), key=lambda record: record.number)
     last_step = _find_last_step(streams, tail)
+    opening = attempt.openings.get(streams[0].file, [])
     candidates = {record.number: (kind, record) for kind, record in _list_candidates(streams, tails)}
+    if len(streams) == 1 and (end := find_same_end(opening, tail)) is not None:
+        candidates.setdefault(end.number, (CompletionKind.COUNTER, end))
     later = [one for number, one in sorted(candidates.items()) if number >= last_step]
     for least in (CompletionKind.STATUS, CompletionKind.WORD, CompletionKind.RESULT, CompletionKind.COUNTER):
         proofs = [(kind, record) for kind, record in later if kind >= least]
@@ -119,6 +124,8 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
             above = [record for record in tail if last_step < record.number < last.number][-_MAX_LINES_DOUBTED:]
             if _has_failed_before(attempt, streams[0].file, above, last.number):
                 continue
+        if is_started_again(opening, tail, last.number):
+            continue
         if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
             last_number = max(
                 record.number for kind, record in later if kind >= CompletionKind.RESULT or record is last
@@ -175,7 +182,7 @@ def _list_candidates(
             elif _is_finished_bar(record.text) or (
                 loop is not None
                 and record.number == loop.number
-                and _counts_all(record.text)
+                and _counts_all(record.text, loop)
                 and not is_last_round_cut(tail, loop)
             ):
                 yield CompletionKind.COUNTER, record
@@ -240,15 +247,19 @@ def _is_finished_bar(text: str) -> bool:
     return found is not None and found["step"] == found["total"]
 
 
-def _counts_all(text: str) -> bool:
+def _counts_all(text: str, loop: Loop) -> bool:
     """Whether a line is about finished steps, none of its counters is below its end, and none lacks one.
 
-    A counter alone may be the heading of the last epoch, which begins.
+    A counter alone may be the heading of the last epoch, which begins. The epoch needs no end if
+    the loop counts steps beyond the end of an epoch.
     """
     if not _PATTERNS["measured"].search(text):
         return False
     pairs = re.findall(r"(?<![\d.])(\d{1,9}) ?/ ?(\d{1,9})(?![\d.])", text)
-    return all(int(step) >= int(total) for step, total in pairs) and not _PATTERNS["open_counter"].search(text)
+    if not all(int(step) >= int(total) for step, total in pairs):
+        return False
+    counters = (found["what"].lower() for found in _PATTERNS["open_counter"].finditer(text))
+    return all(what == "epoch" and loop.spans_epochs for what in counters)
 
 
 def _has_failed_before(attempt: Attempt, file: str, above: Iterable[LogRecord], number: int) -> bool:

@@ -27,6 +27,7 @@ _PATTERNS = Patterns(
         # the batch in "[3][120]" and in "[3, 120]"
         "batch_in_brackets": r"\[\s*\d{1,9}\s*\](?:\[\s*|\s*,\s*|,\s*)\d{1,9} | \[\s*\d{1,9},\s*\d{1,9}\s*\]",
         "digit": r"\d",
+        "letter": r"[^\W\d_]",
         "eta": r"(?i)\beta\W{0,3}(?!0+:0+(?::0+)?\b|0+s?\b)\d",
     }
 )
@@ -54,8 +55,13 @@ def find_end_of_last_round(tail: Iterable[LogRecord], loop: Loop) -> LogRecord |
     for shape, record in reversed(last):
         of_round = ends.get(shape)
         if of_round is not None and counts[shape] >= of_round[shape] and not is_within_round(record.text, loop):
-            return record
+            return next((one for one in rounds[-1][::-1] if _has_words(one, record)), record)
     return None
+
+
+def _has_words(record: LogRecord, end: LogRecord) -> bool:
+    """Whether a line isn't below the end of a round, and no rule of dashes."""
+    return record.number <= end.number and _PATTERNS["letter"].search(record.text) is not None
 
 
 def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:

@@ -11,6 +11,8 @@ from firstfault.utils.toml import Patterns
 _MAX_REPORT_CHARS = 400
 """A sentence about a completion is short; a record of a structured log may be longer."""
 _MAX_RECORD_CHARS = 4096
+_MAX_HEADER_CHARS = 100
+"""Time, logger and level in front of a message."""
 _ALL_PERCENT = 100
 _FURTHER_MARKS = (
     "topping",
@@ -58,7 +60,10 @@ _PATTERNS = Patterns(
         # "finished training", "done with the benchmark"
         "inverted": rf"(?i)\b{_END}\b (?P<between>[^.;!\n]{{0,24}}?) (?<![\w/.-]) (?P<subject>{_SUBJECT}) \b",
         # what follows a sentence about one of many
-        "one_of_many": r"(?i)^\W{0,3}(?:(?:for|of|on|in)[ ])?(?:the[ ])?" + _STAGE + r"\W{0,3}\d",
+        "one_of_many": r"(?i)^\W{0,3}(?:(?:for|of|on|in)[ ])?(?:the[ ])?"
+        rf"(?: {_STAGE}\W{{0,3}}\d | (?:one|an?|each|this|first|current)[ ]{_STAGE} )",
+        # in front of a message, below the name of a logger, which is no subject of the sentence
+        "level": r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b",
         "counted_stage": r"(?i)\b(?:epoch|step|iteration|iter|batch|fold|stage|phase|round|cycle)\W{0,3}\d",
         "stage": r"(?i)" + _STAGE,
         # a part of a whole, in a sentence about its end
@@ -205,8 +210,10 @@ def _has_result(text: str) -> bool:
 
 def _has_sentence(text: str) -> bool:
     """Whether a line has a sentence about the end of the training or the job, and not of a part of it."""
+    level = _PATTERNS["level"].search(text[:_MAX_HEADER_CHARS])
+    begin = 0 if level is None else level.end()
     for name in ("sentence", "inverted"):
-        found = _PATTERNS[name].search(text)
+        found = _PATTERNS[name].search(text, begin)
         if found is None:
             continue
         before, after = text[: found.start()], text[found.end() :]

@@ -1,0 +1,185 @@
+"""Several starts of a program in one log: only the last start's end counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from firstfault.cli import EXIT
+from firstfault.job_logs.completion.loops import Loops
+from tests.readers.commands import Ran
+
+OPENING = [
+    "Card 5 is reserved for this job",
+    "Reading windows of prices from prices.parquet",
+    "Building a model with 12 layers",
+    "Optimizer has 3 groups of parameters",
+]
+EPILOGUE = "Card 5 is released"
+RAISED = [
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 12, in main',
+    "    step(batch)",
+    "ValueError: no labels in shard 9",
+]
+
+
+def list_epochs(count: int, begin: int = 0) -> list[str]:
+    """Return the lines of some epochs."""
+    return [f"Epoch {epoch}: loss 0.{epoch + 3}" for epoch in range(begin, begin + count)]
+
+
+def list_iterations(begin: int, end: int, per_epoch: int, total: int = 200) -> list[str]:
+    """Return lines with an iteration of the whole training, and its epoch."""
+    return [
+        f"[TRAIN] epoch: {step // per_epoch + 1}, iter: {step}/{total}, loss: 0.{step}"
+        for step in range(begin, end + 1, 10)
+    ]
+
+
+@pytest.fixture
+def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], Ran]:
+    """Return a function that shows a log of these lines."""
+
+    def show_lines(lines: Sequence[str]) -> Ran:
+        (tmp_path / "job.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return run("show", str(tmp_path / "job.log"))
+
+    return show_lines
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        OPENING,
+        [*OPENING[:2], *OPENING[3:], "Epoch 0: loss 0.9"],
+        [*OPENING, "Epoch 0: loss 0.9"],
+        ["Epoch 0: loss 0.9"],
+        ["srun: job 78 queued and waiting for resources", "Epoch 1: loss 0.9"],
+    ],
+)
+@pytest.mark.parametrize("end", ["Training finished", "Job 77 State=COMPLETED", "Total training time: 3:02:11"])
+def test_a_later_start_is_unfinished(show: Callable[[Sequence[str]], Ran], end: str, later: list[str]) -> None:
+    """The end of an earlier start is no success of a later one."""
+    assert show([*OPENING, *list_epochs(5), end]).code == EXIT.OK
+    assert show([*OPENING, *list_epochs(5), end, *later]).code == EXIT.NOTHING_FOUND
+
+
+def test_a_later_start_has_finished(show: Callable[[Sequence[str]], Ran]) -> None:
+    """Starts before the last one don't matter: unfinished, finished or failed."""
+    start = [*OPENING, *list_epochs(5)]
+    for earlier in (start, [*start, "Training finished"], [*start, *RAISED]):
+        assert show([*earlier, *start, "Training finished"]).code == EXIT.OK
+
+
+def test_a_failure_a_success_and_an_unfinished_start(show: Callable[[Sequence[str]], Ran]) -> None:
+    """A success in the middle proves nothing about the last start."""
+    start = [*OPENING, *list_epochs(5)]
+    assert show([*start, *RAISED, *start, "Training finished", *OPENING]).code == EXIT.NOTHING_FOUND
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        ["Best model is of epoch 2: loss 0.5"],
+        ["Epoch 4: loss 0.7"],
+        ["Epoch 3: loss 0.6"],
+        ["Optimizer has 3 groups of parameters", "Test loss 0.3"],
+    ],
+)
+def test_no_later_start(show: Callable[[Sequence[str]], Ran], below: list[str]) -> None:
+    """A best epoch, the last line of a slower rank, and one line of the opening aren't a start."""
+    assert show([*OPENING, *list_epochs(5), "Training finished", *below]).code == EXIT.OK
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2031-01-01 10:00:00,748][main][INFO] - finish one epoch",
+        "[2031-01-01 10:00:00,748][train][INFO] - finished loading 3 shards",
+        "2031-01-01 10:00:00 - trainer - INFO - done with shard 7",
+        "Trainer finished one epoch",
+    ],
+)
+def test_no_sentence_about_the_job(show: Callable[[Sequence[str]], Ran], line: str) -> None:
+    """The name of a logger is no subject of a sentence, and one epoch is a part of a training."""
+    assert show([*OPENING, *list_epochs(5), line]).code == EXIT.NOTHING_FOUND
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2031-01-01 10:00:00,748][main][INFO] - training finished",
+        "2031-01-01 10:00:00 - trainer - INFO - done with the benchmark",
+    ],
+)
+def test_a_sentence_below_a_level(show: Callable[[Sequence[str]], Ran], line: str) -> None:
+    """Behind the level of a line is its message."""
+    assert show([*OPENING, *list_epochs(5), line]).code == EXIT.OK
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        list_iterations(10, 200, per_epoch=60),
+        [*list_iterations(10, 50, per_epoch=60), *list_iterations(10, 200, per_epoch=60)],
+        [*list_iterations(10, 130, per_epoch=60), *list_iterations(10, 200, per_epoch=60), "Parameters: 52"],
+    ],
+)
+def test_iterations_beyond_an_epoch(show: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+    """A counter that goes on from epoch to epoch is the training's, also after a restart."""
+    assert show([*OPENING, *lines]).code == EXIT.OK
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        list_iterations(10, 190, per_epoch=60),
+        [*list_iterations(10, 200, per_epoch=60), *list_iterations(10, 130, per_epoch=60)],
+        list_iterations(10, 200, per_epoch=900),
+        [f"epoch: {epoch}, iter: {step}/20, loss: 0.{step}" for epoch in range(1, 6) for step in range(1, 21)],
+        [f"epoch: {epoch}, iter: {step}/20, loss: 0.{step}" for epoch in (1, 1, 2) for step in range(1, 21)],
+    ],
+)
+def test_iterations_of_a_part(show: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
+    """A counter below its end, after a restart too, and one that may be of a single epoch."""
+    assert show([*OPENING, *lines]).code == EXIT.NOTHING_FOUND
+
+
+def test_a_counter_of_a_restarted_training() -> None:
+    """The first values of all counters in a line are a restart; those of a later epoch are an inner loop."""
+    restarted = Loops()
+    inner = Loops()
+    for number, line in enumerate(list_iterations(10, 130, 60) + list_iterations(10, 200, 60)):
+        restarted.take(line, number)
+    for number, line in enumerate(f"epoch: {epoch}, iter: {step}/9" for epoch in (1, 2) for step in range(1, 10)):
+        inner.take(line, number)
+    assert restarted.find_finished() is not None
+    assert inner.find_finished() is None
+
+
+def test_two_starts_with_the_same_end(show: Callable[[Sequence[str]], Ran]) -> None:
+    """Two starts that ended alike after the same round number of epochs had the same length."""
+    start = [*OPENING, *list_epochs(40), EPILOGUE]
+    assert show([*start, *start]).code == EXIT.OK
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ([], [*OPENING, *list_epochs(40), EPILOGUE]),
+        ([*OPENING, *list_epochs(40), EPILOGUE], [*OPENING, *list_epochs(30), EPILOGUE]),
+        ([*OPENING, *list_epochs(40), EPILOGUE], [*OPENING, *list_epochs(40)]),
+        ([*OPENING, *list_epochs(40)], [*OPENING, *list_epochs(40)]),
+        ([*OPENING, *list_epochs(37), EPILOGUE], [*OPENING, *list_epochs(37), EPILOGUE]),
+        ([*OPENING, *list_epochs(40), "Fold is done"], [*list_epochs(40), "Fold is done"]),
+        ([*OPENING, *list_epochs(40), EPILOGUE], [*OPENING, *list_epochs(20, begin=20), EPILOGUE]),
+    ],
+)
+def test_two_starts_with_different_ends(
+    show: Callable[[Sequence[str]], Ran], earlier: list[str], later: list[str]
+) -> None:
+    """One start, another length, a missing end, a length that's no round number, and folds prove nothing."""
+    assert show([*earlier, *later]).code == EXIT.NOTHING_FOUND
