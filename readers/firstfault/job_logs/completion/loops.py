@@ -19,8 +19,6 @@ _MIN_FROM_ZERO = 10
 """Of fewer rounds the last but one would often be taken for the last one of a counter from 0."""
 NO_EPOCH = -1
 """Of a line that shows no epoch."""
-_ROUND_NUMBER = 5
-"""The number of epochs in a range is taken for a multiple of this."""
 _EPOCH = "epoch"
 _STEP = "step"
 
@@ -38,7 +36,7 @@ _PATTERNS = Patterns(
             (?:["']?\s{0,4}[=:|,]\s{0,12}|\s{1,12}) ["']?
             (?P<total>\d[\d,]{0,11})(?:\.0+)?(?![\w./:%])
         """,
-        # the epochs of a training as a range, whose end may be the last one or the one behind it
+        # the epochs of a training as a range, from the first one to the one behind the last
         "range": r"""(?i)
             \bstart[ _-]?epoch\W{1,3}(?P<begin>\d{1,6})\W{1,3}end[ _-]?epoch\W{1,3}(?P<end>\d{1,6})\b
         """,
@@ -171,11 +169,9 @@ class Loops:
         if found is None:
             return False
         begin, end = int(found["begin"]), int(found["end"])
-        # "1 to 61" is Python's range of 60 epochs; "1 to 60" has its last epoch, or one fewer,
-        # which is then unproven
-        lasts = [end] if begin == 0 else [end - 1, end]
-        totals = [last for last in lasts if last and last % _ROUND_NUMBER == 0]
-        self.configured.setdefault(_EPOCH, set()).update(totals)
+        # with another begin, the end may be the last epoch, or the one behind it as in Python's range
+        if begin == 0 and end:
+            self.configured.setdefault(_EPOCH, set()).add(end)
         return True
 
     def _start_over(self, counters: Sequence[CounterValue]) -> bool:

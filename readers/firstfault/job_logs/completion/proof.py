@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
 from firstfault.job_logs.attempts import progress_in
-from firstfault.job_logs.completion.later_starts import find_same_end, is_started_again
+from firstfault.job_logs.completion.later_starts import is_started_again
 from firstfault.job_logs.completion.noise import drop_ignored_exceptions, drop_teardown_noise, find_doubts
 from firstfault.job_logs.completion.rounds import find_end_of_last_round, find_outer_bar, get_shape, is_last_round_cut
 from firstfault.job_logs.completion.summary import find_summary
@@ -112,8 +112,6 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
     last_step = _find_last_step(streams, tail)
     opening = attempt.openings.get(streams[0].file, [])
     candidates = {record.number: (kind, record) for kind, record in _list_candidates(streams, tails)}
-    if len(streams) == 1 and (end := find_same_end(opening, tail)) is not None:
-        candidates.setdefault(end.number, (CompletionKind.COUNTER, end))
     later = [one for number, one in sorted(candidates.items()) if number >= last_step]
     for least in (CompletionKind.STATUS, CompletionKind.WORD, CompletionKind.RESULT, CompletionKind.COUNTER):
         proofs = [(kind, record) for kind, record in later if kind >= least]
