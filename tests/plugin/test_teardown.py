@@ -41,3 +41,15 @@ def test_a_failure_that_stays_one(tmp_path: Path, how: str, mode: str) -> None:
     assert (ended.verdict["category"] == "teardown") is (mode == "observe")
     observed = "observed: would have written the outputs: the job had finished"
     assert ended.logs.count(observed) == (mode == "observe")
+
+
+def test_outputs_that_flyte_cannot_convert(tmp_path: Path) -> None:
+    """All ranks had returned, but there are no outputs: the job failed, and not in its teardown."""
+    with running(TEARDOWN, "unconverted", tmp_path, {"how": "a text"}) as run:
+        ended = run.end()
+    assert ended.status == 10
+    assert not (ended.prefix / "outputs.pb").exists()
+    assert MultiErrorFileOutputReader(str(ended.prefix)).is_error()
+    assert ended.verdict["category"] != "teardown"
+    assert "finished" not in ended.verdict["headline"]
+    assert "TypeTransformerFailedError" in ended.verdict["message"]

@@ -5,7 +5,7 @@ The proof is whole or none: one rank that hadn't returned makes any failure an o
 
 from __future__ import annotations
 
-from firstfault.model import JobErrors, Phase, Subject, WorkerError
+from firstfault.model import JobErrors, Phase, Subject, WorkerError, Writer
 from firstfault.model.job import nodes_done
 from firstfault.utils.text import counted
 
@@ -44,9 +44,15 @@ def describe_teardown_end(failure: WorkerError) -> str:
 
 
 def _is_teardown_end(failure: WorkerError) -> bool:
-    """Whether a worker's failure is an end after its return: it raised nothing but the exit of its program."""
+    """Whether a worker's failure is an end after its return: it raised nothing but the exit of its program.
+
+    An error without a process's end, such as that of Flyte's entrypoint which couldn't convert the outputs, isn't: the
+    results may be lost.
+    """
     is_exit = failure.exception is None or _is_bare_exit(failure)
-    return is_exit and failure.expired is None and not failure.recoverable
+    is_end = bool(describe_teardown_end(failure)) or _is_bare_exit(failure) or bool(failure.stopped_by_agent)
+    is_own = failure.writer is not Writer.STOCK
+    return is_exit and is_end and is_own and failure.expired is None and not failure.recoverable
 
 
 def _is_bare_exit(failure: WorkerError) -> bool:
