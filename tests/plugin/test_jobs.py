@@ -58,3 +58,11 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
 def _logged(logs: str, message: str) -> list[str]:
     """Return when flytekit logged a message, as text that sorts by time."""
     return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
+
+
+def test_retries_of_the_command_count(tmp_path: Path) -> None:
+    """The pods know that `firstfault run --retries 0` allows no retry, and their reports say so."""
+    with running(FOLDER / "raises.py", "retried", tmp_path, {}) as run:
+        ended = run.end()
+    assert ended.status == 11
+    assert "no retries left" in ended.logs

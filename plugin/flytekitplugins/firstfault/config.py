@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 """An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""
+RETRIES_VARIABLE = "FIRSTFAULT_TASK_RETRIES"
+"""`firstfault run --retries` sets it in its pods: it overrides the retries of the task's decorator."""
 RENDEZVOUS_BACKEND = "c10d"
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")

@@ -31,6 +31,7 @@ from firstfault_torch.options import Hang, Options  # noqa: F401 - the package's
 from firstfault_torch.watchdog import Watchdog  # noqa: F401 - as above
 from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     RENDEZVOUS_BACKEND,
+    RETRIES_VARIABLE,
     STRATEGY_VARIABLE,
     CleanPodPolicy,
     Elastic,
@@ -155,7 +156,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             retry_policy=config.retry_policy,
             stops_repeats=config.stops_repeats,
             in_process_restart=getattr(config, "in_process_restart", None),
-            retries=self.metadata.retries,
+            retries=int(os.environ.get(RETRIES_VARIABLE) or self.metadata.retries),
             restarts_follow_policy=getattr(config, "restarts_follow_policy", False),
         )
 

@@ -59,3 +59,10 @@ def train(kind: str, rank: int) -> float:
         total /= dist.get_world_size()
     dist.destroy_process_group()
     return float(total)
+
+
+@task(task_config=Elastic(nnodes=1, nproc_per_node=1, increase_shared_mem=False), retries=2)
+def retried() -> float:
+    """Ask for a retry."""
+    raise_fault("recoverable")
+    return 0.0

@@ -25,7 +25,7 @@ from firstfault_torch.agent.deaths import signal_name
 from firstfault_torch.guard import try_call
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.places import TIME_LIMIT_VARIABLE
-from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
+from flytekitplugins.firstfault.config import RETRIES_VARIABLE, STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.flyte_engine import multi_error_files
 from flytekitplugins.firstfault.local import loading, shown
 from flytekitplugins.firstfault.local.pods import (
@@ -323,6 +323,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
         "FLYTE_ATTEMPT_NUMBER": str(number),
         "HOSTNAME": _pod_name(plan, index),
         TIME_LIMIT_VARIABLE: str(plan.time_limit_file(number)),
+        RETRIES_VARIABLE: str(plan.retries),
     }
     if plan.has_master:
         operator = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
