@@ -336,7 +336,7 @@ def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_DEADLINE_S)
     assert done.returncode == EXIT.OK, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    assert "attempt 1: starting 1 pods" in done.stderr.splitlines()
+    assert "attempt 1: starting 1 pod" in done.stderr.splitlines()
     assert "retry 1 of 1 on the user's budget" in done.stderr
     lines = done.stdout.splitlines()
     assert "Cause    FlyteRecoverableException: " in done.stdout

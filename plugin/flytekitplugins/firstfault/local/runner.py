@@ -21,6 +21,7 @@ from firstfault.retry import RetryContext, find_machine
 from firstfault.run_folder import begin_run
 from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
+from firstfault.utils.text import counted
 from firstfault_torch.agent.deaths import signal_name
 from firstfault_torch.guard import try_call
 from firstfault_torch.node.document_writer import put_file
@@ -219,7 +220,7 @@ def _run_attempt(
     started = time.monotonic()
     number = len(before)
     prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
-    tell(f"attempt {number}: starting {plan.pods} pods")
+    tell(f"attempt {number}: starting {counted(plan.pods, 'pod')}")
     pods_ended_ns, seen, killed = None, None, dict[str, str]()
     with _run_pods(plan, number) as pods, look(Running(number, tuple(pods), _make_reader(plan, number), started)):
         _wait(lambda: job_state(pods) is not None, float("inf") if limit is None else limit)
