@@ -228,7 +228,7 @@ class Store(abc.ABC):
             StorageErrorKind.NO_CREDENTIALS: (errors.AccessDeniedError, describe_missing_credentials(self._protocol)),
             StorageErrorKind.REFUSED: (errors.AccessDeniedError, refused),
             StorageErrorKind.OBJECT_NOT_FOUND: (errors.ObjectNotFoundError, "no such object"),
-            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, f"{detail}; check the bucket's name"),
+            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, f"{detail}; check the bucket's name and the endpoint"),
             StorageErrorKind.WRONG_REGION: (WrongRegionError, describe_wrong_region(detail)),
             StorageErrorKind.NO_ANSWER: (errors.StoreUnavailableError, silent),
             StorageErrorKind.OTHER: (errors.StoreError, detail),
