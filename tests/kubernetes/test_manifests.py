@@ -131,6 +131,7 @@ def test_rules_of_the_api_server(kind: str) -> None:
     assert preset in PRESETS
     assert (preset == "pytorchjob") is (kind == "pytorchjob")
 
+
 def test_a_pytorchjob_ends() -> None:
     """The operator counts no restarts after codes from 128 on, so an unknown cause has none, and the job a deadline."""
     codes = {action.value: code >= 128 for action, code in parse_exit_codes("pytorchjob").items()}
