@@ -176,6 +176,7 @@ def build_attributes(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
         "firstfault.pod": root.get("pod") or verdict.node,
         "firstfault.machine": root.get("machine"),
         "firstfault.gpu": root.get("gpu"),
+        "firstfault.action": report.decision.action.value,
         "firstfault.retry": report.decision.retry,
         "firstfault.fingerprint": verdict.fingerprint,
         "firstfault.digest": verdict.digest,

@@ -155,7 +155,8 @@ def _restore_outcome(
     The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
     """
     published, decision = sealed
-    decision = replace(decision, enforced=context.pods_alive)
+    if context.has_enforcer:  # a pod may have been lost since; other engines don't read the files
+        decision = replace(decision, enforced=context.pods_alive)
     is_same_fault = verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
     if is_same_fault and _is_same_cause(published, verdict):
         return Outcome(verdict, decision, is_sealed=True)

@@ -98,6 +98,11 @@ class RetryContext:
     without progress. Schedulers that retry without a budget need it."""
 
     @property
+    def has_enforcer(self) -> bool:
+        """Whether Flyte runs the job, or the engine is unknown: no other engine reads a decision from the files."""
+        return not self.engine or self.engine in _ENGINES_OF_PODS
+
+    @property
     def trained_seconds(self) -> float:
         """Time between the first and the last collective; without known collectives, how long the attempt took."""
         return self.progress.seconds if self.progress.collectives else self.lifetime_seconds or self.progress.seconds
@@ -497,7 +502,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,
         origin=origin,
-        enforced=context.pods_alive,
+        enforced=context.pods_alive and context.has_enforcer,
         reason=reason,
         retries_left=context.retries_left,
         action=_choose_action(verdict, context, vote, is_stop=bool(proof) or (policy is not None and has_known_cause)),

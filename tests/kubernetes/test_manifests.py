@@ -130,8 +130,33 @@ def test_rules_of_the_api_server(kind: str) -> None:
     [preset] = {item["value"] for item in _found(objects, "env")[0] if item["name"] == "FIRSTFAULT_EXIT_CODES"}
     assert preset in PRESETS
     assert (preset == "pytorchjob") is (kind == "pytorchjob")
+
+
+def test_a_pytorchjob_ends() -> None:
+    """The operator counts no restarts after codes from 128 on, so an unknown cause has none, and the job a deadline."""
     codes = {action.value: code >= 128 for action, code in parse_exit_codes("pytorchjob").items()}
-    assert codes == {"retry": True, "system": True, "stop": False, "unknown": True}
+    assert codes == {"retry": True, "system": True, "stop": False}, "unknown: torchrun's 1, which fails the job"
+    [item] = documents("pytorchjob")
+    policy = item["spec"]["runPolicy"]
+    assert 0 < policy["activeDeadlineSeconds"] <= 7 * 24 * 3600
+    assert "backoffLimit" not in policy, "it has no effect with restartPolicy ExitCode"
+    # None leaves running pods alone, and their GPUs with them, when another pod has failed the job
+    assert policy["cleanPodPolicy"] == "Running"
+    assert set(_found(item, "restartPolicy")) == {"ExitCode"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_have_names_and_time_to_end(kind: str) -> None:
+    """Each pod names its job, and has time for a worker that ignores SIGTERM: 30 s, and 2 s for the verdict."""
+    templates = [item for item in _found(documents(kind), "spec") if "containers" in item]
+    assert templates
+    for template in templates:
+        assert template["terminationGracePeriodSeconds"] == 60
+        names = {item["name"] for item in template["containers"][0]["env"]}
+        assert {"FIRSTFAULT_JOB", "POD_NAMESPACE", "NODE_NAME", "FIRSTFAULT_FOLDER"} <= names
+    names = {item["name"] for item in _found(documents(kind), "env")[0]}
+    counts = {"job": {"FIRSTFAULT_ATTEMPT"}, "pytorchjob": set()}.get(kind, {"JOBSET_RESTART_ATTEMPT"})
+    assert {name for name in names if name.endswith("ATTEMPT")} == counts
 
 
 def _end_job(kind: str, code: int, *conditions: str) -> tuple[str, str]:

@@ -104,6 +104,14 @@ def _run(folder: Path, number: int, host: str = "") -> Path:
     return run
 
 
+@pytest.mark.parametrize("folder", ["s3://bucket/runs", "gs://bucket/runs"])
+def test_prune_names_the_lifecycle_rule(folder: str) -> None:
+    """Object storage isn't pruned: the error is one line that names what removes old runs there."""
+    ran = CliRunner().invoke(group, ["prune", folder])
+    assert ran.exit_code == 2
+    assert f"{folder} is on object storage: set a lifecycle rule of the bucket for this prefix" in ran.output
+
+
 def _prune(*arguments: str) -> str:
     ran = CliRunner().invoke(group, ["prune", *arguments], standalone_mode=False)
     assert ran.return_value == EXIT.OK, ran.exception

@@ -259,6 +259,18 @@ def test_the_sealed_decision_holds(attempt: Attempt) -> None:
     assert attempt.reader(strategy="earliest").decision() != _SEALED
 
 
+def test_a_reader_enforces_nothing_without_flyte(attempt: Attempt) -> None:
+    """What the nodes of a job under torchrun published as advice stays advice; so is what a reader decides itself."""
+    failure = make_error()
+    attempt.write(replace(failure, place=replace(failure.place, engine="plain")))
+    before = attempt.reader().conclude()
+    assert before.job.engine == "plain"
+    assert not before.decision.enforced
+    for enforced in (False, True):
+        attempt.put("error.pb", _seal(before, replace(_SEALED, enforced=enforced)))
+        assert attempt.reader().conclude().decision.enforced is enforced
+
+
 def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
     """With a document more than the seal has, verdict and decision are made again."""
     attempt.write(make_error(3, at_ms=5))

@@ -585,3 +585,10 @@ def test_the_default_is_the_default() -> None:
     gone = _verdict(category="node_lost")
     assert retry.decide(gone, retry.default_policy()) == retry.decide(gone)
     assert not retry.decide(gone, None, retry.RetryContext(pods_alive=False)).enforced
+
+
+@pytest.mark.parametrize(("engine", "is_enforced"), [("", True), ("flyte", True), ("flyte2", True), ("plain", False)])
+def test_only_flyte_enforces(engine: str, is_enforced: bool) -> None:
+    """Nobody carries out the decision on a job under torchrun, such as Slurm's: schedulers follow its action."""
+    decision = retry.decide(_verdict(category="signal"), None, retry.RetryContext(engine=engine))
+    assert (decision.enforced, decision.action) == (is_enforced, model.Action.UNKNOWN)

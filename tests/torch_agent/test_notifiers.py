@@ -267,6 +267,7 @@ def test_a_verdict_is_one_record(collector: Receiver) -> None:
         "firstfault.rank": 3,
         "firstfault.pod": root.node,
         "firstfault.machine": "gpu-node-8",
+        "firstfault.action": "unknown",
         "firstfault.retry": False,
         "firstfault.fingerprint": report.verdict.fingerprint,
         "firstfault.digest": report.verdict.digest,

@@ -90,10 +90,57 @@ def test_a_bad_environment(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     given = {"FIRSTFAULT_FOLDER": "file", "PYTHON_EXEC": "/bin/false", "FIRSTFAULT_DECISIONS": "obsrve"}
     code, told = _doctor(tmp_path, FIRSTFAULT="", **given)
-    assert (code, set(told)) == (1, {"all", "workers", "storage"})
+    assert (code, set(told)) == (1, {"all", "workers", "storage", "decisions"})
     assert told["workers"].startswith("/bin/false doesn't read firstfault.pth")
     assert "Not a directory" in told["storage"]
-    assert told["all"]["decisions"].startswith("FIRSTFAULT_DECISIONS must be off, observe or act, not 'obsrve': ")
+    assert told["decisions"].startswith("FIRSTFAULT_DECISIONS must be off, observe or act, not 'obsrve': ")
+
+
+def test_settings_in_words(tmp_path: Path) -> None:
+    """The rows say what the variables mean; without them, what the defaults mean."""
+    _, told = _doctor(tmp_path, "-c", NOT_HERE)
+    assert told["all"]["exit codes"] == "1 after any failure (FIRSTFAULT_EXIT_CODES is not set)"
+    assert told["all"]["hang"] == "a job without progress is reported after 60 s (FIRSTFAULT_HANG is not set)"
+    assert told["all"]["port"] == "a free one (FIRSTFAULT_PORT is not set)"
+    given = {"FIRSTFAULT_EXIT_CODES": "pytorchjob", "FIRSTFAULT_HANG": "warn:30,end:300", "FIRSTFAULT_PORT": "29410"}
+    _, told = _doctor(tmp_path, "-c", NOT_HERE, **given)
+    codes = "203 (retry), 207 (system), 93 (stop), else 1 (FIRSTFAULT_EXIT_CODES=pytorchjob)"
+    assert told["all"]["exit codes"] == codes
+    meaning = "a job without progress is reported after 30 s and ended after 300 s (FIRSTFAULT_HANG=warn:30,end:300)"
+    assert told["all"]["hang"] == meaning
+    assert told["all"]["port"] == "29410: the first node's agent listens on it"
+    _, told = _doctor(tmp_path, "-c", NOT_HERE, FIRSTFAULT_HANG="off")
+    assert told["all"]["hang"] == "stalls aren't reported (FIRSTFAULT_HANG=off)"
+
+
+def test_misspelled_settings(tmp_path: Path) -> None:
+    """A misspelled value fails the check, although the job would be recorded without it."""
+    given = {"FIRSTFAULT_EXIT_CODES": "defualt", "FIRSTFAULT_HANG": "warn:soon", "FIRSTFAULT_PORT": "http"}
+    code, told = _doctor(tmp_path, FIRSTFAULT="1", FIRSTFAULT_ATTEMPT="first", **given)
+    assert (code, set(told)) == (1, {"all", "exit codes", "hang", "port", "attempt"})
+    assert told["port"] == "FIRSTFAULT_PORT must be a port from 1 to 65535, not 'http': the value is ignored"
+    assert told["exit codes"].startswith("FIRSTFAULT_EXIT_CODES must be default, pytorchjob, or codes from 1 to 255")
+    assert told["hang"].startswith('FIRSTFAULT_HANG must be "off", or seconds like "warn:60"')
+    conclusion = "records, but ignores invalid values: repair what is marked with NO (port)"
+    assert doctor._conclude(["port"], is_plain_recorded=True) == [conclusion]
+
+
+def test_the_folder_on_object_storage(tmp_path: Path) -> None:
+    """A storage isn't asked for an older run of this name, so only the attempt's number gives the plain name."""
+    (tmp_path / "runs").mkdir()
+    code = (
+        "import sys; sys.modules['torch'] = None; "
+        "from firstfault_torch.torchrun import doctor; doctor._check_storage = lambda: ((True, 'storage', ''), None); "
+        "from firstfault.cli import main; main(['doctor', '--json'])"
+    )
+    given = {"FIRSTFAULT_FOLDER": "s3://bucket/runs", "FIRSTFAULT_JOB": "llama", "TMPDIR": str(tmp_path)}
+    _, told = _doctor(tmp_path, "-c", code, **given)
+    place = "s3://bucket/runs/llama-<time>-<host>-<process>/0: set FIRSTFAULT_ATTEMPT for s3://bucket/runs/llama/0"
+    assert told["all"]["documents"] == place
+    _, told = _doctor(tmp_path, "-c", code, **given, FIRSTFAULT_ATTEMPT="1")
+    assert told["all"]["documents"].startswith("s3://bucket/runs/llama/1, ")
+    _, told = _doctor(tmp_path, "-c", code, **{**given, "FIRSTFAULT_FOLDER": "runs"})
+    assert told["all"]["documents"] == f"{tmp_path}/runs/llama/0, if no run before has this name"
 
 
 def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

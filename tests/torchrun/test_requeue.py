@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -145,3 +146,35 @@ def test_slurm_refuses(submit: Callable[..., Job]) -> None:
     lines = submit("recoverable", "", "--no-requeue").wait("requeue returned").splitlines()
     assert "scontrol requeue: " in lines[-2]
     assert lines[-1] == "requeue returned 1"
+
+
+FALLBACK = re.compile(r"^  if \[ \$\? = 3 \].*?^  fi$", re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "docs" / "guides" / "schedulers.md"
+
+
+@pytest.mark.parametrize("options", [(), ("--array=1",)], ids=["job", "array"])
+def test_the_fallback_of_the_page(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The lines of the page requeue a job that left no verdict, up to a limit: here once."""
+    [fallback] = FALLBACK.findall(PAGE.read_text(encoding="utf-8"))
+    assert "-lt 3 ]" in fallback
+    lines = [
+        "#!/bin/bash",
+        f"export XDG_STATE_HOME={tmp_path}/state FIRSTFAULT_FOLDER={tmp_path}/ff",
+        "srun --kill-on-bad-exit=1 false || {",
+        "  trap '' TERM",
+        f"  {shlex.quote(sys.executable)} -m firstfault requeue 2>>{tmp_path}/log",
+        fallback.replace("-lt 3 ]", "-lt 1 ]"),
+        f"  echo end $SLURM_RESTART_COUNT >>{tmp_path}/log",
+        "}",
+    ]
+    script = tmp_path / "job.sh"
+    script.write_text("\n".join(lines))
+    given = (f"--output={tmp_path}/out", "--open-mode=append", "--requeue", "-N1", *options)
+    job = Job(slurm("sbatch", "--parsable", *given, str(script)).strip(), tmp_path / "log")
+    try:
+        job.wait("Restarts=1", job.fields)
+        job.start_now()
+        assert job.wait("end 1").count("no verdict on its start") == 2
+        assert "Restarts=1" in job.fields()
+    finally:
+        slurm("scancel", job.id)

@@ -41,6 +41,8 @@ TRIED = {
 _CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
 _HANDLER = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
+_IGNORED = {"decisions", "exit codes", "hang", "port", "attempt", "strategy", "restarts", "keep torch box"}
+"""Rows of variables: an invalid value is ignored, and the job is recorded."""
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
@@ -57,7 +59,7 @@ def doctor(as_json: bool) -> None:
     the folder of the documents, lists the folder, and reads the file.
 
     \b
-    Exit codes: 0 `firstfault torchrun` records jobs here, 1 it doesn't.
+    Exit codes: 0 `firstfault torchrun` records jobs here, 1 it doesn't, or a variable has an invalid value.
 
     \b
     Examples:
@@ -66,12 +68,13 @@ def doctor(as_json: bool) -> None:
     """  # noqa: D301 - click's mark of lines to keep
     checks = list(_run_checks())
     refused = [name for state, name, _ in checks if state is _NO]
-    is_plain_recorded = not refused and _is_switched_on() and _loads_entry_point()
+    is_recorded = not set(refused) - _IGNORED
+    is_plain_recorded = is_recorded and _is_switched_on() and _loads_entry_point()
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
-        found = {"recorded": not refused, "plain_torchrun": is_plain_recorded, "checks": rows}
+        found = {"recorded": is_recorded, "plain_torchrun": is_plain_recorded, "checks": rows}
         lines = [json.dumps({"schema": "firstfault.doctor/v1", **found})]
     click.echo("\n".join(lines))
     sys.stdout.flush()
@@ -80,6 +83,10 @@ def doctor(as_json: bool) -> None:
 
 def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
     """Return what works now, and what would also work with another setting."""
+    invalid = [name for name in refused if name in _IGNORED]
+    refused = [name for name in refused if name not in _IGNORED]
+    if invalid and not refused:
+        return [f"records, but ignores invalid values: repair what is marked with NO ({', '.join(invalid)})"]
     if list(refused) == ["storage"]:
         return ["records only on each node, not in FIRSTFAULT_FOLDER: repair what is marked with NO"]
     if refused:
@@ -104,6 +111,7 @@ def _run_checks() -> Iterator[_Check]:
     yield _check_versions()
     yield _check_switch()
     yield _check_decisions()
+    yield from _check_settings()
     yield _check_torch()
     if importlib.util.find_spec("torch") is not None:
         yield _check_recorder()
@@ -117,7 +125,13 @@ def _run_checks() -> Iterator[_Check]:
 def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     """Yield the names of a job that starts here; if its folder can be written, also where its documents go."""
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
-    from firstfault_torch.torchrun.job import name_run, root_folder, who  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - as above
+        ATTEMPT_VARIABLE,
+        is_named_by_start,
+        name_run,
+        root_folder,
+        who,
+    )
 
     this = who(os.environ.get("PET_RDZV_ID", ""))
     unnamed = "no variable names it: torchrun's --rdzv-id, else the start's time, host and process"
@@ -127,8 +141,16 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     if not is_stored:
         return  # the row of the storage says where they go instead
     yield _FACT, "fallback", f"{describe_fallback_folder()}, if the folder of the documents can't be written"
-    run = name_run(this) or "<time>-<host>-<process>"
-    yield _FACT, "documents", f"{join(root_folder(), run, this.number)}, if no run before has this name"
+    root, run, condition = root_folder(), name_run(this), ""
+    if is_named_by_start(root, this):
+        run = "-".join(filter(None, (run, "<time>-<host>-<process>")))
+        if this.run:
+            condition = f": set {ATTEMPT_VARIABLE} for {join(root, name_run(this), this.number)}"
+    elif is_remote(root):
+        condition = ", whether or not an earlier run has left files there"
+    else:
+        condition = ", if no run before has this name"
+    yield _FACT, "documents", f"{join(root, run, this.number)}{condition}"
 
 
 def _check_versions() -> _Check:
@@ -183,7 +205,15 @@ def _check_switch() -> _Check:
 def _check_decisions() -> _Check:
     """Report whether decisions are carried out; a misspelled value turns that off."""
     problem = find_mode_problem(os.environ.get(DECISIONS_VARIABLE, ""))
-    return _FACT, "decisions", problem or f"mode {read_decision_mode()}"
+    return (_NO, "decisions", problem) if problem else (_FACT, "decisions", f"mode {read_decision_mode()}")
+
+
+def _check_settings() -> Iterator[_Check]:
+    """Report what the variables for exit codes, hangs and the port mean, and each invalid value of any variable."""
+    from firstfault_torch.torchrun.settings_in_words import describe_settings  # noqa: PLC0415 - loads strategies
+
+    for is_valid, name, text in describe_settings():
+        yield _FACT if is_valid else _NO, name, text
 
 
 def _check_torch() -> _Check:

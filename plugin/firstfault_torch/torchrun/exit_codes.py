@@ -22,9 +22,10 @@ FAILED = 1
 """torchrun's own exit code."""
 PRESETS = {
     "default": "retry:75,system:79,stop:93",
-    # Kubeflow's PyTorchJob with restartPolicy ExitCode retries codes from 128 on. Without firstfault it is OnFailure: a
-    # failure that isn't known to repeat must not end the job by torchrun's 1.
-    "pytorchjob": "retry:203,system:207,stop:93,unknown:203",
+    # Kubeflow's PyTorchJob with restartPolicy ExitCode restarts a pod after codes from 128 on, and never counts that:
+    # backoffLimit adds up restarts of containers, and the operator replaces pods. So a failure of unknown cause, which
+    # may come again each time, keeps torchrun's 1: the job fails, as without firstfault.
+    "pytorchjob": "retry:203,system:207,stop:93",
 }
 _CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
 _MAX_CODE = 255

@@ -30,7 +30,7 @@ from firstfault_torch.torchrun import exit_codes
 # --- the user's options, each with its variable -----------------------------------------------------------------------
 
 FOLDER_VARIABLE, JOB_VARIABLE, ATTEMPT_VARIABLE = "FIRSTFAULT_FOLDER", "FIRSTFAULT_JOB", "FIRSTFAULT_ATTEMPT"
-_STRATEGY, _RESTARTS, _HANG = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS", "FIRSTFAULT_HANG"
+_STRATEGY, _RESTARTS, HANG_VARIABLE = "FIRSTFAULT_STRATEGY", "FIRSTFAULT_RESTARTS", "FIRSTFAULT_HANG"
 _AS_TORCH = "torch"
 _TORCH_BOX, _YES = "FIRSTFAULT_KEEP_TORCH_BOX", "1"
 
@@ -92,7 +92,7 @@ _SETTINGS = (
     ),
     _Setting(
         "--ff-hang",
-        _HANG,
+        HANG_VARIABLE,
         _parsed_by(parse_hang),
         "seconds without progress after which the agents report the straggler, or end the job: "
         "warn:60 (default), warn:60,end:300, or off",
@@ -152,26 +152,32 @@ def set_variables(arguments: Namespace) -> None:
             os.environ[setting.variable] = value
 
 
-def drop_invalid() -> None:
-    """Remove each variable with an invalid value, and warn: a training isn't refused because of it."""
+def find_problems() -> dict[str, str]:
+    """Return what is wrong with the variables, by variable: "must be a port from 1 to 65535, not 'abc'"."""
+    problems = {}
     for setting in _SETTINGS:
-        if setting.variable == DECISIONS_VARIABLE:
-            # Not removed: without the variable, firstfault would act. Invalid, it only observes.
-            read_decision_mode()
-            continue
         text = os.environ.get(setting.variable)
-        if text:
+        if text and setting.variable != DECISIONS_VARIABLE:  # find_mode_problem() checks that one
             try:
                 setting.check(text)
             except ArgumentTypeError as error:
-                logger.warning("ignoring %s: it %s", setting.variable, error)
-                del os.environ[setting.variable]
+                problems[setting.variable] = str(error)
+    return problems
+
+
+def drop_invalid() -> None:
+    """Remove each variable with an invalid value, and warn: a training isn't refused because of it."""
+    # This one isn't removed: without the variable, firstfault would act. Invalid, it only observes.
+    read_decision_mode()
+    for variable, problem in find_problems().items():
+        logger.warning("ignoring %s: it %s", variable, problem)
+        del os.environ[variable]
 
 
 def read_options(environment: Any = os.environ, **others: Any) -> Options:
     """Return the options that the environment sets."""
     strategy = environment.get(_STRATEGY) or DEFAULT_STRATEGY
-    hang = parse_hang(environment.get(_HANG) or DEFAULT_HANG)
+    hang = parse_hang(environment.get(HANG_VARIABLE) or DEFAULT_HANG)
     follows = environment.get(_RESTARTS) != _AS_TORCH
     return Options(strategy=strategy, restarts_follow_policy=follows, hang=hang, stops_repeats=True, **others)
 
@@ -336,6 +342,14 @@ def name_run(this: Who) -> str:
     return f"{this.run}.{this.step}" if this.run and this.step.strip("0") else this.run
 
 
+def is_named_by_start(root: str, who: Who) -> bool:
+    """Whether the run's name contains the time, host and process of its start.
+
+    Without a number of the attempt, a job of this name may have run before, and a storage isn't asked.
+    """
+    return not who.run or (is_remote(root) and not who.attempt.value)
+
+
 def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     """Return the folder of this run's attempt, made and marked; a remote folder is only named.
 
@@ -394,7 +408,7 @@ def _claim_name(root: str, who: Who) -> str:
     A storage is too slow to be asked here: a folder on this node decides, and if it may be another node's turn, the
     time of the start makes a new name.
     """
-    if not who.run or (is_remote(root) and not who.attempt.value):
+    if is_named_by_start(root, who):
         return _make_new_name(who)
     run = name_run(who)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,8 +15,20 @@ _OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
 """What a run's folder may contain in addition to its attempts."""
 
 
+class _LocalFolder(click.Path):
+    """A folder on this machine; for one on object storage, the error names what removes old runs there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the folder's path."""
+        from firstfault.store import is_remote  # noqa: PLC0415 - `--help` needs none of it
+
+        if is_remote(str(value)):
+            self.fail(f"{value} is on object storage: set a lifecycle rule of the bucket for this prefix", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command()
-@click.argument("folder", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", default=".", type=_LocalFolder(exists=True, file_okay=False, path_type=Path))
 @click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), metavar="N", help="Runs to keep.")
 @debug_option
 def prune(folder: Path, keep: int) -> int:

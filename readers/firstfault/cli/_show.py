@@ -91,7 +91,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 
     \b
     Exit codes: 0 the attempt didn't fail, or had finished before its teardown
-    failed, 10 root cause, not to be retried, 11 root cause, retryable,
+    failed, 10 root cause, not to be retried or unclear, 11 root cause, retryable,
     3 nothing found, 5 no readable document, 2 usage, 1 the tool failed.
 
     \b

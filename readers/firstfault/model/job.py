@@ -488,7 +488,8 @@ class Decision:
     kind: Kind
     origin: Origin
     enforced: bool
-    """True: stock Flyte executes the decision. False: it is only advice."""
+    """True: the engine (stock Flyte, or Ray Train's callback) executes the decision. False: it is only advice, as for
+    every job under torchrun: schedulers follow `action`."""
     reason: str
     retries_left: int | None = None
     """Unused `retries` of the task, before this decision; None: unknown."""

@@ -223,12 +223,13 @@ class Store(abc.ABC):
             return error
         classify_error, detail = found
         refused = f"refused ({detail}); check the credentials and the {verb} permission"
+        misplaced = f"{detail}; check the bucket's name and the endpoint"
         silent = f"the storage did not answer ({detail}); check the endpoint"
         kind, advice = {
             StorageErrorKind.NO_CREDENTIALS: (errors.AccessDeniedError, describe_missing_credentials(self._protocol)),
             StorageErrorKind.REFUSED: (errors.AccessDeniedError, refused),
             StorageErrorKind.OBJECT_NOT_FOUND: (errors.ObjectNotFoundError, "no such object"),
-            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, f"{detail}; check the bucket's name"),
+            StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, misplaced),
             StorageErrorKind.WRONG_REGION: (WrongRegionError, describe_wrong_region(detail)),
             StorageErrorKind.NO_ANSWER: (errors.StoreUnavailableError, silent),
             StorageErrorKind.OTHER: (errors.StoreError, detail),

@@ -152,8 +152,10 @@ class ObstoreStore(Store):
         # Before the status: S3 answers 404 for a missing bucket as well as for a missing object.
         if code in BUCKET_NOT_FOUND_CODES:
             return StorageErrorKind.BUCKET_NOT_FOUND, detail
-        if isinstance(error, FileNotFoundError) or (number == NOT_FOUND_STATUS and verb != "write"):
-            return StorageErrorKind.OBJECT_NOT_FOUND, ""
+        if isinstance(error, FileNotFoundError) or number == NOT_FOUND_STATUS:
+            # A write needs no object, so 404 is about the place: a wrong endpoint, or a missing bucket.
+            not_found = (StorageErrorKind.BUCKET_NOT_FOUND, "the storage answered 404")
+            return not_found if verb == "write" else (StorageErrorKind.OBJECT_NOT_FOUND, "")
         if number in REDIRECT_STATUSES or "redirect" in text or code == "AuthorizationHeaderMalformed":
             return StorageErrorKind.WRONG_REGION, ""
         if number in REFUSED_STATUSES or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
