@@ -426,7 +426,8 @@ def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.Monkey
     assert ran.code == EXIT.TOOL_FAILED
     assert ran.err == (
         "firstfault: `firstfault run` needs torch, which is not installed; install the extra elastic: "
-        "pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index\n"
+        "in a clone pip install '.[elastic]', else 'firstfault[elastic]' from your index; for torch's CPU build, first "
+        "run pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
     )
     listed = [line for line in run("--help").out.splitlines() if "needs" in line]
     assert listed == ["  run       (needs the extra elastic)"]
