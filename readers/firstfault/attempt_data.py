@@ -129,10 +129,10 @@ def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 
 def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
     """Read the last attempt of the latest run in a local folder of runs; None if `uri` isn't such a folder."""
-    from firstfault.run_folder import runs_in  # noqa: PLC0415 - who reads logs doesn't need it
+    from firstfault.run_folder import find_newest_run  # noqa: PLC0415 - who reads logs doesn't need it
 
-    runs = [] if is_remote(uri) else runs_in(Path(uri.removeprefix("file://")))
-    return _read_documents(str(runs[0]), make_reader) if runs else None
+    run = None if is_remote(uri) else find_newest_run(Path(uri.removeprefix("file://")))
+    return _read_documents(str(run), make_reader) if run is not None else None
 
 
 def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: ReaderOf) -> ReadAttempt:

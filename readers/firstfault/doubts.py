@@ -8,7 +8,7 @@ from firstfault.model.failure import ABOUT_CATEGORIES
 
 FINISHED_REASON = "the job had finished, so its results are there"
 TIME_LIMIT_REASON = "the attempt reached its time limit"
-_UNKNOWN_CAUSE_REASON = "it's unclear whether a retry would help"
+_UNKNOWN_CAUSE_REASON = "nothing shows whether the same would happen again"
 _NO_PROOF_REASON = "maybe temporary, but that isn't proven"
 _UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
 _ADVICE_FOR_FLYTE = " (to allow retries, raise a recoverable error)"

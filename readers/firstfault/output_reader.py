@@ -153,7 +153,7 @@ class MultiErrorFileOutputReader:
         try:
             from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - as above
         except ImportError as error:
-            how = "install the extra flyte: pip install '<wheel>[flyte]', or 'firstfault[flyte]' from your index"
+            how = "install the extra flyte: in a clone pip install '.[flyte]', else 'firstfault[flyte]' from your index"
             raise UsageError(f"Flyte's outputs need flyteidl, which is not installed; {how}") from error
 
         where = join(self._layout.root, OUTPUTS)

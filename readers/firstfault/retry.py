@@ -19,7 +19,7 @@ from firstfault.doubts import (
     explain_unknown,
 )
 from firstfault.errors import UsageError
-from firstfault.evidence.certain_bugs import find_certain_bug
+from firstfault.evidence.certain_bugs import explain_missing_script, find_certain_bug
 from firstfault.evidence.texts import RE2_PATTERNS
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import iter_exceptions
@@ -532,7 +532,7 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
     is_of_program = ABOUT_CATEGORIES.get(verdict.category, {}).get("owner") == "code"
     if verdict.root is None or not is_certain or not is_of_program or explain_replaced_request(verdict.root):
         return ""
-    bug = find_certain_bug(verdict.root)
+    bug = find_certain_bug(verdict.root) or explain_missing_script(verdict.root, len(verdict.ranks))
     return f"{bug}, so it would fail again" if bug else ""
 
 

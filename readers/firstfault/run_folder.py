@@ -22,7 +22,8 @@ FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 MARK = "firstfault.run"
-"""Has a line for each node that began the run: its host's name. The nodes hold locks on it while they run."""
+"""Has a line for each node that began the run: its host's name, and in the fallback folder, which all working folders
+share, a tab and the node's working folder. The nodes hold locks on it while they run."""
 _PRIVATE = 0o700
 _kept: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
@@ -54,7 +55,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     finally:
         os.close(opened)
     try:
-        os.write(mark, f"{socket.gethostname()}\n".encode())
+        os.write(mark, _make_mark_line(folder))
     except OSError:
         os.close(mark)
         raise
@@ -62,6 +63,17 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return mark
+
+
+def _make_mark_line(run: Path) -> bytes:
+    host = socket.gethostname().encode()
+    if run.parent.parent not in {*_find_private_folders()}:
+        return host + b"\n"  # the path shows where the run was started
+    try:
+        working = os.fsencode(os.getcwd())  # noqa: PTH109 - Path has no bytes
+    except OSError:  # it has been removed
+        working = b""
+    return host + (b"\t" + working if working and b"\n" not in working else b"") + b"\n"
 
 
 def make_attempt(run: Path, attempt: str) -> None:
@@ -206,9 +218,33 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(runs, key=began, reverse=True)
 
 
+def find_newest_run(folder: Path) -> Path | None:
+    """Return the run that was begun last in a folder of runs, or in ``.firstfault`` with several of them."""
+    runs = [run for parent in (folder, *(folder / Path(name).name for name in FOLDERS)) for run in runs_in(parent)]
+    return max(runs, key=began, default=None)
+
+
 def find_run_folders() -> list[Path]:
-    """Return the folders with runs of torchrun and ``firstfault run``: in the working folder and temporary files."""
-    return [folder for folder in (*map(Path, FOLDERS), *find_fallback_folders()) if runs_in(folder)]
+    """Return the folders with runs of torchrun and ``firstfault run`` in the working folder."""
+    return [folder for folder in map(Path, FOLDERS) if runs_in(folder)]
+
+
+def find_fallback_runs(started_in: str) -> list[Path]:
+    """Return this user's runs among temporary files that a node began in this working folder; empty: in no known one.
+
+    An earlier release recorded no working folder.
+    """
+    runs = [run for folder in find_fallback_folders() for run in runs_in(folder)]
+    return [run for run in runs if started_in in (read_working_folders(run) or [""])]
+
+
+def read_working_folders(run: Path) -> list[str]:
+    """Return the working folders that the mark of a run among temporary files has, without duplicates."""
+    try:
+        lines = (run / MARK).read_bytes().splitlines()
+    except OSError:  # it has just been removed
+        return []
+    return list(dict.fromkeys(os.fsdecode(line.partition(b"\t")[2]) for line in lines if b"\t" in line))
 
 
 def began(run: Path) -> float:
@@ -239,7 +275,7 @@ def may_go_on(run: Path) -> bool:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return True
-        hosts = {line.decode(errors="replace").strip() for line in mark}
+        hosts = {line.partition(b"\t")[0].decode(errors="replace").strip() for line in mark}
     return hosts != {socket.gethostname()} and not all(map(_has_ended, list_attempts(run)))
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_a_usage_error(
 ) -> None:
     """Invalid arguments have exit code 2, the reason in one line on stderr, and nothing on stdout."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ran = run(*arguments)
     assert ran.code == EXIT.USAGE
     (line,) = ran.err.splitlines()
@@ -155,7 +157,10 @@ def test_the_newest_run(attempt: Attempt, run: Run, tmp_path: Path, monkeypatch:
         os.utime(made.folder / MARK, (seconds, seconds))
     assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/torchrun/newer/1"
     assert json.loads(run("show", "--json", ".firstfault/torchrun").out)["uri"] == ".firstfault/torchrun/newer/1"
+    assert json.loads(run("show", "--json", ".firstfault").out)["uri"] == ".firstfault/torchrun/newer/1"
     assert (tmp_path / ".firstfault" / ".gitignore").read_text() == "*\n"
+    page = run("show", "--last", "--html", "report.html")
+    assert page.out == "report of .firstfault/torchrun/newer/1: report.html\n"
 
 
 @pytest.mark.parametrize(
@@ -421,7 +426,8 @@ def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.Monkey
     assert ran.code == EXIT.TOOL_FAILED
     assert ran.err == (
         "firstfault: `firstfault run` needs torch, which is not installed; install the extra elastic: "
-        "pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index\n"
+        "in a clone pip install '.[elastic]', else 'firstfault[elastic]' from your index; for torch's CPU build, first "
+        "run pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
     )
     listed = [line for line in run("--help").out.splitlines() if "needs" in line]
     assert listed == ["  run       (needs the extra elastic)"]

@@ -9,13 +9,14 @@ import pytest
 from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.evidence import certain_bugs
-from firstfault.evidence.certain_bugs import find_certain_bug
+from firstfault.evidence.certain_bugs import explain_missing_script, find_certain_bug, find_missing_script
 from firstfault.model import Action, ExceptionInfo
+from firstfault.report import build_report
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.utils.toml import parse_toml
-from tests.readers.scenes import own, stopped
+from tests.readers.scenes import died, own, stopped
 
 _FRAMES = (model.FrameInfo("/job/train.py", 7, "train", "step(batch)"),)
 
@@ -139,6 +140,29 @@ def test_a_refused_command_line(text: str) -> None:
     assert find_certain_bug(make_error(3, exception=None, exit_code=2, log_tail=text))
     assert not find_certain_bug(make_error(3, exception=replace(left, message="1"), log_tail=text))
     assert not find_certain_bug(make_error(3, exception=left, log_tail="train.py: error: cannot reach the server"))
+
+
+@pytest.mark.parametrize("text", _BUGS["missing_script"]["examples"])
+def test_a_script_that_does_not_exist(text: str) -> None:
+    """It stops a job of one node, or of all ranks; another node may have the file, and other errors may pass."""
+    script = "/job/nope.py" if "/job" in text else "nope.py"
+    ended = died(0, "", 2, log_tail=text)
+    one = replace(ended, place=replace(ended.place, world_size=4, group_world_size=1))
+    job = make_job(one)
+    conclusion = conclude(job)
+    assert conclusion is not None
+    assert (conclusion.decision.action, conclusion.decision.reason) == (
+        Action.STOP,
+        "the script doesn't exist, so it would fail again",
+    )
+    report = build_report(job, conclusion.verdict, conclusion.decision)
+    assert report.answers.steps[0].text == f"correct the path of the script: {script} doesn't exist"
+    several = replace(one, place=replace(one.place, group_world_size=2))
+    assert not explain_missing_script(several, 2)
+    assert explain_missing_script(several, 4)
+    for tail in (text.replace("Errno 2", "Errno 13"), f"{text.strip()}\ntrying again", "lost"):
+        assert not find_missing_script(replace(one, log_tail=tail))
+    assert not find_missing_script(replace(one, exit_code=1))
 
 
 def test_an_uncertain_root_cause_proves_nothing() -> None:

@@ -69,7 +69,7 @@ def _fingerprint(root: WorkerError) -> str:
         (BUG, None, {"again": True}, False, "the previous round failed with the same fault, and this one made no"),
         (BUG, None, {"again": True, "lifetime_seconds": 3600.0}, True, "torch elastic restarts after any failure"),
         (CERTAIN, None, {}, False, "a TypeError is a bug in the program, so it would fail again"),
-        (KILLED, None, {}, True, "it's unclear whether a retry would help, and torch elastic restarts"),
+        (KILLED, None, {}, True, "nothing shows whether the same would happen again, and torch elastic restarts"),
         (KILLED, None, {"again": True}, True, "torch elastic restarts after any failure"),
         (RECOVERABLE, None, {}, True, "was raised as recoverable (uses one of max_restarts)"),
         (RECOVERABLE, never(), {}, False, "the policy never retries"),
@@ -115,7 +115,7 @@ def test_an_unknown_cause() -> None:
         decision = decide(verdict, None, context.to_retry_context(RetryContext()))
         restart, reason = decide_restart(verdict, decision, context)
         assert restart
-        assert reason.startswith("it's unclear whether a retry would help")
+        assert reason.startswith("nothing shows whether the same would happen again")
         assert reason.endswith("torch elastic restarts after any failure")
 
 

@@ -534,7 +534,7 @@ def test_an_unknown_root() -> None:
         kind=model.Kind.NON_RECOVERABLE,
         origin=model.Origin.UNKNOWN,
         enforced=True,
-        reason="it's unclear whether a retry would help",
+        reason="nothing shows whether the same would happen again",
         action=model.Action.UNKNOWN,
     )
     some = (retry.explicit(), retry.declared(), retry.same_fault_everywhere(), retry.same_fault_again())

@@ -99,9 +99,9 @@ def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str)
     ("uri", "reason"),
     [
         ("nosuchthing://bucket/out", "unknown storage scheme 'nosuchthing'"),
-        ("gs://bucket/out", "install the extra gcs: pip install '<wheel>\\[gcs\\]', or 'firstfault\\[gcs\\]'"),
-        ("abfs://bucket/out", "install the extra azure: pip install '<wheel>\\[azure\\]', or 'firstfault\\[azure\\]'"),
-        ("s3://bucket/out", "install the extra s3: pip install '<wheel>\\[s3\\]', or 'firstfault\\[s3\\]'"),
+        ("gs://bucket/out", "install the extra gcs: in a clone pip install '\\.\\[gcs\\]'"),
+        ("abfs://bucket/out", "install the extra azure: in a clone pip install '\\.\\[azure\\]'"),
+        ("s3://bucket/out", "install the extra s3: in a clone pip install '\\.\\[s3\\]'"),
         ("webhdfs://host/out", "is not installed \\(install a package to access webhdfs\\)$"),
     ],
 )

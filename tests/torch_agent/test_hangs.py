@@ -18,6 +18,7 @@ import pytest
 
 from firstfault.cli import main
 from firstfault.errors import UsageError
+from firstfault.evidence.positions import describe_positions
 from firstfault.layout import LIVE, ROSTER, watched_name
 from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, RestartKind, StackDump, WorkerError, Writer
 from firstfault.model.failure import Collective
@@ -181,6 +182,34 @@ def test_the_rank_and_its_line() -> None:
     assert (told.ranks, told.node, told.workers_to_kill) == ((5,), "node-2", ())
     told = _told({5: worker(5, call="broadcast")})
     assert told.lines[0].endswith("in all_reduce #41 (default_pg), rank 5 (node-2) has called broadcast instead")
+
+
+def test_when_a_stall_will_end_the_attempt() -> None:
+    """A report that comes before the end has when that is, and why it's later in the first steps."""
+    odd = {5: worker(5, begun=40, stack=READS)}
+    assert _told(odd, end_seconds=300).lines[-1] == "the attempt ends after 300 s without progress"
+    told = _told(odd, end_seconds=40, is_starting=True)
+    assert told.lines[-1] == "the attempt ends after 120 s without progress (3 x 40 s in the first steps)"
+    assert told.lines[:-1] == _told(odd, is_starting=True).lines
+    assert _told(odd, end_seconds=40, ends_attempt=True).lines[-1] == "ending the attempt because of this stall"
+    assert _told(odd, end_seconds=300, missing=(1,)).lines == _told(odd, missing=(1,)).lines, "it isn't ended"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "text"),
+    [
+        ((0,), "rank 0 waited"),
+        ((0, 2), "ranks 0 and 2 waited"),
+        ((0, 2, 3, 4), "ranks 0, 2, 3 and 4 waited"),
+        ((0, 2, 3, 4, 6, 7), "rank 0 and 5 more ranks waited"),
+    ],
+)
+def test_the_positions_of_an_interrupted_job(waiting: tuple[int, ...], text: str) -> None:
+    """A few waiting ranks are listed by their numbers, and of many the first, with the number of the rest."""
+    failures = [*map(worker, waiting), worker(5, begun=40, stack=READS)]
+    assert describe_positions(failures) == (
+        f"rank 5 was at loader.py:88 in read_shard, {text} in all_reduce #41 (default_pg)"
+    )
 
 
 def test_no_rank_stands_out() -> None:

@@ -13,7 +13,8 @@ from torch.distributed.run import get_args_parser
 from firstfault.cli import main
 from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
-from firstfault_torch.torchrun.job import add_options, drop_invalid, read_options, set_variables
+from firstfault_torch.torchrun.command import add_help
+from firstfault_torch.torchrun.job import drop_invalid, read_options, set_variables
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
@@ -34,7 +35,7 @@ BAD_VALUES = {
 @pytest.fixture
 def parser() -> argparse.ArgumentParser:
     made = get_args_parser()
-    add_options(made)
+    add_help(made)
     return made
 
 
@@ -65,6 +66,10 @@ def test_help(parser: argparse.ArgumentParser) -> None:
         assert f"Variable: FIRSTFAULT_{name}" in text
     assert text.startswith("usage: ")
     assert text.index("--ff-decisions") < text.index("--ff-keep-torch-box") < text.index("--nnodes")
+    *_, examples = parser.format_help().partition("\nexamples:\n")
+    lines = examples.splitlines()
+    assert len(lines) >= 2
+    assert all(line.startswith("  firstfault torchrun --") for line in lines)
 
 
 def test_without_torch() -> None:
@@ -72,13 +77,19 @@ def test_without_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main()"
     reason = (
         "`firstfault torchrun` needs torch, which is not installed; install the extra torch: "
-        "pip install '<wheel>[torch]', or 'firstfault[torch]' from your index"
+        "in a clone pip install '.[torch]', else 'firstfault[torch]' from your index; for torch's CPU build, first run "
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu"
     )
     words = [sys.executable, "-c", code, "torchrun"]
     ended = subprocess.run([*words, "train.py"], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (1, f"firstfault: {reason}\n")
     ended = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0
     assert reason in " ".join(ended.stdout.split())
+    assert "--ff-folder FOLDER" in ended.stdout
+    assert "\nexamples:\n  firstfault torchrun " in ended.stdout
+    ended = subprocess.run([*words[:-1], "help"], capture_output=True, text=True, timeout=60, check=False)
+    assert "torchrun  (needs the extra torch)" in ended.stdout
 
 
 @pytest.mark.parametrize("variable", BAD_VALUES)
@@ -171,7 +182,10 @@ def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path
     (node,) = job.nodes
     assert (node.code, job.left) == (1, [])
     assert node.headline.startswith(headline)
-    assert node.lines[-2].startswith("  Retry: unclear: the same ")
+    is_certain = arguments == "missing.py"
+    retry = "no: the script doesn't exist, so it would fail again" if is_certain else "unclear: the same "
+    (line,) = [line for line in node.lines if line.startswith("  Retry: ")]
+    assert line.startswith(f"  Retry: {retry}")
     assert node.err.splitlines()[-1] == f"  More: firstfault show {node.prefix}"
     assert node.err.count(BAD_VALUES["FIRSTFAULT_ATTEMPT"]) == 1
     assert node.err.count("\n  More: ") == 1

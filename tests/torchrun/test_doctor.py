@@ -160,7 +160,8 @@ def test_without_torch(tmp_path: Path) -> None:
     """Where torch is not installed, it says so."""
     code, told = _doctor(tmp_path, "-c", NOT_HERE, FIRSTFAULT="1")
     assert (code, set(told)) == (1, {"all", "torch"})
-    assert told["torch"] == "not installed in this Python: install firstfault's extra torch"
+    assert told["torch"] == "not installed in this Python: in a clone, pip install '.[torch]'"
+    assert "versions" not in told["all"], "only a torch that is there can be tested"
 
 
 @pytest.mark.s3

@@ -16,6 +16,7 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.strategies.headlines import join_ranks
 from firstfault.utils.text import one_line
 from firstfault.wire.documents import decode, encode
+from firstfault_torch.hang.progress import FIRST_STEPS_FACTOR
 
 DOCUMENT_SUFFIX, OBSERVATION_SUFFIX = ".pb", ".json"
 MAX_LISTED_RANKS = 3
@@ -94,6 +95,7 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     is_starting: bool = False,
     ignores_busy_ranks: bool = False,
     own: int = 0,
+    end_seconds: float | None = None,
 ) -> StallReport:
     """Build the report on a stall; it has no lines if no rank waits and ranks are busy, as in an evaluation.
 
@@ -106,6 +108,7 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         is_starting: whether the training is in its first steps.
         ignores_busy_ranks: return no lines if a straggler is busy.
         own: group rank of the agent that concludes.
+        end_seconds: time without progress after which the attempt is ended, outside of the first steps; None: never.
     """
     failures, facts = from_files(files)
     # The last rank that made progress counts: in another group, the ranks of a node may have gone on for a while.
@@ -141,9 +144,21 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     first = by_rank[ranks[0]] if ranks else None
     at = locate_main_thread(first).frame if first is not None else ""
     report = StallReport(tuple(lines), ranks, first.node if first is not None else "", at)
-    if not ends_attempt or missing:
+    if missing:
         return report
+    if not ends_attempt:
+        when = _describe_end(seconds, end_seconds, is_starting=is_starting)
+        return _append_line(report, when) if when else report
     return _decide_end(report, by_rank, facts, seconds, spare_busy_ranks=spare_busy_ranks, own=own)
+
+
+def _describe_end(seconds: float, end_seconds: float | None, *, is_starting: bool) -> str:
+    """Return when the attempt will be ended; empty: never, or the time is over."""
+    ends_at = (end_seconds or 0) * (FIRST_STEPS_FACTOR if is_starting else 1)
+    if seconds >= ends_at:
+        return ""
+    why = f" ({FIRST_STEPS_FACTOR} x {end_seconds:g} s in the first steps)" if is_starting else ""
+    return f"the attempt ends after {ends_at:g} s without progress{why}"
 
 
 def _decide_end(  # noqa: PLR0913 - keywords

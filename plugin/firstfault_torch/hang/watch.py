@@ -285,6 +285,7 @@ class StallWatch:
             is_starting=is_starting,
             ignores_busy_ranks=is_starting and not ends_attempt and steady_seconds < (self._hang.warn_seconds or 0.0),
             own=group_rank,
+            end_seconds=self._hang.end_seconds,
         )
         groups = (progress for failure, _ in seen for progress in failure.collectives)
         if any(entry.operation.startswith("nccl") for progress in groups for entry in progress.last):

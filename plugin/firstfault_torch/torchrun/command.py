@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 import traceback
@@ -9,11 +10,18 @@ from functools import partial
 
 import click
 
+from firstfault.cli import missing_package
+from firstfault.errors import FirstFaultError
 from firstfault_start import without_collections
 
-if importlib.util.find_spec("torch") is None:
-    # The command line turns an ImportError of this module into advice on what to install.
-    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
+_NAME = "firstfault torchrun"
+_EXAMPLES = """\
+examples:
+  firstfault torchrun --standalone --nproc-per-node 8 train.py --lr 3e-4
+  firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
+  firstfault torchrun --ff-folder s3://bucket/runs/7 --ff-hang warn:60,end:300 --nproc-per-node gpu train.py
+"""
 
 
 @click.command(
@@ -24,6 +32,7 @@ if importlib.util.find_spec("torch") is None:
         "help_option_names": [],
     },
     add_help_option=False,
+    short_help=None if _HAS_TORCH else "(needs the extra torch)",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
@@ -36,18 +45,20 @@ def torchrun(arguments: tuple[str, ...]) -> int:
       firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
       firstfault torchrun --ff-folder s3://bucket/runs/7 --standalone --nproc-per-node gpu train.py --lr 3e-4
     """  # noqa: D301 - click's mark of lines to keep
+    if not _HAS_TORCH:
+        return _explain_missing_torch(arguments)
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - loads torch
     from torch.distributed.run import get_args_parser, run  # noqa: PLC0415 - loads torch
 
     with without_collections():
         from firstfault_torch.guard import try_call  # noqa: PLC0415 - loads torch
         from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
-        from firstfault_torch.torchrun.job import add_options, set_variables  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.job import set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
-    sys.argv[0] = "firstfault torchrun"
+    sys.argv[0] = _NAME
     parser = get_args_parser()
-    add_options(parser)
+    add_help(parser)
     given = parser.parse_args(arguments)
     set_variables(given)
     # torch's `record` writes the error file for an outer agent, as its own torchrun does.
@@ -55,3 +66,27 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     if error is not None and not is_told(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's
+
+
+def add_help(parser: argparse.ArgumentParser) -> None:
+    """Add firstfault's options to torch's parser, and examples at the end of its help."""
+    from firstfault_torch.torchrun.job import add_options  # noqa: PLC0415 - the list of commands doesn't need it
+
+    add_options(parser)
+    parser.epilog = _EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps the lines of the examples
+
+
+def _explain_missing_torch(arguments: tuple[str, ...]) -> int:
+    """Print the help without torch's options if it was asked for.
+
+    Raises:
+        FirstFaultError: the job can't run; the message has what to install.
+    """
+    reason = missing_package(f"`{_NAME}`", ModuleNotFoundError(name="torch"), "torch")
+    if arguments[:1] not in {("--help",), ("-h",)}:
+        raise FirstFaultError(reason)
+    parser = argparse.ArgumentParser(_NAME, description=f"{reason}. It then has torchrun's options, too.")
+    add_help(parser)
+    parser.print_help()
+    return 0

@@ -108,12 +108,14 @@ def _run_checks() -> Iterator[_Check]:
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")
     yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
-    yield _check_versions()
+    has_torch = importlib.util.find_spec("torch") is not None
+    if has_torch:
+        yield _check_versions()
     yield _check_switch()
     yield _check_decisions()
     yield from _check_settings()
     yield _check_torch()
-    if importlib.util.find_spec("torch") is not None:
+    if has_torch:
         yield _check_recorder()
     yield _check_workers()
     storage, error = _check_storage()
@@ -218,7 +220,7 @@ def _check_settings() -> Iterator[_Check]:
 
 def _check_torch() -> _Check:
     if importlib.util.find_spec("torch") is None:
-        return _NO, "torch", "not installed in this Python: install firstfault's extra torch"
+        return _NO, "torch", "not installed in this Python: in a clone, pip install '.[torch]'"
     missing, error = try_call(_missing_in_torch, Exception)
     if missing is None or missing:
         return _NO, "torch", f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}"

@@ -6,6 +6,7 @@ from firstfault.cli._support import (
     complete_files as complete_files,
     complete_strategies as complete_strategies,
     debug_option as debug_option,
+    missing_package as missing_package,
     show_report as show_report,
     write_file as write_file,
 )

@@ -46,10 +46,13 @@ def _parse_since(_context: click.Context, _parameter: click.Parameter, value: st
 def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int:
     """List the failed attempts below a folder, newest first.
 
-    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix. Without it, the runs of
-    torchrun and of `firstfault run` below .firstfault are listed, where `show --last` looks, too. Attempts that
-    succeeded aren't listed. With --group the group that cost the most rank-hours comes first. By node or machine, those
-    that fail more often than chance explains are listed at the end, to be pasted after srun or sbatch.
+    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix. Without it, the runs
+    that were started in this folder are listed, where `show --last` looks, too: those of torchrun and of
+    `firstfault run` below .firstfault, and those among temporary files. Attempts that succeeded aren't listed. The
+    failures are in the order of their times, while `show --last` shows the run that started last.
+
+    With --group the group that cost the most rank-hours comes first. By node or machine, those that fail more often
+    than chance explains are listed at the end, to be pasted after srun or sbatch.
 
     \b
     Exit codes: 0 listed, 3 no attempt found below the folder, 2 usage, 1 the tool failed.
@@ -87,10 +90,9 @@ def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int
 
 
 def _find_own_folders() -> list[str]:
-    """Return the folders in which `show --last` looks; if there are no runs, those of the working folder."""
-    from firstfault.run_folder import FOLDERS, find_run_folders  # noqa: PLC0415 - as above
+    from firstfault.cli._own_runs import find_own_folders  # noqa: PLC0415 - as above
 
-    return list(map(str, find_run_folders())) or list(FOLDERS)
+    return find_own_folders()
 
 
 def _list_folders(folders: list[str], since: int | None, *, with_machines: bool) -> tuple[list[FailedAttempt], int]:

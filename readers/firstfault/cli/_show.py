@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +41,8 @@ class Forms:
     """File of the page; None: none."""
     against: Path | None = None
     """The log of another run."""
+    last_run: str = ""
+    """The attempt that `--last` found; empty: the user named one."""
 
 
 @click.command()
@@ -127,6 +129,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     except ObjectNotFoundError as error:
         cli.fail(str(error))
         return cli.EXIT.NOTHING_FOUND
+    forms = replace(forms, last_run=read.uri) if last else forms
     return _print_recovered(read, forms) if recovered else print_attempt(read, uri, strategy, forms)
 
 
@@ -151,12 +154,9 @@ def _find_uri(uri: str | None, *, last: bool) -> str:
         return uri
     if not last:
         raise click.UsageError("Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last")
-    from firstfault.run_folder import FOLDERS, began, find_run_folders, runs_in  # noqa: PLC0415 - as above
+    from firstfault.cli._own_runs import find_last_run  # noqa: PLC0415 - as above
 
-    runs = [run for folder in find_run_folders() for run in runs_in(folder)]
-    if not runs:
-        raise click.UsageError(f"no runs below {' or '.join(FOLDERS)}; pass a log file or the attempt's output prefix")
-    return str(max(runs, key=began))
+    return find_last_run()
 
 
 def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_twice: bool) -> ReadAttempt:
@@ -259,7 +259,8 @@ def _write_page(text: str, forms: Forms) -> None:
         return
     cli.write_file(forms.html, text)
     # stdout belongs to the JSON or the Markdown if one of them was requested, too
-    click.echo(f"report: {forms.html}", err=forms.as_json or forms.as_markdown or forms.as_brief)
+    of = f" of {forms.last_run}" if forms.last_run else ""
+    click.echo(f"report{of}: {forms.html}", err=forms.as_json or forms.as_markdown or forms.as_brief)
 
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:

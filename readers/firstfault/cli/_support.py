@@ -39,6 +39,9 @@ class EXIT(enum.IntEnum):
     INTERRUPTED = 130
 
 
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
 def fail(message: str) -> None:
     """Print one line to stderr."""
     # the message may quote a document: no line breaks, no escape sequences
@@ -48,8 +51,9 @@ def fail(message: str) -> None:
 def missing_package(what: str, error: ImportError, extra: str = "elastic") -> str:
     """Return an error message with the package that `what` needs, and the extra to install."""
     missing = getattr(error, "name", None) or str(error)
-    how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
-    return f"{what} needs {missing}, which is not installed; {how}"
+    how = f"install the extra {extra}: in a clone pip install '.[{extra}]', else 'firstfault[{extra}]' from your index"
+    cpu = f"; for torch's CPU build, first run pip install torch --index-url {_CPU_INDEX}" if missing == "torch" else ""
+    return f"{what} needs {missing}, which is not installed; {how}{cpu}"
 
 
 # --- options and arguments ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.ending_exception import find_ending_exception
@@ -39,9 +40,43 @@ class _Bug:
 
 
 @cache
+def _read_table() -> dict[str, Any]:
+    return parse_toml(Path(__file__).with_name("certain_bugs.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _missing_script() -> Pattern:
+    return Pattern(_read_table()["missing_script"]["pattern"])
+
+
+def find_missing_script(failure: WorkerError) -> str:
+    """Return the path of the program that Python didn't find; empty: it's another failure.
+
+    It depends on the node's files: on a node whose folder isn't mounted, another attempt may find it.
+    """
+    if failure.exit_code != _USAGE_EXIT_CODE or failure.exception is not None:
+        return ""
+    found = _missing_script().search(failure.printed[-_USAGE_CHARS_READ:])
+    return found["path"] if found is not None else ""
+
+
+def explain_missing_script(failure: WorkerError, ranks: int) -> str:
+    """Return that a job's program doesn't exist; empty: that isn't certain.
+
+    Args:
+        failure: the root cause.
+        ranks: the number of ranks with this failure. On one node it's certain with the first rank; on several, each
+            may have other files.
+    """
+    place = failure.place
+    is_everywhere = place.group_world_size == 1 or 0 < place.world_size <= ranks
+    return str(_read_table()["missing_script"]["reason"]) if is_everywhere and find_missing_script(failure) else ""
+
+
+@cache
 def _load() -> tuple[tuple[_Bug, ...], Pattern, str]:
     """Return the bugs, the pattern of a refused command line, and the reason for that."""
-    table = parse_toml(Path(__file__).with_name("certain_bugs.toml").read_text(encoding="utf-8"))
+    table = _read_table()
     bugs = (
         _Bug(frozenset(row["types"]), Pattern(row["pattern"]) if "pattern" in row else None, row["reason"])
         for row in table["bug"]

@@ -11,6 +11,7 @@ from firstfault.model import WorkerError
 from firstfault.utils.text import counted
 
 MAX_LISTED_POSITIONS = 3
+MAX_LISTED_RANKS = 4
 
 
 def describe_positions(failures: Sequence[WorkerError]) -> str:
@@ -51,4 +52,8 @@ def _find_outstanding_call(failure: WorkerError) -> str:
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} and {len(ranks) - 1} more"
+    """Return "rank 3", "ranks 0, 2 and 3" or "rank 0 and 15 more ranks"."""
+    *before, last = ranks
+    if len(before) >= MAX_LISTED_RANKS:
+        return f"rank {ranks[0]} and {len(before):,} more ranks"
+    return f"ranks {', '.join(map(str, before))} and {last}" if before else f"rank {last}"

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from firstfault.evidence.certain_bugs import find_missing_script
 from firstfault.evidence.texts import has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
@@ -14,6 +15,7 @@ from firstfault.model.failure import CANCELLED, CTRL_C, FROM_OUTSIDE, HANGUP, PR
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
+from firstfault.utils.text import one_line
 
 _LOGS = 4
 """Maximum number of nodes with a command for their logs, if the root cause is unknown."""
@@ -136,6 +138,8 @@ def _give_advice(case: Case, code: str) -> str:
 def _advise_on_end(case: Case, code: str) -> str:
     """Return the advice about a rank that ended on its own, without an error; empty: it's another failure."""
     root = case.verdict.root
+    if root is not None and (script := find_missing_script(root)):
+        return f"correct the path of the script: {one_line(script)} doesn't exist"
     # this rank had left the training while its peers still waited for it
     if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
         return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"

@@ -59,9 +59,9 @@ class FsspecStore(Store):
                 kind = resolve_name(known_implementations[self._protocol]["class"])
         except ImportError as error:
             extra = settings.find_storage(self._protocol).get("extra", "")
-            how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
+            how = f"in a clone pip install '.[{extra}]', else 'firstfault[{extra}]' from your index"
             reason = f"reading {self._uri} needs a package that is not installed ({error})"
-            raise UsageError(f"{reason}; {how}" if extra else reason) from error
+            raise UsageError(f"{reason}; install the extra {extra}: {how}" if extra else reason) from error
         except ValueError as error:
             raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
         if issubclass(kind, AsyncFileSystem):

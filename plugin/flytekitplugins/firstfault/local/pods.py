@@ -87,7 +87,9 @@ def start_pod(  # noqa: PLR0913 - keywords
     beside = Path(sys.executable).parent / arguments[0]
     program = str(beside) if beside.exists() else shutil.which(arguments[0])
     if program is None:
-        how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+        how = (
+            "install the extra elastic: in a clone pip install '.[elastic]', else 'firstfault[elastic]' from your index"
+        )
         raise FirstFaultError(f"{arguments[0]} is not installed in this environment; {how}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:

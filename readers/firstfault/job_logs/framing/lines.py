@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
 from firstfault.job_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
+from firstfault.run_folder import MARK
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -86,11 +87,17 @@ def files_below(folder: Path) -> list[Path]:
     for at, folders, names in os.walk(folder):
         here = Path(at)
         is_deep = len(here.relative_to(folder).parts) >= _DEPTH
-        folders[:] = [] if is_deep else sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [] if is_deep else sorted(name for name in folders if not _is_left_out(here / name))
         found += [here / name for name in names if not name.startswith(".")]
         if len(found) > _MOST_FILES:
             break
     return sorted(path for path in found[:_MOST_FILES] if path.is_file())
+
+
+def _is_left_out(folder: Path) -> bool:
+    """Whether a folder is hidden, or has what firstfault recorded of a job: documents, which are no logs."""
+    is_record = folder.name == "firstfault" and ((folder / "roster").is_dir() or (folder / "verdict.pb").is_file())
+    return folder.name.startswith(".") or is_record or (folder / MARK).is_file()
 
 
 def is_text(begin: bytes) -> bool:

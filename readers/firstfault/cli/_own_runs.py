@@ -1,0 +1,68 @@
+"""The runs that were started in the working folder: what ``show --last`` and ``ls`` without a folder look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from firstfault.cli._support import fail
+from firstfault.run_folder import (
+    FOLDERS,
+    began,
+    find_fallback_folders,
+    find_fallback_runs,
+    find_run_folders,
+    read_working_folders,
+    runs_in,
+)
+
+
+def find_last_run() -> str:
+    """Return the run of this working folder that was begun last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    here = [run for folder in find_run_folders() for run in runs_in(folder)]
+    runs = [*here, *_find_runs_among_temporary(has_runs_here=bool(here))]
+    if not runs:
+        where = f"no runs below {' or '.join(FOLDERS)}{_describe_foreign_runs()}"
+        raise click.UsageError(f"{where}; pass a log file or the attempt's output prefix")
+    last = max(runs, key=began)
+    if last not in here:
+        _report_origin(last, last)
+    return str(last)
+
+
+def find_own_folders() -> list[str]:
+    """Return the folders with runs of this working folder, and its runs among temporary files, each as a folder."""
+    here = find_run_folders()
+    among_temporary = _find_runs_among_temporary(has_runs_here=bool(here))
+    for run in among_temporary[:1]:
+        _report_origin(run.parent, run)
+    return [*map(str, (*here, *among_temporary))] or list(FOLDERS)
+
+
+def _find_runs_among_temporary(*, has_runs_here: bool) -> Sequence[Path]:
+    """Return the runs among temporary files that were started here; only without any run, those of unknown folders."""
+    try:
+        working = os.getcwd()  # noqa: PTH109 - as `begin_run` records it
+    except OSError:  # it has been removed
+        working = ""
+    found = find_fallback_runs(working)
+    return found if found or has_runs_here else find_fallback_runs("")
+
+
+def _report_origin(folder: Path, run: Path) -> None:
+    # on stderr: stdout may be JSON
+    fail(f"from {folder}, started in {', '.join(read_working_folders(run)) or 'an unknown folder'}")
+
+
+def _describe_foreign_runs() -> str:
+    """Return that this user's folder among temporary files has runs that were started elsewhere; empty: none."""
+    runs = [run for folder in find_fallback_folders() for run in runs_in(folder)]
+    newest = max(runs, key=began, default=None)
+    return f" were started here ({newest} was started elsewhere)" if newest is not None else ""
