@@ -135,7 +135,8 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
 def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """Return files, and those in folders that may be logs.
 
-    The label of each is the rank in its name, the only number in which the names differ, or its name.
+    The label of each is the rank in its name, its name if that is a node's, the only number in which the names differ,
+    or its name.
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
@@ -149,13 +150,19 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     numbers = [re.findall(r"\d+", name) for name in names.values()]
     columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
     differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
-    labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
+    labels = sorted(int(number) for number in columns[differ[0]]) if len(differ) == 1 else []
+    # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
+    is_numbered = bool(labels) and labels == list(range(len(labels)))
     for (path, name), own in zip(names.items(), numbers, strict=True):
-        label = Label(node=PATTERNS["log_suffix"].sub("", name) if len(names) > 1 else "")
+        stem = PATTERNS["log_suffix"].sub("", name)
+        label = Label(node=stem if len(names) > 1 else "")
         if len(names) > 1 and (ranked := PATTERNS["rank_word"].search(name)):
             label = Label(rank=int(ranked[1]))
-        elif labels and labels == set(range(len(labels))):
-            label = Label(task=int(own[differ[0]]))
+        elif len(names) > 1 and (of_node := PATTERNS["node_file"].fullmatch(stem)):
+            label = Label(node=stem, node_index=int(of_node["index"]))
+        elif is_numbered:
+            has_name = any(map(str.isalpha, stem))
+            label = Label(node=stem if has_name else "", task=int(own[differ[0]]))
         logs.append((path, name, label))
     return logs
 

@@ -249,6 +249,8 @@ class LogCollector:
             self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
         pending, everything = read_ahead(lines, _LINES_READ_AHEAD)
         self._all.size.vague_names.add(label.node)
+        if label.node_index is not None:
+            self._all.size.files_of_nodes.add(label.node)
         for commands_left in range(_MAX_COMMANDS, -1, -1):
             # each command may put other prefixes before its lines
             is_command = PATTERNS["shell_command"].match
