@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import is_success_report
@@ -161,6 +164,7 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         processes.all += silent
         # silence explains what nothing else does
         is_explained = any(process.has_ended and process.raised is None for process in failed)
+        is_explained |= any(_reports_own_fault(process) for process in failed)
         # without a world size, another rank may have failed that isn't in the log
         is_complete = attempt.world_size > 0 or len(ranks) > 2 * len(silent)
         is_suspect = is_complete and not has_stopped and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
@@ -183,6 +187,12 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         else:
             is_known = stopped_all or (bool(process.node) and process.node in stopped_on)
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
+
+
+def _reports_own_fault(process: Process) -> bool:
+    """Whether an exception shows a fault of its own process: nobody needs to be suspected of his silence."""
+    raised = process.raised
+    return raised is not None and classify(raised.message, get_short_name(raised), raised.bases).role is Role.PRIMARY
 
 
 def _is_on_one_node(attempt: Attempt, processes: Processes) -> bool:

@@ -1,0 +1,60 @@
+"""``firstfault show`` on logs: the state of each rank, and the names and number of nodes, only as far as lines show."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.readers.commands import Ran
+from tests.readers.test_job_logs import LOST, RAISED, of
+
+Read: TypeAlias = Callable[[dict[str, list[str]]], dict[str, Any]]
+_IMAGE = (*RAISED[:-1], "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f00>")
+
+
+@pytest.fixture
+def read(run: Callable[..., Ran], tmp_path: Path) -> Read:
+    """Return a function that shows files as the logs of one job: the JSON, with the text as "printed"."""
+
+    def shown(files: dict[str, list[str]]) -> dict[str, Any]:
+        for name, lines in files.items():
+            (tmp_path / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        source = str(tmp_path if len(files) > 1 else tmp_path / next(iter(files)))
+        printed = run("show", source).out
+        return {**json.loads(run("show", "--json", source).out), "printed": printed}
+
+    return shown
+
+
+@pytest.mark.parametrize("raised", [_IMAGE, RAISED])
+def test_silent_ranks_are_no_victims(read: Read, raised: tuple[str, ...]) -> None:
+    """A rank without a line about its end has no report, if another one reports its own fault."""
+    names = [f"[rank{rank}]: ready, rank={rank} world_size=4" for rank in (0, 2)]
+    found = read({"job.log": [*names, *of("[rank2]: ", raised), *of("[rank0]: ", LOST)]})
+    assert found["verdict"]["ranks"] == [2]
+    assert "Silent" not in found["printed"]
+    assert "no report   ranks 1, 3" in found["printed"]
+    assert "Victims  1 lost a peer" in found["printed"]
+
+
+def test_pods_with_one_file_each(read: Read) -> None:
+    """A pod has the name of its file, if the number in it is another pod's, too."""
+    names = {"job-master-0.log": 0, "job-worker-0.log": 1, "job-worker-1.log": 2}
+    texts = {1: RAISED, 0: LOST, 2: LOST}
+    files = {
+        name: [f"starting, RANK={rank} WORLD_SIZE=3", *of(f"[rank{rank}]: ", texts[rank])]
+        for name, rank in names.items()
+    }
+    found = read(files)
+    assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([1], "job-worker-0")
+    assert found["verdict"]["victims"]["count"] == 2
+
+
+def test_nodes_with_one_file_each(read: Read) -> None:
+    """A file of a node names the node, not a task, and files of nodes are counted."""
+    files = {f"node{node}.log": of(f"[rank{node}]: ", LOST if node else RAISED) for node in range(2)}
+    found = read(files)
+    assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([0], "node0")
+    assert "2 nodes" in found["printed"]
