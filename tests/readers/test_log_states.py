@@ -58,3 +58,24 @@ def test_nodes_with_one_file_each(read: Read) -> None:
     found = read(files)
     assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([0], "node0")
     assert "2 nodes" in found["printed"]
+
+
+def test_ranks_of_a_lost_node(read: Read) -> None:
+    """A launcher stopped the tasks that it lists; of those on the lost node the end isn't known. The time is."""
+    cancelled = "slurmstepd: error: *** {} ON gpu-1 CANCELLED AT 2031-05-06T07:08:09 DUE TO NODE FAILURE, SEE LOG ***"
+    found = read(
+        {
+            "job.out": [
+                *(f"{task}: rank {task}/8 is ready" for task in range(8)),
+                "srun: error: Node failure on gpu-2",
+                "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+                cancelled.format("STEP 77.0"),
+                cancelled.format("JOB 77"),
+                "srun: error: gpu-1: tasks 0-3: Terminated",
+                "srun: error: gpu-3: tasks 6-7: Terminated",
+            ]
+        }
+    )
+    assert found["verdict"]["timestamp"].startswith("2031-05-06T07:08:09")
+    assert "stopped     ranks 0-3, 6-7" in found["printed"]
+    assert "no report   ranks 4-5" in found["printed"]

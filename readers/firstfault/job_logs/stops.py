@@ -179,13 +179,16 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports
     )
     stopped_all |= has_stopped and _is_on_one_node(attempt, processes)
+    lost = {report.node for _, _, report in attempt.reports if report.kind is ReportKind.LOST}
     for process in processes.all:
         if id(process) in known or process.stopped or process.exit_code == 0:
             continue
         if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
             process.stopped = LAST_LINES_OF_SUCCESS
         else:
-            is_known = stopped_all or (bool(process.node) and process.node in stopped_on)
+            # a launcher can end nothing on a lost node, and which ranks were there may not be in the log
+            is_reachable = not lost or (bool(process.node) and process.node not in lost)
+            is_known = is_reachable and (stopped_all or process.node in stopped_on - {""})
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
 
 
