@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from firstfault.cli import EXIT
 from tests.readers.commands import Ran
 from tests.readers.test_job_logs import LOST, RAISED, of
 
@@ -79,3 +80,17 @@ def test_ranks_of_a_lost_node(read: Read) -> None:
     assert found["verdict"]["timestamp"].startswith("2031-05-06T07:08:09")
     assert "stopped     ranks 0-3, 6-7" in found["printed"]
     assert "no report   ranks 4-5" in found["printed"]
+
+
+def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Pages about errors, a manual, code and a configuration in a folder aren't logs of a failed job."""
+    about = "the program exits with exit code 3\nsrun: error: gpu-1: task 3: Exited with exit code 3\n"
+    names = ("log.md", "about-logs.rst", "log_reader.py", "changelog.1", "logging.conf", "proc.yaml")
+    for name in names:
+        (tmp_path / name).write_text(about, encoding="utf-8")
+    (tmp_path / "logger.1").write_text(f'.\\" a manual\n.TH LOGGER 1\n{about}', encoding="utf-8")
+    (tmp_path / "login-log").write_text(f"#!/bin/sh\n{about}", encoding="utf-8")
+    ran = run("show", str(tmp_path))
+    assert (ran.code, ran.out) == (EXIT.NOTHING_FOUND, "")
+    (tmp_path / "train.log").write_text(about, encoding="utf-8")
+    assert "rank 3" in run("show", str(tmp_path)).out

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
-from firstfault.errors import BadDocumentError
+from firstfault.errors import BadDocumentError, FirstFaultError
 from firstfault.job_logs.causes.empty_starts import find_empty_starts
 from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.completion.proof import CompletionProof
@@ -48,6 +48,8 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 _Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
+_BEGIN_CHARS = 200
+"""Characters that show what a text is, if it isn't a log."""
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -140,7 +142,7 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
-        found = (path for path in files_below(folder) if path not in dumps and PATTERNS["log_name"].search(path.name))
+        found = (path for path in files_below(folder) if path not in dumps and _may_be_log(path))
         names |= {path: str(path.relative_to(folder)) for path in found}
     jobs = {match["job"]: path.name for path in names if (match := PATTERNS["job_in_name"].search(path.name))}
     if len(jobs) > 1:
@@ -165,6 +167,18 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
             label = Label(node=stem if has_name else "", task=int(own[differ[0]]))
         logs.append((path, name, label))
     return logs
+
+
+def _may_be_log(path: Path) -> bool:
+    """Whether a file in a folder may be a log: neither its name nor its begin is that of documentation or code."""
+    if not PATTERNS["log_name"].search(path.name) or PATTERNS["no_log_name"].search(path.name):
+        return False
+    try:
+        with open_log(path) as stream:
+            begin = stream.read(_BEGIN_CHARS)
+    except (FirstFaultError, OSError, EOFError, zlib.error, lzma.LZMAError):
+        return True  # whoever reads it, says why it can't be read
+    return PATTERNS["no_log_begin"].match(begin.decode("utf-8", "replace")) is None
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
