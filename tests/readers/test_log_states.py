@@ -94,3 +94,14 @@ def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> Non
     assert (ran.code, ran.out) == (EXIT.NOTHING_FOUND, "")
     (tmp_path / "train.log").write_text(about, encoding="utf-8")
     assert "rank 3" in run("show", str(tmp_path)).out
+
+
+def test_a_default_is_no_size(read: Read) -> None:
+    """The number of ranks among a program's options may be that of nodes, and 1 is its default."""
+    options = "Namespace(epochs=90, lr=0.1, multiprocessing_distributed=True, world_size={})"
+    killed = "run.sh: line 12: 2231 Killed                  python main.py"
+    steps = [f"Epoch: [0][{step}/500] Loss 6.9" for step in range(9)]
+    found = read({"job.out": [options.format(1), "Use GPU: 0", "Use GPU: 1", *steps, killed]})
+    assert "rank 0" not in found["printed"]
+    assert found["job"]["ranks"] != 1
+    assert read({"job.out": [options.format(16), *steps, killed]})["job"]["ranks"] == 16

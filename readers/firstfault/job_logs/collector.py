@@ -412,6 +412,8 @@ class LogCollector:
             self._described_pods[where[0]] = described["pod"], number
         if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
             everything.listed_pods[row["pod"]] = row["status"]
+        if "Namespace(" in text:
+            text = PATTERNS["default_size"].sub("", text)
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):
