@@ -114,16 +114,17 @@ def compare(here: LogDigest, there: LogDigest, other: str) -> Comparison:
     important = sorted(new, key=lambda line: line.weight)[:_MAX_NEW_LINES]
     rest = [line for line in new if line not in important]
     common = [key for key in here.steps if key in there.steps]
-    lasts = [
+    last, other_last = (
         max((place for _, what, place in digest.steps if what == _main_counter(common)), default=None)
         for digest in (here, there)
-    ]
+    )
     return Comparison(
         other,
         (*sorted(important, key=lambda line: line.first.number), *rest),
         _find_difference(here.steps, there.steps, common),
         _find_not_a_number(here.steps, there.steps, common),
-        *lasts,
+        last,
+        other_last,
         has_several_files=len(here.files) > 1,
     )
 

@@ -33,7 +33,16 @@ from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.completion.proof import CompletionProof
 from firstfault.job_logs.documents import build_documents, build_size
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.job_logs.framing.lines import files_below, find_unpack_command, is_text, lines_of, open_log
+from firstfault.job_logs.framing.lines import (
+    UTF16_MARKS,
+    Utf8Stream,
+    decompress,
+    files_below,
+    find_unpack_command,
+    is_text,
+    lines_of,
+    open_log,
+)
 from firstfault.job_logs.outcome import explain_missing_proof
 from firstfault.job_logs.framing.labels import Label
 from firstfault.job_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
@@ -98,31 +107,51 @@ def read_sources(
     for path, name, label in logs:
         try:
             with open_log(path) as stream:
-                if not _read(stream, name, label, collector) and len(logs) == 1:
-                    raise BadDocumentError(_explain_no_text(path))
+                begin = _read(stream, name, label, collector)
+            if begin is not None and len(logs) == 1:
+                raise BadDocumentError(_explain_no_text(begin, str(path)))
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             notes.append(f"not readable: {name}: {error}")
     for source in sources:
         if not isinstance(source, Path):
-            _read(source, "stdin", Label(), collector)
+            _read_stream(source, collector, is_only=len(sources) == 1)
     return notes, dumps, workers
 
 
-def _explain_no_text(path: Path) -> str:
+def _read_stream(source: IO[bytes], collector: LogCollector, *, is_only: bool) -> None:
+    """Read a log from a stream, which stays open."""
+    buffered = io.BufferedReader(cast("io.RawIOBase", source), _HEAD)
+    begin = None
+    try:
+        begin = _read(decompress(buffered, "stdin"), "stdin", Label(), collector)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadDocumentError(f"stdin can't be decompressed: {error}; check the command before the pipe") from error
+    finally:
+        buffered.detach()
+    if begin is not None and is_only:
+        raise BadDocumentError(_explain_no_text(begin, "-"))
+
+
+def _explain_no_text(begin: bytes, path: str) -> str:
     """Return why a file can't be read as a log, and what to do."""
-    if command := find_unpack_command(path):
-        return f"{path} is an archive; unpack it first ({command}), then give its log or folder"
-    return f"{path} is neither an error document nor a text; give the job's log"
+    name = "stdin" if path == "-" else path
+    if command := find_unpack_command(begin, path):
+        return f"{name} is an archive; unpack it first ({command}), then give its log or folder"
+    return f"{name} is neither an error document nor a text; give the job's log"
 
 
-def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bool:
-    """Read a log; return whether it is a text."""
+def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bytes | None:
+    """Read a log; if it isn't a text, return its first bytes."""
     buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
-    is_of_text = is_text(buffered.peek())
+    text, begin = buffered, buffered.peek()
+    if begin.startswith(UTF16_MARKS):
+        text = io.BufferedReader(Utf8Stream(buffered), _HEAD)
+        begin = text.peek()
+    is_of_text = is_text(begin)
     if is_of_text:
-        collector.read(lines_of(buffered, reads_all=collector.reads_all), name, label)
+        collector.read(lines_of(text, reads_all=collector.reads_all), name, label)
     buffered.detach()
-    return is_of_text
+    return None if is_of_text else begin
 
 
 def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
