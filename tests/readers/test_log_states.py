@@ -78,6 +78,7 @@ def test_ranks_of_a_lost_node(read: Read) -> None:
         }
     )
     assert found["verdict"]["timestamp"].startswith("2031-05-06T07:08:09")
+    assert (found["where"], "agent" in found["printed"]) == ("gpu-2", False)
     assert "stopped     ranks 0-3, 6-7" in found["printed"]
     assert "no report   ranks 4-5" in found["printed"]
 
@@ -105,3 +106,20 @@ def test_a_default_is_no_size(read: Read) -> None:
     assert "rank 0" not in found["printed"]
     assert found["job"]["ranks"] != 1
     assert read({"job.out": [options.format(16), *steps, killed]})["job"]["ranks"] == 16
+
+
+def test_a_log_in_place_of_a_command(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """The name of a file suggests the command that reads it."""
+    log = tmp_path / "job.log"
+    log.write_text("step 1\n", encoding="utf-8")
+    ran = run(str(log))
+    assert (ran.code, f"did you mean 'firstfault show {log}'?" in ran.err) == (EXIT.USAGE, True)
+
+
+def test_torch_stamps_without_a_year(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """A brief doesn't deny times that have no year."""
+    log = tmp_path / "job.log"
+    stamp = "W0506 07:08:09.812000 139834 torch/distributed/run.py:803] "
+    log.write_text("\n".join([f"{stamp}starting", *of("[rank1]: ", RAISED)]), encoding="utf-8")
+    out = run("show", "--brief", str(log)).out
+    assert ("has a time" in out, "the times in job.log have none" in out) == (False, True)
