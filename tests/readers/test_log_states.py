@@ -78,7 +78,7 @@ def test_ranks_of_a_lost_node(read: Read) -> None:
         }
     )
     assert found["verdict"]["timestamp"].startswith("2031-05-06T07:08:09")
-    assert (found["where"], "agent" in found["printed"]) == ("gpu-2", False)
+    assert (found["where"], "the agent of" in found["printed"]) == ("gpu-2", False)
     assert "stopped     ranks 0-3, 6-7" in found["printed"]
     assert "no report   ranks 4-5" in found["printed"]
 

@@ -323,10 +323,10 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
 
 def _build_json(read: ReadAttempt, why: str, *, has_succeeded: bool) -> dict[str, Any]:
     """Return the JSON of an attempt without a failure."""
-    from firstfault.render.json_report import Outcome, json_without_failure  # noqa: PLC0415 - as above
+    from firstfault.render.json_report import AttemptOutcome, json_without_failure  # noqa: PLC0415 - as above
 
-    outcome = Outcome.SUCCEEDED if has_succeeded else Outcome.UNKNOWN
-    return json_without_failure(Outcome.MISSING if _is_missing(read) else outcome, why)
+    outcome = AttemptOutcome.SUCCEEDED if has_succeeded else AttemptOutcome.UNKNOWN
+    return json_without_failure(AttemptOutcome.MISSING if _is_missing(read) else outcome, why)
 
 
 def _is_missing(read: ReadAttempt) -> bool:

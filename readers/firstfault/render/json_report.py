@@ -21,7 +21,7 @@ from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
 
 
-class Outcome(str, enum.Enum):
+class AttemptOutcome(str, enum.Enum):
     """How an attempt ended, as far as it's known."""
 
     SUCCEEDED = "succeeded"
@@ -54,7 +54,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         **({} if decided else {"decided": False}),
         "verdict": verdict_to_dict(replace(report.verdict, message=_shorten(report.verdict.message, longest))),
         "decision": DECISION.write(report.decision),
-        "outcome": (Outcome.TEARDOWN if report.verdict.category == TEARDOWN else Outcome.FAILED).value,
+        "outcome": (AttemptOutcome.TEARDOWN if report.verdict.category == TEARDOWN else AttemptOutcome.FAILED).value,
         "first_line": report.first_line,
         "root": _build_root(report, root, longest) if root is not None else None,
         "what": answers.what,
@@ -79,7 +79,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
-def json_without_failure(outcome: Outcome, reason: str) -> dict[str, Any]:
+def json_without_failure(outcome: AttemptOutcome, reason: str) -> dict[str, Any]:
     """Return the object for an attempt without a failure; `reason` is the sentence that `show` prints."""
     return {"schema": SCHEMA, "verdict": None, "decision": None, "outcome": outcome.value, "reason": reason}
 
