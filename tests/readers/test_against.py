@@ -88,3 +88,37 @@ def test_it_is_printed_below_the_report(run: Callable[..., Ran], tmp_path: Path)
     assert (ran.code, ran.out.splitlines()[-1]) == (EXIT.OK, "  no line about trouble that isn't there, too")
     for option in ("--brief", "--markdown", "--recovered"):
         assert run("show", str(bad), "--against", str(good), option).code == EXIT.USAGE
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "step {:6d} | loss {}",
+        " iteration {:8d}/  500000 | consumed samples: 5120 | lm loss: {} | grad norm: 1.0 |",
+        "iter {:10d}/100000 | loss {}",
+        "Step: {:9d}  loss={}",
+        "Epoch: [0][{:4d}/5005]\tLoss {}",
+        "Epoch 0/90, batch {:5d}/5005, loss {}",
+    ],
+)
+def test_numbers_of_a_fixed_width(compare: Compare, form: str) -> None:
+    """A step is read whatever its padding, and below an epoch it's the step that counts."""
+    good = [form.format(step, f"2.{step}") for step in range(0, 200, 10)]
+    bad = [line if at < 5 else form.format(10 * at, "3.5") for at, line in enumerate(good)]
+    found = compare([*bad, *RAISED], good)
+    assert (found["first_difference"]["step"], found["first_difference"]["line"]) == (50, "bad.log:6")
+    assert (found["last_step"], found["other_last_step"]) == (190, 190)
+    assert found["last_epoch"] == (0 if form.startswith("Epoch") else None)
+
+
+def test_the_last_step_of_the_last_epoch(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Steps that are counted anew in each epoch are ordered by the epoch; a folder's lines have their file's name."""
+    lines = [f"Epoch: [{epoch}][{step:4d}/200]\tLoss 2.5" for epoch in range(3) for step in range(0, 200, 50)]
+    for name, count in (("bad", 10), ("good", 12)):
+        (tmp_path / name).mkdir()
+        text = "\n".join([*lines[:count], *(RAISED if name == "bad" else [])])
+        (tmp_path / name / "a.log").write_text(text, encoding="utf-8")
+        (tmp_path / name / "b.log").write_text("starting\n", encoding="utf-8")
+    out = run("show", str(tmp_path / "bad"), "--against", str(tmp_path / "good")).out
+    assert "  last step: epoch 2, step 50, there epoch 2, step 150" in out
+    assert "    a.log:" in out.partition("  new:\n")[2]

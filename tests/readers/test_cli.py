@@ -201,7 +201,8 @@ def test_json(attempt: Attempt, run: Run) -> None:
     assert ran.err == ""
     (line,) = ran.out.splitlines()
     document = json.loads(line)
-    assert list(document)[:3] == ["schema", "verdict", "decision"]
+    assert list(document)[:4] == ["schema", "verdict", "decision", "outcome"]
+    assert document["outcome"] == "failed"
     assert (document["root"]["rank"], document["root"]["message"], document["uri"]) == (0, "bad", attempt.uri)
     assert document["schema"] == "firstfault.verdict/v1"
     verdict = document["verdict"]
@@ -211,12 +212,14 @@ def test_json(attempt: Attempt, run: Run) -> None:
 def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     """Without an error JSON has null for verdict and decision, and the page says what is known instead."""
     nothing = {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
-    assert json.loads(run("show", attempt.uri, "--json").out) == nothing
+    found = json.loads(run("show", attempt.uri, "--json").out)
+    assert found == {**nothing, "outcome": "not found", "reason": found["reason"]}
     page = tmp_path / "report.html"
     assert run("show", attempt.uri, "--html", str(page)).code == EXIT.NOTHING_FOUND
     assert '<h1 id="ff-what">No failure found</h1>' in page.read_text(encoding="utf-8")
     attempt.put("outputs.pb", b"")
-    assert json.loads(run("show", attempt.uri, "--json").out) == nothing
+    succeeded = {**nothing, "outcome": "succeeded", "reason": "the attempt has outputs"}
+    assert json.loads(run("show", attempt.uri, "--json").out) == succeeded
     said = "no error: the attempt has outputs\n"
     assert run("show", attempt.uri, "--html", str(page)) == Ran(EXIT.OK, f"report: {page}\n{said}", "")
     text = page.read_text(encoding="utf-8")

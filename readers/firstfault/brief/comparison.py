@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from firstfault.brief.digest import FoldedLine, LogDigest, QuotedLine, Weight
+from firstfault.brief.digest import FoldedLine, LogDigest, Place, QuotedLine, Weight
 from firstfault.brief.quotes import format_numbered, hide_secrets
 from firstfault.utils.text import counted
 
@@ -19,14 +19,14 @@ _VALUE = re.compile(
 )
 _NOT_A_NUMBER = re.compile(r"[-+]?(?:nan|inf)", re.IGNORECASE)
 
-_Steps = Mapping[tuple[str, str, int], QuotedLine]
+_Steps = Mapping[tuple[str, str, Place], QuotedLine]
 
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
     """The first step at which a value of two runs differs."""
 
-    step: int
+    place: Place
     name: str
     """Of the value: "loss"."""
     here: str
@@ -47,19 +47,21 @@ class Comparison:
     """None: no value can be compared, or none differs."""
     first_not_a_number: StepDifference | None
     """The first step with NaN or infinity, if the other run had a number there."""
-    last_step: int | None
-    other_last_step: int | None
+    last_place: Place | None
+    other_last_place: Place | None
+    has_several_files: bool = False
+    """Whether a line's number needs the name of its file."""
 
     def lines(self) -> Iterator[str]:
         """Yield the comparison as text."""
         yield f"Against {self.other}"
-        if self.last_step is not None and self.other_last_step is not None:
-            yield f"  last step: {self.last_step}, there {self.other_last_step}"
+        if self.last_place is not None and self.other_last_place is not None:
+            yield f"  last step: {_format_place(self.last_place)}, there {_format_place(self.other_last_place)}"
         for difference, what in ((self.first_difference, "differs"), (self.first_not_a_number, "isn't a number")):
             if difference is not None:
                 values = f"{difference.name} {difference.here}, there {difference.there}"
                 place = f"{difference.line.file}:{difference.line.number}"
-                yield f"  first step that {what}: {difference.step}: {values} [{place}]"
+                yield f"  first step that {what}: {_format_place(difference.place)}: {values} [{place}]"
         if not self.new_lines:
             yield "  no line about trouble that isn't there, too"
             return
@@ -68,7 +70,8 @@ class Comparison:
         safe = hide_secrets([line.first for line in shown])
         for line, first in zip(shown, safe, strict=True):
             count = f"(x{line.count}) " if line.count > 1 else ""
-            yield f"    {count}{format_numbered(first, _LINE_CHARS)}"
+            file = f"{first.file}:" if self.has_several_files else ""
+            yield f"    {count}{file}{format_numbered(first, _LINE_CHARS)}"
         if len(self.new_lines) > len(shown):
             yield f"    and {counted(len(self.new_lines) - len(shown), 'more kind')} of lines"
 
@@ -78,13 +81,16 @@ class Comparison:
         differences = {"first_difference": self.first_difference, "first_not_a_number": self.first_not_a_number}
         return {
             "other": self.other,
-            "last_step": self.last_step,
-            "other_last_step": self.other_last_step,
+            "last_step": self.last_place[-1] if self.last_place else None,
+            "last_epoch": _find_epoch(self.last_place),
+            "other_last_step": self.other_last_place[-1] if self.other_last_place else None,
+            "other_last_epoch": _find_epoch(self.other_last_place),
             **{
                 name: None
                 if found is None
                 else {
-                    "step": found.step,
+                    "step": found.place[-1],
+                    "epoch": _find_epoch(found.place),
                     "name": found.name,
                     "here": found.here,
                     "there": found.there,
@@ -108,20 +114,31 @@ def compare(here: LogDigest, there: LogDigest, other: str) -> Comparison:
     important = sorted(new, key=lambda line: line.weight)[:_MAX_NEW_LINES]
     rest = [line for line in new if line not in important]
     common = [key for key in here.steps if key in there.steps]
-    lasts = [
-        max((step for _, what, step in digest.steps if what == _main_counter(common)), default=None)
+    last, other_last = (
+        max((place for _, what, place in digest.steps if what == _main_counter(common)), default=None)
         for digest in (here, there)
-    ]
+    )
     return Comparison(
         other,
         (*sorted(important, key=lambda line: line.first.number), *rest),
         _find_difference(here.steps, there.steps, common),
         _find_not_a_number(here.steps, there.steps, common),
-        *lasts,
+        last,
+        other_last,
+        has_several_files=len(here.files) > 1,
     )
 
 
-def _main_counter(common: Sequence[tuple[str, str, int]]) -> str:
+def _format_place(place: Place) -> str:
+    return str(place[0]) if len(place) == 1 else f"epoch {place[0]}, step {place[1]}"
+
+
+def _find_epoch(place: Place | None) -> int | None:
+    """Return the epoch of a step that is counted from the begin of its epoch; None: it isn't."""
+    return place[0] if place and len(place) > 1 else None
+
+
+def _main_counter(common: Sequence[tuple[str, str, Place]]) -> str:
     """Return the name of the counter with the most common steps."""
     names = [what for _, what, _ in common]
     return max(names, key=names.count, default="")
@@ -131,12 +148,12 @@ def _read_values(line: QuotedLine) -> dict[str, str]:
     return dict(_VALUE.findall(line.text))
 
 
-def _find_difference(here: _Steps, there: _Steps, common: Sequence[tuple[str, str, int]]) -> StepDifference | None:
+def _find_difference(here: _Steps, there: _Steps, common: Sequence[tuple[str, str, Place]]) -> StepDifference | None:
     """Return the first step at which a value differs that was equal at the first common steps."""
     equal: dict[tuple[str, str, str], int] = {}
     refused: set[tuple[str, str, str]] = set()
-    for process, what, step in common:
-        line, other = here[process, what, step], there[process, what, step]
+    for process, what, place in common:
+        line, other = here[process, what, place], there[process, what, place]
         values, others = _read_values(line), _read_values(other)
         for name in values.keys() & others.keys() - {what}:
             key = (process, what, name)
@@ -146,18 +163,18 @@ def _find_difference(here: _Steps, there: _Steps, common: Sequence[tuple[str, st
                 # a constant, such as a learning rate, proves nothing, but differs from no step on
                 equal[key] = equal.get(key, 0) + 1
             elif equal.get(key, 0) >= _MIN_EQUAL_STEPS:
-                return StepDifference(step, name, values[name], others[name], line, other)
+                return StepDifference(place, name, values[name], others[name], line, other)
             else:
                 refused.add(key)
     return None
 
 
-def _find_not_a_number(here: _Steps, there: _Steps, common: Sequence[tuple[str, str, int]]) -> StepDifference | None:
-    for process, what, step in common:
-        line, other = here[process, what, step], there[process, what, step]
+def _find_not_a_number(here: _Steps, there: _Steps, common: Sequence[tuple[str, str, Place]]) -> StepDifference | None:
+    for process, what, place in common:
+        line, other = here[process, what, place], there[process, what, place]
         values, others = _read_values(line), _read_values(other)
         for name in values:
             is_bad = _NOT_A_NUMBER.fullmatch(values[name]) is not None
             if is_bad and name in others and not _NOT_A_NUMBER.fullmatch(others[name]):
-                return StepDifference(step, name, values[name], others[name], line, other)
+                return StepDifference(place, name, values[name], others[name], line, other)
     return None

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 LineRanges = dict[str, list[tuple[int, int]]]
 """By file, the numbers of the first and the last line of places that a brief quotes."""
+Place = tuple[int, ...]
+"""The number of a step, or those of an epoch and of a step in it."""
 LINES_AROUND = 8
 """Lines before and after such a place that are quoted, too."""
 
@@ -109,7 +111,7 @@ class LogDigest:
     """Lines in and near the ranges that were asked for."""
     silences: list[SilentTime] = field(default_factory=list)
     """The longest ones, longest first."""
-    steps: dict[tuple[str, str, int], QuotedLine] = field(default_factory=dict)
-    """The first line with each training step, by process, name and number of the step."""
+    steps: dict[tuple[str, str, Place], QuotedLine] = field(default_factory=dict)
+    """The first line with each training step, by process, name and place of the step."""
     dropped: int = 0
     """Lines that stand out, but for which there was no room."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from firstfault.utils.text import counted
 
 MAX_TOKENS = 6_000
 """Of a brief, as `estimate_tokens` counts them."""
+_CLOCK_WITHOUT_YEAR = re.compile(r"^\W?[EWIF]\d{4} \d\d:\d\d:\d\d|\[[EWIF]\d{4} \d\d:\d\d:\d\d")
 _MAX_RANGES = 3
 """Places that are quoted: of the root cause, and of other groups of failures."""
 _LONG_TRACEBACK = 30
@@ -190,9 +192,24 @@ def _has_several(digest: LogDigest) -> bool:
     return len(digest.files) > 1
 
 
+def _has_clock(text: str) -> bool:
+    """Whether native code or torch printed a line with its time, which has no year."""
+    return _CLOCK_WITHOUT_YEAR.search(text) is not None
+
+
+def _list_ends(digest: LogDigest, file: str) -> Iterator[QuotedLine]:
+    """Yield the first and the last lines of a file."""
+    yield from digest.files[file].head
+    yield from digest.files[file].tail
+
+
 def _list_gaps(digest: LogDigest) -> Iterator[str]:
     """Yield what a log lacks."""
     timeless = [file.name for file in digest.files.values() if file.first_time_ns is None]
+    stamped = [name for name in timeless if any(map(_has_clock, (line.text for line in _list_ends(digest, name))))]
+    timeless = [name for name in timeless if name not in stamped]
+    if stamped:
+        yield f"the year in which something happened: the times in {', '.join(stamped[:3])} have none"
     if timeless:
         yield f"when something happened: no line of {', '.join(timeless[:3])} has a time"
     if digest.files and not digest.processes:

@@ -51,6 +51,8 @@ class _CommandGroup(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             known = self.list_commands(ctx)
             meant = difflib.get_close_matches(name.lower(), known, n=1)
+            if Path(name).exists():
+                raise click.UsageError(f"{name!r} isn't a command; did you mean 'firstfault show {name}'?", ctx)
             hint = f"did you mean {meant[0]!r}?" if meant else f"commands are {_join_names(known)}"
             raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)

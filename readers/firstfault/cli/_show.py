@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _STDIN = _STDOUT = "-"
 _COLUMNS = 80
+_OF_LOGS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xff\xfe", b"\xfe\xff")
+"""First bytes of compressed logs, of archives, about which the reader of logs says what to do, and of UTF-16."""
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
 
@@ -85,16 +87,18 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Show the root cause of a failed attempt.
 
-    URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://;
-    - reads stdin. For the folder of all attempts of a task, the last one that failed is shown. It may also be
-    flyte://project/domain/execution (and /node, /attempt), or what any job left that ran without firstfault: a log
-    with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight recorder. MORE_LOGS are of the
-    same job.
+    URI is what a job left: a log with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight
+    recorder; - reads a log from stdin. MORE_LOGS are of the same job.
+
+    Of a job that ran with firstfault, URI is the attempt's output prefix, its errors/ folder or a single document: a
+    path, or s3://, gs://, abfs://. For the folder of all attempts of a task, the last one that failed is shown. It may
+    also be flyte://project/domain/execution (and /node, /attempt).
 
     \b
     Exit codes: 0 the attempt didn't fail, or had finished before its teardown
     failed, 10 root cause, not to be retried or unclear, 11 root cause, retryable,
-    3 nothing found, 5 no readable document, 2 usage, 1 the tool failed.
+    3 nothing found, 5 it failed and no error document is readable, 2 usage,
+    1 the tool failed, or the input is an archive, no text or of several jobs.
 
     \b
     Examples:
@@ -175,17 +179,23 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_t
     begin = stdin.peek(1)
     if not begin:
         raise BadDocumentError("stdin is empty; check whether the command before the pipe failed")
-    if begin[:1] in _OF_TEXTS and is_read_twice:
+    is_log = begin[:1] in _OF_TEXTS or begin.startswith(_OF_LOGS)
+    if is_log and is_read_twice:
         from firstfault.cli._brief import copy_stream  # noqa: PLC0415 - as above
 
         return read_logs([copy_stream(stdin), *beside], "stdin", options.reader)
-    if begin[:1] in _OF_TEXTS:
+    if is_log:
         return read_logs([stdin, *beside], "stdin", options.reader)
     # one byte more than the limit shows that the input is too large without reading all of it
     data = stdin.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
         raise BadDocumentError(f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less")
-    return read_document(data, "stdin", options.reader)
+    try:
+        return read_document(data, "stdin", options.reader)
+    except BadDocumentError as error:
+        if b"\0" in data:
+            raise BadDocumentError("stdin is neither an error document nor a text; give the job's log") from error
+        raise
 
 
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
@@ -301,7 +311,7 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     # stdout is one JSON object in any case; the sentences below are for people
     if forms.as_json:
         against = {"against": comparison.to_json()} if comparison is not None else {}
-        click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None, **against}))
+        click.echo(json.dumps({**_build_json(read, why, has_succeeded=has_succeeded), **against}))
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
             click.echo(textwrap.fill(line, _COLUMNS, subsequent_indent="  "), err=forms.html == _STDOUT)
@@ -310,6 +320,36 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     if not has_succeeded and not forms.as_brief:
         cli.fail(why)
     return cli.EXIT.OK if has_succeeded else cli.EXIT.NOTHING_FOUND
+
+
+def _build_json(read: ReadAttempt, why: str, *, has_succeeded: bool) -> dict[str, Any]:
+    """Return the JSON of an attempt without a failure."""
+    from firstfault.render.json_report import AttemptOutcome, json_without_failure  # noqa: PLC0415 - as above
+
+    outcome = AttemptOutcome.SUCCEEDED if has_succeeded else AttemptOutcome.UNKNOWN
+    return json_without_failure(AttemptOutcome.MISSING if _is_missing(read) else outcome, why)
+
+
+def _is_missing(read: ReadAttempt) -> bool:
+    """Whether the URI is a path without a file or folder."""
+    return not read.is_of_logs and not is_remote(read.uri) and not _find_path(read).exists()
+
+
+def _describe_empty_place(read: ReadAttempt) -> str:
+    """Return why nothing can be in a local path; empty: something may be there, or it's remote."""
+    if _is_missing(read):
+        return f"{read.uri}: no such file or folder"
+    folder = None if is_remote(read.uri) else _find_path(read)
+    if folder is None or not folder.is_dir():
+        return ""
+    if not any(folder.iterdir()):
+        return f"{read.uri}: the folder is empty; give the folder of a job's logs"
+    is_of_attempt = (folder / "firstfault").exists()
+    return "" if is_of_attempt else f"{read.uri}: the folder has neither error documents nor a file that may be a log"
+
+
+def _find_path(read: ReadAttempt) -> Path:
+    return Path(read.uri.removeprefix("file://"))
 
 
 def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
@@ -329,8 +369,8 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
     if read.is_of_logs:
         why = "; ".join(hints) or "it has no lines; give the log of a training"
         return False, f"no failure found in {read.uri}: {why}"
-    if not is_remote(read.uri) and not Path(read.uri.removeprefix("file://")).exists():
-        return False, f"{read.uri}: no such file or folder"
+    if not hints and (problem := _describe_empty_place(read)):
+        return False, problem
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
     return False, f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}"
 

@@ -227,7 +227,7 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
     # another rank's timeout also reaches ranks that weren't waiting: only an outstanding collective proves a wait
     waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log.role is Role.SECONDARY)
     waited = waited or _left_after_a_wait(failure)
-    why = f"was stopped by its agent: {sent.reason}"
+    why = f"was stopped{'' if failure.place.engine == OF_LOGS else ' by its agent'}: {sent.reason}"
     return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
 
 

@@ -27,13 +27,22 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
-from firstfault.errors import BadDocumentError
+from firstfault.errors import BadDocumentError, FirstFaultError
 from firstfault.job_logs.causes.empty_starts import find_empty_starts
 from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.completion.proof import CompletionProof
 from firstfault.job_logs.documents import build_documents, build_size
 from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
-from firstfault.job_logs.framing.lines import files_below, find_unpack_command, is_text, lines_of, open_log
+from firstfault.job_logs.framing.lines import (
+    UTF16_MARKS,
+    Utf8Stream,
+    decompress,
+    files_below,
+    find_unpack_command,
+    is_text,
+    lines_of,
+    open_log,
+)
 from firstfault.job_logs.outcome import explain_missing_proof
 from firstfault.job_logs.framing.labels import Label
 from firstfault.job_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
@@ -48,6 +57,8 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 _Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
+_BEGIN_CHARS = 200
+"""Characters that show what a text is, if it isn't a log."""
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -96,31 +107,51 @@ def read_sources(
     for path, name, label in logs:
         try:
             with open_log(path) as stream:
-                if not _read(stream, name, label, collector) and len(logs) == 1:
-                    raise BadDocumentError(_explain_no_text(path))
+                begin = _read(stream, name, label, collector)
+            if begin is not None and len(logs) == 1:
+                raise BadDocumentError(_explain_no_text(begin, str(path)))
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             notes.append(f"not readable: {name}: {error}")
     for source in sources:
         if not isinstance(source, Path):
-            _read(source, "stdin", Label(), collector)
+            _read_stream(source, collector, is_only=len(sources) == 1)
     return notes, dumps, workers
 
 
-def _explain_no_text(path: Path) -> str:
+def _read_stream(source: IO[bytes], collector: LogCollector, *, is_only: bool) -> None:
+    """Read a log from a stream, which stays open."""
+    buffered = io.BufferedReader(cast("io.RawIOBase", source), _HEAD)
+    begin = None
+    try:
+        begin = _read(decompress(buffered, "stdin"), "stdin", Label(), collector)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise BadDocumentError(f"stdin can't be decompressed: {error}; check the command before the pipe") from error
+    finally:
+        buffered.detach()
+    if begin is not None and is_only:
+        raise BadDocumentError(_explain_no_text(begin, "-"))
+
+
+def _explain_no_text(begin: bytes, path: str) -> str:
     """Return why a file can't be read as a log, and what to do."""
-    if command := find_unpack_command(path):
-        return f"{path} is an archive; unpack it first ({command}), then give its log or folder"
-    return f"{path} is neither an error document nor a text; give the job's log"
+    name = "stdin" if path == "-" else path
+    if command := find_unpack_command(begin, path):
+        return f"{name} is an archive; unpack it first ({command}), then give its log or folder"
+    return f"{name} is neither an error document nor a text; give the job's log"
 
 
-def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bool:
-    """Read a log; return whether it is a text."""
+def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bytes | None:
+    """Read a log; if it isn't a text, return its first bytes."""
     buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
-    is_of_text = is_text(buffered.peek())
+    text, begin = buffered, buffered.peek()
+    if begin.startswith(UTF16_MARKS):
+        text = io.BufferedReader(Utf8Stream(buffered), _HEAD)
+        begin = text.peek()
+    is_of_text = is_text(begin)
     if is_of_text:
-        collector.read(lines_of(buffered, reads_all=collector.reads_all), name, label)
+        collector.read(lines_of(text, reads_all=collector.reads_all), name, label)
     buffered.detach()
-    return is_of_text
+    return None if is_of_text else begin
 
 
 def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
@@ -135,11 +166,12 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
 def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """Return files, and those in folders that may be logs.
 
-    The label of each is the rank in its name, the only number in which the names differ, or its name.
+    The label of each is the rank in its name, its name if that is a node's, the only number in which the names differ,
+    or its name.
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
-        found = (path for path in files_below(folder) if path not in dumps and PATTERNS["log_name"].search(path.name))
+        found = (path for path in files_below(folder) if path not in dumps and _may_be_log(path))
         names |= {path: str(path.relative_to(folder)) for path in found}
     jobs = {match["job"]: path.name for path in names if (match := PATTERNS["job_in_name"].search(path.name))}
     if len(jobs) > 1:
@@ -149,15 +181,33 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     numbers = [re.findall(r"\d+", name) for name in names.values()]
     columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
     differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
-    labels = {int(number) for number in columns[differ[0]]} if len(differ) == 1 else set()
+    labels = sorted(int(number) for number in columns[differ[0]]) if len(differ) == 1 else []
+    # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
+    is_numbered = bool(labels) and labels == list(range(len(labels)))
     for (path, name), own in zip(names.items(), numbers, strict=True):
-        label = Label(node=PATTERNS["log_suffix"].sub("", name) if len(names) > 1 else "")
+        stem = PATTERNS["log_suffix"].sub("", name)
+        label = Label(node=stem if len(names) > 1 else "")
         if len(names) > 1 and (ranked := PATTERNS["rank_word"].search(name)):
             label = Label(rank=int(ranked[1]))
-        elif labels and labels == set(range(len(labels))):
-            label = Label(task=int(own[differ[0]]))
+        elif len(names) > 1 and (of_node := PATTERNS["node_file"].fullmatch(stem)):
+            label = Label(node=stem, node_index=int(of_node["index"]))
+        elif is_numbered:
+            has_name = any(map(str.isalpha, stem))
+            label = Label(node=stem if has_name else "", task=int(own[differ[0]]))
         logs.append((path, name, label))
     return logs
+
+
+def _may_be_log(path: Path) -> bool:
+    """Whether a file in a folder may be a log: neither its name nor its begin is that of documentation or code."""
+    if not PATTERNS["log_name"].search(path.name) or PATTERNS["no_log_name"].search(path.name):
+        return False
+    try:
+        with open_log(path) as stream:
+            begin = stream.read(_BEGIN_CHARS)
+    except (FirstFaultError, OSError, EOFError, zlib.error, lzma.LZMAError):
+        return True  # whoever reads it, says why it can't be read
+    return PATTERNS["no_log_begin"].match(begin.decode("utf-8", "replace")) is None
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:

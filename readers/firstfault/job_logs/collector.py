@@ -254,6 +254,8 @@ class LogCollector:
             self.notes.append(f"{file} has its newest line first; lines are numbered from its end")
         pending, everything = read_ahead(lines, _LINES_READ_AHEAD)
         self._all.size.vague_names.add(label.node)
+        if label.node_index is not None:
+            self._all.size.files_of_nodes.add(label.node)
         for commands_left in range(_MAX_COMMANDS, -1, -1):
             # each command may put other prefixes before its lines
             is_command = PATTERNS["shell_command"].match
@@ -418,6 +420,8 @@ class LogCollector:
             self._described_pods[where[0]] = described["pod"], number
         if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
             everything.listed_pods[row["pod"]] = row["status"]
+        if "Namespace(" in text:
+            text = PATTERNS["default_size"].sub("", text)
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):

@@ -140,11 +140,14 @@ def _describe_launcher_reports(
     first_deaths: dict[str, int] = {}
     for file, number in deaths:
         first_deaths[file] = min(number, first_deaths.get(file, number))
-    has_lost_node = any(report.kind is ReportKind.LOST for _, _, report in attempt.reports)
+    lost_nodes = {report.node for _, _, report in attempt.reports if report.kind is ReportKind.LOST}
+    # the scheduler's line about the job has the time, and another one the node
+    of_failure = (report for _, _, report in attempt.reports if report.reason == _NODE_FAILURE)
+    noticed_ns = next((report.time_ns for report in of_failure if report.time_ns is not None), None)
     # a time limit is the reason of the signals that it sends
     for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):
         name = "" if report.is_of_job else report.node or report.ip or processes.resolve_node(node)
-        if report.kind is ReportKind.TERMINATED and report.reason == _NODE_FAILURE and has_lost_node:
+        if report.kind is ReportKind.TERMINATED and report.reason == _NODE_FAILURE and lost_nodes:
             continue  # another line names the lost node; this one has the node that reports it
         if report.kind is ReportKind.LOST:
             category, code = "node_lost", "SYSTEM:NodeLost"
@@ -163,7 +166,8 @@ def _describe_launcher_reports(
         else:
             continue
         document = _describe_launcher(name, (file, report.number, report.number), category, code, report.text)
-        yield replace(document, timestamp_ns=report.time_ns)
+        found_ns = noticed_ns if report.kind is ReportKind.LOST and len(lost_nodes) == 1 else None
+        yield replace(document, timestamp_ns=report.time_ns or found_ns)
 
 
 def find_canceled_step(attempt: Attempt, proof: CompletionProof | None) -> Iterator[model.WorkerError]:

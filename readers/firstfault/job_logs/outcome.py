@@ -76,7 +76,8 @@ def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> st
     quoted = f"the log ends with {one_line(redact(last.text.strip()), 100)!r}"
     files, of_training = {stream.file for stream in streams}, {one.file for one in streams if one.progress is not None}
     if len(files) > 1 and len(of_training) * 2 < len(files):
-        return f"no line reports a failure, but only {len(of_training)} of {len(files)} files are logs of a training"
+        number = "none" if not of_training else f"only {len(of_training)}"
+        return f"no line reports a failure, and {number} of {len(files)} files has the steps of a training"
     if proof is None:
         return f"can't tell whether the job succeeded: {quoted}"
     if proof.doubt:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import is_success_report
@@ -161,6 +164,7 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         processes.all += silent
         # silence explains what nothing else does
         is_explained = any(process.has_ended and process.raised is None for process in failed)
+        is_explained |= any(_reports_own_fault(process) for process in failed)
         # without a world size, another rank may have failed that isn't in the log
         is_complete = attempt.world_size > 0 or len(ranks) > 2 * len(silent)
         is_suspect = is_complete and not has_stopped and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
@@ -175,14 +179,23 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports
     )
     stopped_all |= has_stopped and _is_on_one_node(attempt, processes)
+    lost = {report.node for _, _, report in attempt.reports if report.kind is ReportKind.LOST}
     for process in processes.all:
         if id(process) in known or process.stopped or process.exit_code == 0:
             continue
         if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
             process.stopped = LAST_LINES_OF_SUCCESS
         else:
-            is_known = stopped_all or (bool(process.node) and process.node in stopped_on)
+            # a launcher can end nothing on a lost node, and which ranks were there may not be in the log
+            is_reachable = not lost or (bool(process.node) and process.node not in lost)
+            is_known = is_reachable and (stopped_all or process.node in stopped_on - {""})
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
+
+
+def _reports_own_fault(process: Process) -> bool:
+    """Whether an exception shows a fault of its own process: nobody needs to be suspected of his silence."""
+    raised = process.raised
+    return raised is not None and classify(raised.message, get_short_name(raised), raised.bases).role is Role.PRIMARY
 
 
 def _is_on_one_node(attempt: Attempt, processes: Processes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import WorkerError
+from firstfault.model.failure import TEARDOWN
 from firstfault.report.data import AttemptSummary, Report, log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
 from firstfault.report.job_identity import JobIdentity
@@ -17,6 +19,18 @@ from firstfault.utils.text import elide
 from firstfault.wire.codecs import FieldTable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
+
+
+class AttemptOutcome(str, enum.Enum):
+    """How an attempt ended, as far as it's known."""
+
+    SUCCEEDED = "succeeded"
+    TEARDOWN = "finished, teardown failed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    MISSING = "not found"
+    """There is no such file or folder."""
+
 
 _JSON_FRAMES = 50
 _JSON_LINES = 200
@@ -40,6 +54,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         **({} if decided else {"decided": False}),
         "verdict": verdict_to_dict(replace(report.verdict, message=_shorten(report.verdict.message, longest))),
         "decision": DECISION.write(report.decision),
+        "outcome": (AttemptOutcome.TEARDOWN if report.verdict.category == TEARDOWN else AttemptOutcome.FAILED).value,
         "first_line": report.first_line,
         "root": _build_root(report, root, longest) if root is not None else None,
         "what": answers.what,
@@ -62,6 +77,11 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     }
     # quoted texts may have lone surrogates, which only escapes can carry through any encoding
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+
+
+def json_without_failure(outcome: AttemptOutcome, reason: str) -> dict[str, Any]:
+    """Return the object for an attempt without a failure; `reason` is the sentence that `show` prints."""
+    return {"schema": SCHEMA, "verdict": None, "decision": None, "outcome": outcome.value, "reason": reason}
 
 
 def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:

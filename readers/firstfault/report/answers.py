@@ -166,7 +166,9 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if len(verdict.ranks) > 1:
         return f"{len(verdict.ranks)} ranks ({format_ranks(verdict.ranks, 60)}), the first{on}"
     if not verdict.ranks:
-        is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT
+        # of a lost node, a log names no agent
+        is_node = engine.cites and verdict.category == "node_lost" and bool(on)
+        is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT and not is_node
         # on[4:]: the name without " on " in front of it
         return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "unknown"
     local = verdict.root.place.local_rank if verdict.root is not None else None

@@ -300,6 +300,8 @@ def _find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdic
     if failure.has_unseen_end:
         is_finished = failure.sent_signals[0].reason == LAST_LINES_OF_SUCCESS
         return State.FINISHED if is_finished else State.UNREPORTED
+    if failure.place.engine == OF_LOGS and failure.is_silent and not failure.sent_signals:
+        return State.UNREPORTED  # it was suspected of its silence, and no line is about its end
     if failure.stopped_by_agent:
         return State.STOPPED if failure_class is FailureClass.CONSEQUENCE else State.UNCLEAR
     if judged.waited and verdict.category == "hang" and is_sure:

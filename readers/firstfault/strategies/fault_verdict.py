@@ -19,7 +19,7 @@ from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import find_crash_position, locate_main_thread
-from firstfault.model import JobErrors, Reason, Suspect, Verdict, WorkerError
+from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
@@ -164,11 +164,16 @@ def _explain_stopped_ranks(
 def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:
     reasons = []
     for failure_class, (one, several, text) in _PHRASES_BY_CLASS.items():
-        seen = [item for item in classified if not item.failure.has_unseen_end]
+        seen = [item for item in classified if not item.failure.has_unseen_end and not _is_launcher_in_log(item)]
         if count := count_class(seen, diagnosis.job, failure_class):
             members = get_failures(item for item in seen if item.failure_class is failure_class)
             reasons.append(Reason(f"{count} {one if count == 1 else several}{text}", members))
     return reasons
+
+
+def _is_launcher_in_log(item: ClassifiedFailure) -> bool:
+    """Whether a failure is that of a launcher, known from its traceback in a log: it's no rank."""
+    return item.failure.subject is Subject.AGENT and item.failure.place.engine == OF_LOGS
 
 
 def _explain_blame(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reason]:

@@ -35,6 +35,8 @@ def name_process(failure: WorkerError) -> str:
         return f"rank {failure.rank} on {node}" if node else f"rank {failure.rank}"
     if failure.subject is Subject.AGENT and failure.code in JOB_END_CODES and not node:
         return "the job"
+    if failure.place.engine == OF_LOGS and failure.category == "node_lost" and node:
+        return node  # nobody has reported an agent there
     if failure.subject is Subject.AGENT:
         return f"the agent of {node}" if node else "an agent"
     if failure.place.local_rank is not None:

@@ -23,12 +23,13 @@ from firstfault.brief.folding import make_template
 from firstfault.evidence.signatures import Pattern
 from firstfault.evidence.texts import classify
 from firstfault.job_logs import read_sources
-from firstfault.job_logs.attempts import progress_in
+from firstfault.job_logs.attempts import Progress, progress_in
 from firstfault.job_logs.collector import LogCollector
 from firstfault.job_logs.framing.labels import Label, LogRecord
 from firstfault.job_logs.framing.lines import TRACEBACK
 from firstfault.job_logs.launchers import parse_report
 from firstfault.job_logs.outcome import is_success_report
+from firstfault.job_logs.vocabulary import PATTERNS
 
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
@@ -116,7 +117,8 @@ class _DigestCollector(LogCollector):
         progress = progress_in(record) if weight is not Weight.FATAL else None
         step = line if progress is not None else None
         if progress is not None and len(self.digest.steps) < _MAX_STEPS:
-            self.digest.steps.setdefault((line.process, progress.what.lower(), progress.step), line)
+            place = _find_place(progress, text)
+            self.digest.steps.setdefault((line.process, progress.what.lower(), place), line)
         if step is not None:
             digest.first_step, digest.last_step = digest.first_step or step, step
         self._take_process(line, record.label, step)
@@ -210,6 +212,16 @@ class _DigestCollector(LogCollector):
         for lines in self._open.values():
             self._close_traceback(lines)
         self._open.clear()
+
+
+def _find_place(progress: Progress, text: str) -> tuple[int, ...]:
+    """Return the step of a line, behind the epoch if the line counts the steps of each epoch."""
+    if progress.what.lower() != "epoch":
+        return (progress.step,)
+    batch = PATTERNS["batch_of_epoch"].search(text)
+    inner = (found for found in PATTERNS["step"].finditer(text) if found["what"].lower() != "epoch")
+    found = batch or next(inner, None)
+    return (progress.step,) if found is None else (progress.step, int(found["step"]))
 
 
 def _weigh(line: QuotedLine) -> Weight | None:

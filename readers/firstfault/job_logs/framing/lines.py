@@ -6,15 +6,17 @@ Blocks in which no line reports a failure are skipped, except the blocks next to
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import importlib
+import io
 import lzma
 import math
 import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -36,6 +38,8 @@ _MOST_CONTROLS = 0.1
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _ZIP, _TAR = b"PK\x03\x04", b"ustar"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""With one of them, a text in UTF-16 begins."""
 _TAR_AT = 257
 """Where a tar archive has its mark."""
 _USUAL_SHARE = 1 / 8
@@ -56,29 +60,67 @@ def open_log(path: Path) -> IO[bytes]:
         OSError: it cannot be opened.
     """
     with path.open("rb") as stream:
-        begin = stream.read(8)
+        unpack = _find_unpacking(stream.read(8), str(path))
+    return path.open("rb") if unpack is None else unpack(path)
+
+
+def decompress(stream: io.BufferedReader[Any], name: str) -> IO[bytes]:
+    """Return the uncompressed bytes of a stream, or the stream itself; `name` is for the error.
+
+    Raises:
+        BadDocumentError: as of `open_log`.
+    """
+    unpack = _find_unpacking(stream.peek(8), name)
+    return stream if unpack is None else unpack(stream)
+
+
+def _find_unpacking(begin: bytes, name: str) -> Callable[[Any], IO[bytes]] | None:
+    """Return the function that opens a compressed file with these first bytes; None: it isn't compressed."""
     if begin.startswith(_ZSTANDARD):
         try:
             zstandard = importlib.import_module("zstandard")  # an optional package
         except ImportError as error:
-            how = f"pip install zstandard, or give what this prints: zstd -dc {path}"
-            raise BadDocumentError(f"{path} is compressed with Zstandard; {how}") from error
-        return cast("IO[bytes]", zstandard.open(path, "rb"))
-    opened = next((opened for magic, opened in _COMPRESSED.items() if begin.startswith(magic)), None)
-    return cast("IO[bytes]", opened(path, "rb")) if opened else path.open("rb")
+            how = f"pip install zstandard, or give what this prints: zstd -dc {name}"
+            raise BadDocumentError(f"{name} is compressed with Zstandard; {how}") from error
+        return cast("Callable[[Any], IO[bytes]]", zstandard.open)
+    return next((opened for magic, opened in _COMPRESSED.items() if begin.startswith(magic)), None)
 
 
-def find_unpack_command(path: Path) -> str:
-    """Return the command that unpacks an archive, perhaps a compressed one; empty: it's none.
+def find_unpack_command(begin: bytes, path: str) -> str:
+    """Return the command that unpacks an archive; empty: it's none.
 
-    Raises:
-        OSError: it cannot be read.
+    Args:
+        begin: the first bytes of the archive, decompressed.
+        path: of the file, or "-" for a stream.
     """
-    with open_log(path) as stream:
-        begin = stream.read(_TAR_AT + len(_TAR))
     if begin.startswith(_ZIP):
-        return f"unzip {shlex.quote(str(path))}"
-    return f"tar xf {shlex.quote(str(path))}" if begin.endswith(_TAR) else ""
+        return f"unzip {shlex.quote(path)}"
+    return f"tar xf {shlex.quote(path)}" if begin[_TAR_AT:].startswith(_TAR) else ""
+
+
+class Utf8Stream(io.RawIOBase):
+    """The bytes of a UTF-16 text as UTF-8."""
+
+    def __init__(self, stream: io.BufferedReader[Any]) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read at most as many bytes as fit; 0: the text has ended."""
+        while not self._rest:
+            data = self._stream.read1(_BLOCK)
+            self._rest = self._decoder.decode(data, final=not data).encode("utf-8", "replace")
+            if not data:
+                break
+        part = self._rest[: len(buffer)]
+        buffer[: len(part)] = part
+        self._rest = self._rest[len(part) :]
+        return len(part)
 
 
 def files_below(folder: Path) -> list[Path]:

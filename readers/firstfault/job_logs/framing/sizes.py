@@ -60,6 +60,8 @@ class SizeMarks:
     """Ranks that any line names."""
     machines: set[str] = field(default_factory=set)
     """Names that NCCL puts before its lines."""
+    files_of_nodes: set[str] = field(default_factory=set)
+    """Names of logs that are a node's each."""
     vague_names: set[str] = field(default_factory=set)
     """Labels that may be names of processes or files: they don't count as machines."""
 
@@ -99,7 +101,8 @@ class SizeMarks:
         seen = 1 + max({*ranks, *self.named_ranks}, default=-1) if ranks else 0
         # a name with and without its domain is one machine; an address has no domain
         names = {name.partition(".")[0] if name[:1].isalpha() else name for name in {*machines, *self.machines}}
-        shown = len(names - {""})
+        # a file's name of a node may be another one than its lines'
+        shown = max(len(names - {""}), len(self.files_of_nodes))
         stated = self.stated_ranks
         ranks_stated, nodes_stated = stated >= max(seen, 1), self.nodes >= max(shown, 1)
         # that there is at least one is no news
