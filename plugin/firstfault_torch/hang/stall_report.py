@@ -115,11 +115,7 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     stalled = (each.stalled_seconds for each in facts.values() if each.stalled_seconds is not None)
     seconds = min(stalled, default=seconds)
     ends_attempt = ends_attempt and all(each.ends_attempt for each in facts.values())
-    verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
-    ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
-    accused = [rank for rank in ranks if rank in facts]
-    # If all ranks are accused, none stands out. A job of one rank may still accuse that one.
-    accused = accused if len(accused) < max(len(failures), 2) else []
+    accused = _find_accused_ranks(failures, facts)
     ranks = tuple(accused[:MAX_LISTED_RANKS])
     by_rank = {failure.rank: failure for failure in failures if failure.rank is not None}
     others = [failure for failure in failures if failure.rank not in accused]
@@ -150,6 +146,15 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         when = _describe_end(seconds, end_seconds, is_starting=is_starting)
         return _append_line(report, when) if when else report
     return _decide_end(report, by_rank, facts, seconds, spare_busy_ranks=spare_busy_ranks, own=own)
+
+
+def _find_accused_ranks(failures: Sequence[WorkerError], facts: Mapping[int, WorkerObservation]) -> list[int]:
+    """Return the ranks that the verdict on the observations names, the first one first; empty: none stands out."""
+    verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
+    ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
+    accused = [rank for rank in ranks if rank in facts]
+    # If all ranks are accused, none stands out. A job of one rank may still accuse that one.
+    return accused if len(accused) < max(len(failures), 2) else []
 
 
 def _describe_end(seconds: float, end_seconds: float | None, *, is_starting: bool) -> str:
