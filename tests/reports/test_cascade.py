@@ -8,7 +8,19 @@ import pytest
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.model import JobErrors, Phase, SentSignal, Subject, Unopened, Verdict, Victims, WorkerError, Writer
+from firstfault.model import (
+    JobErrors,
+    Phase,
+    RestartKind,
+    RestartRecord,
+    SentSignal,
+    Subject,
+    Unopened,
+    Verdict,
+    Victims,
+    WorkerError,
+    Writer,
+)
 from firstfault.render.drawings import Timeline, build_timeline, node_map
 from firstfault.report import Report, flyte_message
 from firstfault.report.cascade import Cascade, Event, build_cascade
@@ -219,6 +231,27 @@ def test_an_unknown_order_is_not_shown() -> None:
     assert drawn == {f"worker-0 rank {rank}": (rank != 0, True) for rank in range(4)}
     late = _killed((0, 500), (1, 900)).followers
     assert late == "2 lost a peer, 500 ms to 1.1 s after the cause, first rank 0 on worker-0"
+
+
+@pytest.mark.parametrize(
+    ("headlines", "end"),
+    [
+        (("{same}",), "; the start before ended in the same way"),
+        (("bad batch", "{same}", "{same}"), "; the 2 starts before ended in the same way"),
+        (("{same}", "bad batch"), ""),
+        ((), ""),
+    ],
+)
+def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str) -> None:
+    """That the restarted workers died as in the start before is said next to a retry that is unclear."""
+    alone = make_job(_death(3))
+    same = report_conclusion(alone).verdict.headline
+    records = [
+        RestartRecord(RestartKind.ROUND, number, text.format(same=same), restart=True, reason="")
+        for number, text in enumerate(headlines)
+    ]
+    report = report_conclusion(replace(alone, restarts=tuple(records)))
+    assert report.answers.retry_reason == report.decision.reason + end
 
 
 def test_a_range_of_one_time() -> None:
