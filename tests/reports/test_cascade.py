@@ -8,12 +8,24 @@ import pytest
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.model import JobErrors, Phase, SentSignal, Subject, Unopened, Verdict, Victims, WorkerError, Writer
+from firstfault.model import (
+    JobErrors,
+    Phase,
+    RestartKind,
+    RestartRecord,
+    SentSignal,
+    Subject,
+    Unopened,
+    Verdict,
+    Victims,
+    WorkerError,
+    Writer,
+)
 from firstfault.render.drawings import Timeline, build_timeline, node_map
 from firstfault.report import Report, flyte_message
 from firstfault.report.cascade import Cascade, Event, build_cascade
 from firstfault.report.data import AttemptSummary, changes_between, summarize_attempt, with_attempts
-from firstfault.report.formatting import format_ranks, shorten_names
+from firstfault.report.formatting import format_range, format_ranks, shorten_names
 from firstfault.report.states import State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
@@ -170,6 +182,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
         (1_500, (1_480, 1_520), "1.5 s later", "+1.5 s"),
         (600, (200, 1_200), "200 ms to 1.2 s later", "+200 ms to +1.2 s"),
         (-600, (-1_200, -200), "200 ms to 1.2 s earlier", "-1.2 s to -200 ms"),
+        (100, (0, 250), "up to 250 ms later", "0 to +250 ms"),
         (10, (-200, 300), "between 200 ms earlier and 300 ms later", "-200 ms to +300 ms"),
         (42, None, "42 ms later by the clock of its node", "about +42 ms"),
         (None, None, "", ""),
@@ -212,11 +225,40 @@ def _killed(*victims: tuple[int, float]) -> Report:
 def test_an_unknown_order_is_not_shown() -> None:
     """A victim that may have failed before or after a death is drawn on neither side of it, nor called earlier."""
     report = _killed((0, -40), (1, 60), (2, 400))
-    assert report.followers == "3 lost a peer, between 40 ms earlier and 650 ms later, first rank 0 on worker-0"
+    delay = "within 650 ms of the cause (times too inexact for an order)"
+    assert report.followers == f"3 lost a peer, {delay}, first rank 0 on worker-0"
     drawn = {lane.name: (lane.point is not None, lane.band is not None) for lane in _drawn(report.cascade).lanes}
     assert drawn == {f"worker-0 rank {rank}": (rank != 0, True) for rank in range(4)}
     late = _killed((0, 500), (1, 900)).followers
     assert late == "2 lost a peer, 500 ms to 1.1 s after the cause, first rank 0 on worker-0"
+
+
+@pytest.mark.parametrize(
+    ("headlines", "end"),
+    [
+        (("{same}",), "; the start before ended in the same way"),
+        (("bad batch", "{same}", "{same}"), "; the 2 starts before ended in the same way"),
+        (("{same}", "bad batch"), ""),
+        ((), ""),
+    ],
+)
+def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str) -> None:
+    """That the restarted workers died as in the start before is said next to a retry that is unclear."""
+    alone = make_job(_death(3))
+    same = report_conclusion(alone).verdict.headline
+    records = [
+        RestartRecord(RestartKind.ROUND, number, text.format(same=same), restart=True, reason="")
+        for number, text in enumerate(headlines)
+    ]
+    report = report_conclusion(replace(alone, restarts=tuple(records)))
+    assert report.answers.retry_reason == report.decision.reason + end
+
+
+def test_a_range_of_one_time() -> None:
+    """Bounds that are the same when rounded are one time, and a range from nothing has only its end."""
+    times = [(2_600, 2_640, "2.6 s"), (0, 250, "up to 250 ms"), (8, 260, "8.0 ms to 260 ms"), (0, 0, "0 us")]
+    for low, high, text in times:
+        assert format_range(low * _MS, high * _MS) == text
 
 
 def test_without_a_useful_time_no_time_line_is_drawn() -> None:

@@ -298,8 +298,8 @@ def _recorded(name: str) -> Report:
     [
         ("SIGKILL-earlyTrue-rank0-of4", "3 stopped by their agents, 2.0 s to "),
         ("SIGKILL-clock-600-rank0-of4", "1 lost a peer, 1 agent failed, 1.5 ms to "),
-        ("terminate-rank3-of4", "3 lost a peer, between "),
-        ("two-ranks-rank0-of4", "1 lost a peer, 1 stopped by its agent, between "),
+        ("terminate-rank3-of4", "3 lost a peer, within 359 ms of the cause ("),
+        ("two-ranks-rank0-of4", "1 lost a peer, 1 stopped by its agent, within 60 s of the cause ("),
     ],
     ids=["stopped by the root's own signal", "agents apart", "ambiguous, if the verdict is certain", "no suspect"],
 )

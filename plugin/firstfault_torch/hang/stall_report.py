@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from firstfault.evidence.progress import drop_messages
@@ -128,12 +128,7 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     calls = Counter(call for failure in waiting for call in _list_outstanding(failure)[:1])
     parts = [_describe_waiting_ranks(failures, waiting, calls), *_describe_stragglers(by_rank, ranks, calls)]
     absent = sorted({*range(failures[0].place.world_size)} - by_rank.keys())
-    if not ranks and not missing:
-        parts.append(f"{_format_ranks(absent)} exited" if absent else "no single rank is behind")
-    elif more := len(accused[MAX_LISTED_RANKS:]):
-        parts.append(f"and {more} more")
-    if missing:
-        parts.append(_describe_missing_nodes(missing, absent))
+    parts += _describe_rest(accused, absent, missing)
     since = " since the first steps" if is_starting else ""
     lines = [one_line(f"no progress for {seconds:.0f} s{since}: {', '.join(parts)}", MAX_LINE_CHARACTERS)]
     lines += [_describe_position(by_rank[rank], facts[rank], is_starting=is_starting) for rank in ranks]
@@ -155,6 +150,16 @@ def _find_accused_ranks(failures: Sequence[WorkerError], facts: Mapping[int, Wor
     accused = [rank for rank in ranks if rank in facts]
     # If all ranks are accused, none stands out. A job of one rank may still accuse that one.
     return accused if len(accused) < max(len(failures), 2) else []
+
+
+def _describe_rest(accused: Sequence[int], absent: Sequence[int], missing: Sequence[int]) -> Iterator[str]:
+    """Yield which ranks exited, how many more stragglers there are, and which nodes are missing."""
+    if not accused and not missing:
+        yield f"{_format_ranks(absent)} exited" if absent else "no single rank is behind"
+    elif more := len(accused[MAX_LISTED_RANKS:]):
+        yield f"and {more} more"
+    if missing:
+        yield _describe_missing_nodes(missing, absent)
 
 
 def _describe_end(seconds: float, end_seconds: float | None, *, is_starting: bool) -> str:

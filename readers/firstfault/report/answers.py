@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from firstfault.evidence.texts import is_unexplained_write
@@ -11,7 +12,17 @@ from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.stack_dumps import find_crash_frames
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
-from firstfault.model import CATEGORIES, JobErrors, Origin, Scope, Subject, Verdict, WorkerError
+from firstfault.model import (
+    CATEGORIES,
+    Action,
+    JobErrors,
+    Origin,
+    RestartKind,
+    Scope,
+    Subject,
+    Verdict,
+    WorkerError,
+)
 from firstfault.model.failure import CANCELLED, FROM_OUTSIDE, JOB_END_CODES, PREEMPTED, REQUEUED
 from firstfault.model.job import UNNAMED_PROCESS
 from firstfault.report.case import Case, count_terminated_nodes, find_machine
@@ -86,10 +97,20 @@ def build_answers(case: Case) -> Answers:
         code=code,
         source=source,
         retry=case.engine.describe_retry(case.decision),
-        retry_reason=case.decision.reason,
+        retry_reason=f"{case.decision.reason}{_describe_same_end(case)}",
         steps=tuple(find_next_steps(case, _find_shared_code(job, verdict, code))),
         unknown=tuple(list_unknowns(case)),
     )
+
+
+def _describe_same_end(case: Case) -> str:
+    """Return that the workers' start before this one in the attempt ended in the same way; empty: it isn't known to."""
+    before = [record for record in case.job.restarts if record.restart and record.kind is RestartKind.ROUND]
+    is_unclear = case.decision.action is Action.UNKNOWN and not case.engine.cites
+    if not before or not is_unclear or before[-1].headline != case.verdict.headline:
+        return ""
+    count = sum(1 for _ in itertools.takewhile(lambda record: record.headline == case.verdict.headline, before[::-1]))
+    return f"; the {'start' if count == 1 else f'{count} starts'} before ended in the same way"
 
 
 def _describe_category(verdict: Verdict, engine: EngineWords) -> str:

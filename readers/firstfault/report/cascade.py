@@ -14,14 +14,21 @@ from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Sus
 from firstfault.model.failure import JOB_END_WORDS, LAST_LINES_OF_SUCCESS, OF_LOGS
 from firstfault.model.job import unreported_nodes
 from firstfault.report.engine_words import find_engine_words
-from firstfault.report.formatting import MAX_LISTED_ITEMS, format_ranks
+from firstfault.report.formatting import (
+    MAX_LISTED_ITEMS,
+    TENTH,
+    format_range,
+    format_ranks,
+    format_shift,
+    format_signed,
+    later_text,
+)
 from firstfault.report.headline import headline_parts, summarize_failure
 from firstfault.report.states import State
 from firstfault.utils.text import counted, duration, printable
 
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
-_TENTH = 10
 _INEXACT_NS = 1_000_000_000
 """Less exact times may put failures of one cascade into the wrong order, and are worth a row."""
 _NOT_OPENED = "documents listed but not opened"
@@ -55,18 +62,18 @@ class Event:
         if self.at_ns is None:
             return ""
         if self.bounds is None:
-            return f"about {_format_signed(self.at_ns)}"
+            return f"about {format_signed(self.at_ns)}"
         # bounds narrower than a tenth of the time are as good as one number
-        if (self.bounds.high - self.bounds.low) * _TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
-            return _format_signed(self.at_ns)
-        return f"{_format_signed(self.bounds.low)} to {_format_signed(self.bounds.high)}"
+        if (self.bounds.high - self.bounds.low) * TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
+            return format_signed(self.at_ns)
+        return f"{format_signed(self.bounds.low)} to {format_signed(self.bounds.high)}"
 
     @property
     def later(self) -> str:
         """How much later, in words; empty if unknown, and for the origin."""
         if self.at_ns is None or self.is_origin:
             return ""
-        guess = f"{_format_shift(self.at_ns)} by the clock of its node"
+        guess = f"{format_shift(self.at_ns)} by the clock of its node"
         text = later_text(self.bounds) if self.bounds is not None else guess
         return text if self.from_root else f"{text}, counted from the first failure"
 
@@ -261,28 +268,6 @@ def _build_sort_key(event: Event) -> tuple[object, ...]:
         failure.node,
         failure.message,
     )
-
-
-def later_text(bounds: Interval) -> str:
-    """Return bounds of a time difference, nanoseconds, in words."""
-    low, high = bounds.low, bounds.high
-    if (high - low) * _TENTH <= abs(low + high) // 2:
-        return _format_shift((low + high) // 2)
-    if low >= 0:
-        return f"{duration(low)} to {duration(high)} later"
-    if high <= 0:
-        return f"{duration(high)} to {duration(low)} earlier"
-    return f"between {duration(low)} earlier and {duration(high)} later"
-
-
-def _format_signed(nanoseconds: int) -> str:
-    return "0" if nanoseconds == 0 else f"{'+' if nanoseconds > 0 else '-'}{duration(nanoseconds)}"
-
-
-def _format_shift(nanoseconds: int) -> str:
-    if nanoseconds == 0:
-        return "at the same time"
-    return f"{duration(nanoseconds)} {'later' if nanoseconds > 0 else 'earlier'}"
 
 
 # --- states -----------------------------------------------------------------------------------------------------------
@@ -540,10 +525,13 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
         return
     # the bounds of the first and the last failure are known even if their order isn't
     low, high = min(item.low for item in bounds), max(item.high for item in bounds)
-    if cascade.from_root and (low < 0 or len(timed) == 1):
+    if cascade.from_root and low < 0 < high:
+        # a victim that may be earlier: its agent noticed the root cause later, or another clock is inexact
+        yield f"within {duration(max(-low, high))} of the cause (times too inexact for an order)"
+    elif cascade.from_root and (low < 0 or len(timed) == 1):
         yield later_text(Interval(low, high))
     elif cascade.from_root:
-        yield f"{duration(low)} to {duration(high)} after the cause" if low < high else "at the same time"
+        yield f"{format_range(low, high)} after the cause" if high > 0 else "at the same time"
     elif high > 0:
         # the time of the root cause is unknown: times are counted from the first victim
         yield f"within {duration(high)}"

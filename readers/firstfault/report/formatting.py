@@ -5,10 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from firstfault.evidence.clocks import Interval
+from firstfault.utils.text import duration
 from firstfault.wire.json_schemas import format_timestamp
 
 MAX_LISTED_ITEMS = 5
 """Suspects, threads or collectives that a report lists one by one."""
+TENTH = 10
+"""Bounds narrower than a tenth of a time are as good as one number."""
+_SMALLEST_NS = 1_000
+"""Shorter times count as none."""
 
 
 def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
@@ -62,3 +68,33 @@ def format_log_time(nanoseconds: int) -> str:
     """Return a moment as a console log printed it, which may lack milliseconds and doesn't name its time zone."""
     text = format_timestamp(nanoseconds) or ""
     return f"{text[:10]} {text[11:23]}".removesuffix(".000")
+
+
+def later_text(bounds: Interval) -> str:
+    """Return bounds of a time difference, nanoseconds, in words."""
+    low, high = bounds.low, bounds.high
+    if (high - low) * TENTH <= abs(low + high) // 2:
+        return format_shift((low + high) // 2)
+    if low >= 0:
+        return f"{format_range(low, high)} later"
+    if high <= 0:
+        return f"{format_range(-high, -low)} earlier"
+    return f"between {duration(low)} earlier and {duration(high)} later"
+
+
+def format_range(low: int, high: int) -> str:
+    """Return "8.0 ms to 260 ms", "up to 250 ms", or one time if both are the same when rounded."""
+    texts = dict.fromkeys((duration(low), duration(high)))
+    return f"up to {duration(high)}" if low < _SMALLEST_NS < high else " to ".join(texts)
+
+
+def format_signed(nanoseconds: int) -> str:
+    """Return "+42 ms", "-1.2 s" or "0"."""
+    return "0" if nanoseconds == 0 else f"{'+' if nanoseconds > 0 else '-'}{duration(nanoseconds)}"
+
+
+def format_shift(nanoseconds: int) -> str:
+    """Return "42 ms later", "1.2 s earlier" or "at the same time"."""
+    if nanoseconds == 0:
+        return "at the same time"
+    return f"{duration(nanoseconds)} {'later' if nanoseconds > 0 else 'earlier'}"

@@ -83,12 +83,14 @@ class JobIdentity:
         calls, seconds = self.progress.collectives, self.progress.seconds
         if not calls:
             return ""
-        return f"{calls:,} collectives" + (f" in {duration(int(seconds * _NS))}" if seconds >= 1 else "")
+        took = f" in {duration(int(seconds * _NS))}" if seconds >= 1 and calls > 1 else ""
+        return f"{calls:,} collective{'s' if calls > 1 else ''}{took}"
 
     def brief(self, engine: EngineWords) -> str:
         """Return what ran in few words; the rest is the same for every attempt of it."""
         gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
-        parts = (self.task or self.execution, self._describe_size(engine), gpus, self._after, self.trained)
+        progress = f"progress: {self.trained}" if self.trained else ""
+        parts = (self.task or self.execution, self._describe_size(engine), gpus, self._after, progress)
         return ", ".join(filter(None, (*parts, self._describe_earlier_starts())))
 
     def _describe_earlier_starts(self) -> str:
