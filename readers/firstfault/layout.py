@@ -27,6 +27,10 @@ ERRORS = "firstfault/errors"
 Not ``errors/``: Flyte's reader fails the attempt for every ``<output prefix>/error*.pb``, even if the job recovered
 from the error by a restart.
 """
+RUN_MARK = "firstfault.run"
+"""File in a folder of a run. It has a line for each node that began the run: its host's name, and in the fallback
+folder, which all working folders share, a tab and the node's working folder. The nodes hold locks on it while they run.
+"""
 ROSTER = "firstfault/roster"
 """Folder of roster entries, below the output prefix."""
 LIVE = "firstfault/live.json"

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from firstfault.layout import ERROR_FILE, OUTPUTS, ROSTER, RosterKey
+from firstfault.layout import ERROR_FILE, OUTPUTS, ROSTER, RUN_MARK, RosterKey
 from firstfault.model import Phase
 from firstfault.utils.safe_paths import enter, open_below, open_file
 
@@ -21,9 +21,6 @@ FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 """Where torchrun's jobs and ``firstfault run`` leave their runs by default."""
 PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
-MARK = "firstfault.run"
-"""Has a line for each node that began the run: its host's name, and in the fallback folder, which all working folders
-share, a tab and the node's working folder. The nodes hold locks on it while they run."""
 _PRIVATE = 0o700
 _kept: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
@@ -51,7 +48,7 @@ def begin_run(folder: Path, attempt: str = "") -> int:
         if attempt:
             os.close(enter(attempt, opened))
         # Nodes on a shared file system each append a line to the same file.
-        mark = open_file(MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, opened)
+        mark = open_file(RUN_MARK, os.O_RDWR | os.O_CREAT | os.O_APPEND, opened)
     finally:
         os.close(opened)
     try:
@@ -214,7 +211,7 @@ def _lock(folder: Path) -> int:
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the runs directly in a folder, the last begun first."""
-    runs = [mark.parent for mark in folder.glob(f"*/{MARK}") if not mark.parent.is_symlink()]
+    runs = [mark.parent for mark in folder.glob(f"*/{RUN_MARK}") if not mark.parent.is_symlink()]
     return sorted(runs, key=began, reverse=True)
 
 
@@ -241,7 +238,7 @@ def find_fallback_runs(started_in: str) -> list[Path]:
 def read_working_folders(run: Path) -> list[str]:
     """Return the working folders that the mark of a run among temporary files has, without duplicates."""
     try:
-        lines = (run / MARK).read_bytes().splitlines()
+        lines = (run / RUN_MARK).read_bytes().splitlines()
     except OSError:  # it has just been removed
         return []
     return list(dict.fromkeys(os.fsdecode(line.partition(b"\t")[2]) for line in lines if b"\t" in line))
@@ -250,7 +247,7 @@ def read_working_folders(run: Path) -> list[str]:
 def began(run: Path) -> float:
     """Return when the last node began a run, seconds since the Unix epoch; 0 if the run has gone."""
     try:
-        return (run / MARK).lstat().st_mtime
+        return (run / RUN_MARK).lstat().st_mtime
     except OSError:
         return 0.0
 
@@ -265,7 +262,7 @@ def may_go_on(run: Path) -> bool:
     """Return whether the run may still be active, here or on another host with locks that aren't visible here."""
     folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        descriptor = open_file(MARK, os.O_RDONLY, folder)
+        descriptor = open_file(RUN_MARK, os.O_RDONLY, folder)
     finally:
         os.close(folder)
     with os.fdopen(descriptor, "rb") as mark:

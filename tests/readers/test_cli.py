@@ -19,8 +19,9 @@ import pytest
 from firstfault.cli import EXIT, main
 from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
+from firstfault.layout import RUN_MARK
 from firstfault.model import Kind, Phase
-from firstfault.run_folder import MARK, begin_run
+from firstfault.run_folder import begin_run
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from tests.readers.commands import Ran
@@ -154,7 +155,7 @@ def test_the_newest_run(attempt: Attempt, run: Run, tmp_path: Path, monkeypatch:
         made = attempt.at(tmp_path / ".firstfault" / name)
         os.close(begin_run(made.folder))
         _attempts(made)
-        os.utime(made.folder / MARK, (seconds, seconds))
+        os.utime(made.folder / RUN_MARK, (seconds, seconds))
     assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/torchrun/newer/1"
     assert json.loads(run("show", "--json", ".firstfault/torchrun").out)["uri"] == ".firstfault/torchrun/newer/1"
     assert json.loads(run("show", "--json", ".firstfault").out)["uri"] == ".firstfault/torchrun/newer/1"

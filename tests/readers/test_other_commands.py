@@ -16,8 +16,9 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.conclude import conclude
+from firstfault.layout import RUN_MARK
 from firstfault.model import Kind
-from firstfault.run_folder import MARK, begin_run
+from firstfault.run_folder import begin_run
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 from tests.readers.commands import Ran
@@ -97,10 +98,10 @@ def _run(folder: Path, number: int, host: str = "") -> Path:
     run = folder / f"run-{number}"
     os.close(begin_run(run))
     if host:
-        (run / MARK).write_text(f"{host}\n")
+        (run / RUN_MARK).write_text(f"{host}\n")
     (run / "0" / "firstfault" / "roster").mkdir(parents=True)
     (run / "0" / "firstfault" / "roster" / JOINED).write_bytes(bytes(1000))
-    os.utime(run / MARK, (number, number))
+    os.utime(run / RUN_MARK, (number, number))
     return run
 
 
@@ -153,7 +154,7 @@ def test_what_stays(tmp_path: Path) -> None:
     stays = [_run(folder, number, "other" if number == 3 else "") for number in (3, 4, 5, 6)]
     held = begin_run(stays[1])
     (stays[2] / "notes.txt").touch()
-    (stays[3] / MARK).unlink()
+    (stays[3] / RUN_MARK).unlink()
     elsewhere = _run(tmp_path / "elsewhere", 7)
     (folder / "link").symlink_to(elsewhere)
     try:

@@ -12,7 +12,8 @@ import pytest
 
 from firstfault.cli import EXIT
 from firstfault.job_logs.framing.lines import files_below
-from firstfault.run_folder import MARK, begin_run, make_fallback_folder, may_go_on, read_working_folders
+from firstfault.layout import RUN_MARK
+from firstfault.run_folder import begin_run, make_fallback_folder, may_go_on, read_working_folders
 from firstfault.testing import make_error
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
@@ -59,7 +60,7 @@ def test_a_run_among_temporary_files_of_another_folder(
     assert f"{NONE} were started here ({foreign} was started elsewhere)" in alone.err
     assert run("ls").code == EXIT.NOTHING_FOUND
     own = _record(attempt, Path(".firstfault/torchrun/own").absolute())
-    os.utime(own / MARK, (1_000, 1_000))
+    os.utime(own / RUN_MARK, (1_000, 1_000))
     shown = run("show", "--last", "--json")
     assert (json.loads(shown.out)["uri"], shown.err) == (".firstfault/torchrun/own/0", "")
     assert [line.split()[1] for line in run("ls").out.splitlines()] == [".firstfault/torchrun/own/0"]
@@ -68,13 +69,13 @@ def test_a_run_among_temporary_files_of_another_folder(
 def test_a_run_of_an_earlier_release(attempt: Attempt, run: Run) -> None:
     """A run among temporary files without a working folder is shown only without a run here, and with its place."""
     unknown = _record(attempt, make_fallback_folder() / "unknown")
-    (unknown / MARK).write_text("host\n")
+    (unknown / RUN_MARK).write_text("host\n")
     shown = run("show", "--last", "--json")
     assert json.loads(shown.out)["uri"] == f"{unknown}/0"
     assert shown.err == f"firstfault: from {unknown}, started in an unknown folder\n"
     assert f"{unknown}/0" in run("ls").out
     own = _record(attempt, Path(".firstfault/torchrun/own").absolute())
-    os.utime(own / MARK, (1_000, 1_000))
+    os.utime(own / RUN_MARK, (1_000, 1_000))
     assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/torchrun/own/0"
     assert str(unknown) not in run("ls").out
 

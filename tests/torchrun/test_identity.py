@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.attempt_data import read_attempt
-from firstfault.run_folder import MARK
+from firstfault.layout import RUN_MARK
 from firstfault.slurm_pointer import find_pointers
 from firstfault_start import rank_of
 from firstfault_torch.torchrun.job import HOST as HOST_NAME
@@ -139,7 +139,7 @@ def test_a_name_that_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return Path(folder)
 
     old = start("0")
-    os.utime(old.parent / MARK, (1, 1))
+    os.utime(old.parent / RUN_MARK, (1, 1))
     new = start("0")
     assert old == tmp_path / "llama" / "0"
     assert new.parent.name.startswith("llama-2")

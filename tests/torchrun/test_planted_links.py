@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from firstfault.cli import EXIT
 from firstfault.cli._main import group
-from firstfault.run_folder import MARK, begin_run, find_fallback_folders, make_fallback_folder, runs_in
+from firstfault.layout import RUN_MARK
+from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder, runs_in
 from firstfault_torch.torchrun.job import chosen_folder, who
 
 PROFILE = "export PATH\n"
@@ -59,17 +60,17 @@ def choose(name: str = "job") -> Path:
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-@pytest.mark.parametrize("at", [f"job/{MARK}", "job", "job/0"])
+@pytest.mark.parametrize("at", [f"job/{RUN_MARK}", "job", "job/0"])
 def test_in_the_folder_of_runs(plant: str, at: str, home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job records, and writes through no link that was prepared at the name of its mark, run or attempt."""
     root = home.with_name("group")
     (root / at).parent.mkdir(parents=True)
-    PLANTS[plant](root / at, home if at != f"job/{MARK}" and plant == "link" else home / "profile")
+    PLANTS[plant](root / at, home if at != f"job/{RUN_MARK}" and plant == "link" else home / "profile")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
     folder = choose()
     assert untouched(home)
     assert folder.is_dir()
-    assert (folder.parent / MARK).is_file()
+    assert (folder.parent / RUN_MARK).is_file()
     assert shared in folder.parents or (root in folder.parents and folder != root / "job" / "0")
 
 
@@ -89,7 +90,7 @@ def test_the_users_own_link(home: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".firstfault").symlink_to(home)
     assert choose() == tmp_path / ".firstfault" / "torchrun" / "job" / "0"
-    assert (home / "torchrun" / "job" / MARK).read_text()
+    assert (home / "torchrun" / "job" / RUN_MARK).read_text()
     assert (home / ".gitignore").read_text() == "*\n"
 
 
@@ -99,13 +100,13 @@ def test_the_name_among_temporary_files(plant: str, home: Path, shared: Path, mo
     taken = shared / f".firstfault-{os.geteuid()}"
     if plant == "open folder":
         (taken / "torchrun" / "job").mkdir(parents=True)
-        (taken / "torchrun" / "job" / MARK).symlink_to(home / "profile")
+        (taken / "torchrun" / "job" / RUN_MARK).symlink_to(home / "profile")
         taken.chmod(0o777)
     else:
         PLANTS[plant](taken, home if plant == "link" else home / "profile")
     old = shared / ".firstfault" / "torchrun" / "job"
     old.mkdir(parents=True)
-    (old / MARK).symlink_to(home / "profile")
+    (old / RUN_MARK).symlink_to(home / "profile")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(home / "profile" / "no folder"))
     folder = choose()
     private = folder.parents[2]
@@ -137,8 +138,8 @@ def test_without_a_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytes
 def test_prune_follows_no_mark(home: Path, shared: Path) -> None:
     """`firstfault prune` neither waits for nor removes a run whose mark was replaced by a pipe."""
     os.close(begin_run(shared / "job"))
-    (shared / "job" / MARK).unlink()
-    os.mkfifo(shared / "job" / MARK)
+    (shared / "job" / RUN_MARK).unlink()
+    os.mkfifo(shared / "job" / RUN_MARK)
     assert runs_in(shared) == [shared / "job"]
     pruned = CliRunner().invoke(group, ["prune", str(shared), "--keep", "0"], standalone_mode=False)
     assert pruned.return_value == EXIT.OK

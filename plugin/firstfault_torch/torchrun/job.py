@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from firstfault.decision_mode import DECISION_MODES, DECISIONS_VARIABLE, read_decision_mode
 from firstfault.errors import UsageError
-from firstfault.run_folder import FOLDERS, MARK, began, begin_run, make_attempt, make_fallback_folder
+from firstfault.layout import RUN_MARK
+from firstfault.run_folder import FOLDERS, began, begin_run, make_attempt, make_fallback_folder
 from firstfault.slurm_pointer import find_start
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
@@ -431,7 +432,9 @@ def _find_last_run(root: Path, name: str) -> str:
     A scheduler that names its jobs only by what a user wrote counts each job's attempts from 0. A later attempt belongs
     to the job that was begun last, and not to an older one in whose folder its number is free.
     """
-    later = (mark.parent for mark in root.glob(f"*/{MARK}") if _TIMED.fullmatch(mark.parent.name.removeprefix(name)))
+    later = (
+        mark.parent for mark in root.glob(f"*/{RUN_MARK}") if _TIMED.fullmatch(mark.parent.name.removeprefix(name))
+    )
     return max((root / name, *later), key=began).name
 
 

@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
 from firstfault.job_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
-from firstfault.run_folder import MARK
+from firstfault.layout import RUN_MARK
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -139,7 +139,7 @@ def files_below(folder: Path) -> list[Path]:
 def _is_left_out(folder: Path) -> bool:
     """Whether a folder is hidden, or has what firstfault recorded of a job: documents, which are no logs."""
     is_record = folder.name == "firstfault" and ((folder / "roster").is_dir() or (folder / "verdict.pb").is_file())
-    return folder.name.startswith(".") or is_record or (folder / MARK).is_file()
+    return folder.name.startswith(".") or is_record or (folder / RUN_MARK).is_file()
 
 
 def is_text(begin: bytes) -> bool:
