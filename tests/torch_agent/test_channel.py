@@ -288,10 +288,24 @@ def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
         pass
 
 
+def _await_receive(number: int) -> None:
+    """Wait until the channel's thread is in a system call about a descriptor: between two calls it may lose it."""
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        for thread in threading.enumerate():
+            if thread.name == "firstfault-channel":
+                call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(encoding="ascii").split()
+                if len(call) > 1 and int(call[1], 16) == number:
+                    return
+        time.sleep(0.001)
+    raise AssertionError("the channel's thread doesn't wait for a message")
+
+
 def test_a_worker_whose_program_takes_the_number(agent: Agent, worker: OpenChannel) -> None:
     """A program's socket under the number of the channel keeps its messages, and the worker still answers."""
     one = worker(0, lambda _: {"stack": "x"})
     number = one._listener._socket.fileno()
+    _await_receive(number)
     mine, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     os.dup2(mine.fileno(), number)  # closes the channel's
     with mine, peer, socket.socket(fileno=number) as own:

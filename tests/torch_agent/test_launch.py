@@ -160,7 +160,7 @@ def test_a_deadline_in_each_round(tmp_path: Path) -> None:
     verdict, job = conclusion.verdict, conclusion.job
     assert (verdict.ranks, verdict.category, verdict.code, verdict.confidence) == ((1,), "hang", "USER:Hang", "high")
     line = first_line(verdict, conclusion.decision)
-    assert line.startswith('hang rank 1 worker-0 retry unclear: "train step" exceeded 0.5 s at ')
+    assert line.startswith('hang rank 1 worker-0 retry unclear: "train step" exceeded 0.5 s at')
     root = verdict.root
     assert root.expired is not None
     assert (root.signal, root.sent_signals, root.place.round) == ("SIGKILL", (), 1)

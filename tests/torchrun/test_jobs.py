@@ -70,7 +70,10 @@ def test_success(tmp_path: Path) -> None:
 
 def test_the_example_of_readme(tmp_path: Path) -> None:
     """The example prints the lines that README shows."""
-    job = run_job(tmp_path, [str(ROOT / "examples" / "script.py")], Way("forked", "c10d"))
+    script = str(ROOT / "examples" / "script.py")
+    name = {0: {"FIRSTFAULT_NODE": "host-1"}}
+    options = ["--nproc-per-node", "4"]
+    job = run_job(tmp_path, [script], Way("forked", "c10d"), nodes=1, options=options, environments=name)
     assert "\n".join([*job.nodes[0].lines, "  More: "]) in (ROOT / "README.md").read_text(encoding="utf-8")
     assert job.complaints() == []
 
