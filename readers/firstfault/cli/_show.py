@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _STDIN = _STDOUT = "-"
 _COLUMNS = 80
-_OF_LOGS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xff\xfe", b"\xfe\xff")
+_BEGINS_OF_LOGS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xff\xfe", b"\xfe\xff")
 """First bytes of compressed logs, of archives, about which the reader of logs says what to do, and of UTF-16."""
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
@@ -179,7 +179,7 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_t
     begin = stdin.peek(1)
     if not begin:
         raise BadDocumentError("stdin is empty; check whether the command before the pipe failed")
-    is_log = begin[:1] in _OF_TEXTS or begin.startswith(_OF_LOGS)
+    is_log = begin[:1] in _OF_TEXTS or begin.startswith(_BEGINS_OF_LOGS)
     if is_log and is_read_twice:
         from firstfault.cli._brief import copy_stream  # noqa: PLC0415 - as above
 

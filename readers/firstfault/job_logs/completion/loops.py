@@ -98,7 +98,7 @@ class Loop:
     @property
     def is_at_end(self) -> bool:
         """Whether its last step was printed."""
-        return self.step >= self.total or (self.total >= _MIN_FROM_ZERO and self.is_last_of(self.total))
+        return self.step >= self.total or (self.total >= _MIN_FROM_ZERO and self.is_at_last_round(self.total))
 
     @property
     def spans_epochs(self) -> bool:
@@ -115,7 +115,7 @@ class Loop:
         """What it counts: epochs or steps."""
         return _EPOCH if self.what == _EPOCH else _STEP
 
-    def is_last_of(self, total: int) -> bool:
+    def is_at_last_round(self, total: int) -> bool:
         """Whether its step is the last one of this many; a counter that began at 0 ends one below them."""
         return self.step == total or (self.first == 0 and self.step == total - 1)
 
@@ -227,7 +227,7 @@ class Loops:
 
     def _is_below_configured(self, loop: Loop) -> bool:
         totals = self.configured.get(loop.unit, set())
-        return bool(totals) and loop.step < max(totals) and not loop.is_last_of(max(totals))
+        return bool(totals) and loop.step < max(totals) and not loop.is_at_last_round(max(totals))
 
     def list_ended(self, totals: dict[str, set[int]]) -> list[Loop]:
         """Return the counters of outer loops at their end.
@@ -240,4 +240,4 @@ class Loops:
         outer = (loop for loop in self._loops.values() if loop.total and loop.is_outer)
         found = [loop for loop in outer if not loop.may_be_of_an_epoch]
         of_open = (loop for loop in self.open if loop.is_outer and totals.get(loop.unit))
-        return [*found, *(loop for loop in of_open if loop.is_last_of(max(totals[loop.unit])))]
+        return [*found, *(loop for loop in of_open if loop.is_at_last_round(max(totals[loop.unit])))]

@@ -78,7 +78,7 @@ def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     if loops.is_unfinished():
         return None
     for total, record in reversed(bars):
-        if counts[total] == 1 and any(loop.is_outer and loop.is_last_of(total) for loop in loops.open):
+        if counts[total] == 1 and any(loop.is_outer and loop.is_at_last_round(total) for loop in loops.open):
             return record
     return None
 
