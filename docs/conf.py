@@ -37,13 +37,18 @@ html_theme = "furo"
 html_title = "firstfault"
 html_extra_path = ["schemas"]
 html_copy_source = False  # `_write_markdown` serves the sources under their own names
-html_theme_options = {"source_repository": "https://github.com/firstfault/firstfault", "source_directory": "docs/"}
+html_theme_options = {
+    "source_repository": "https://github.com/firstfault/firstfault",
+    "source_directory": "docs/",
+}
 
 _LINK = re.compile(r"\]\((?P<target>\.\.?/[^)#\s]+)(?P<anchor>#[^)\s]+)?\)")
 
 
 def _point_to_repository(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace links to files outside of docs/, which the site doesn't have, by links to the repository's pages."""
+    """Replace links to files outside of docs/, which the site doesn't have,
+    by links to the repository's pages.
+    """
     folder = (Path(app.srcdir) / docname).parent
 
     def replace(match: re.Match[str]) -> str:

@@ -23,7 +23,9 @@ def two_spirals(points: int, seed: int) -> TensorDataset:
     angle = torch.sqrt(torch.rand(points, generator=generator)) * 2.5 * math.pi
     spiral = torch.randint(0, 2, (points,), generator=generator)
     turned = angle + math.pi * spiral
-    place = torch.stack([angle * torch.cos(turned), angle * torch.sin(turned)], dim=1) / (2.5 * math.pi)
+    place = torch.stack([angle * torch.cos(turned), angle * torch.sin(turned)], dim=1) / (
+        2.5 * math.pi
+    )
     noise = 0.02 * torch.randn(points, 2, generator=generator)
     return TensorDataset(place + noise, spiral)
 
@@ -32,7 +34,11 @@ def build_model() -> torch.nn.Module:
     """Return the network."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Linear(2, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2)
+        torch.nn.Linear(2, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 2),
     )
 
 

@@ -1,4 +1,6 @@
-"""Two nodes of two workers without Flyte: ``python plain.py FOLDER`` kills rank 3 and reads the verdict."""
+"""Two nodes of two workers without Flyte: ``python plain.py FOLDER`` kills rank 3
+and reads the verdict.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ def train() -> None:
 def node(number: int, port: int, folder: str) -> None:
     """Run one node's agent and its workers."""
     endpoint = {"rdzv_backend": "c10d", "rdzv_endpoint": f"localhost:{port}", "run_id": "plain"}
-    config = LaunchConfig(2, 2, 2, start_method="spawn", max_restarts=0, monitor_interval=0.1, **endpoint)
+    config = LaunchConfig(
+        2,
+        2,
+        2,
+        start_method="spawn",
+        max_restarts=0,
+        monitor_interval=0.1,
+        **endpoint,
+    )
     try:
         launch(config, train, engine=PlainEngine(folder, node=f"worker-{number}"))
     except NodeFailedError as error:
@@ -35,7 +45,10 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    nodes = [multiprocessing.Process(target=node, args=(number, port, sys.argv[1])) for number in range(2)]
+    nodes = [
+        multiprocessing.Process(target=node, args=(number, port, sys.argv[1]))
+        for number in range(2)
+    ]
     for process in nodes:
         process.start()
     for process in nodes:

@@ -1,4 +1,5 @@
-"""A recoverable error: rank 3 cannot read its data in the first attempt, and the retry continues from the checkpoint.
+"""A recoverable error: rank 3 cannot read its data in the first attempt,
+and the retry continues from the checkpoint.
 
 ``make demo`` runs this::
 
@@ -29,7 +30,9 @@ def read_batch(epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (inputs, targets) of y = 3x - 1; in the first attempt, rank 3 raises instead."""
     first_attempt = os.environ.get("FLYTE_ATTEMPT_NUMBER", "0") == "0"
     if first_attempt and dist.get_rank() == FAULTY_RANK and epoch == FAULT_AT:
-        raise DataUnavailableError(f"no answer from the data server for shard {dist.get_rank()}, epoch {epoch}")
+        raise DataUnavailableError(
+            f"no answer from the data server for shard {dist.get_rank()}, epoch {epoch}"
+        )
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + epoch)
     inputs = torch.rand(256, 1, generator=generator)
     return inputs, 3 * inputs - 1
@@ -57,7 +60,9 @@ def resume(model: torch.nn.Module) -> int:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2), retries=2)
 def train(epochs: int = EPOCHS) -> dict[str, float]:
-    """Learn a line; return its slope and intercept, the last loss and the first epoch of this attempt."""
+    """Learn a line; return its slope and intercept,
+    the last loss and the first epoch of this attempt.
+    """
     dist.init_process_group("gloo")
     try:
         torch.manual_seed(0)

@@ -1,4 +1,6 @@
-"""A script for torchrun: ``firstfault torchrun --nproc-per-node 4 script.py``. Rank 3 meets a batch without labels."""
+"""A script for torchrun: ``firstfault torchrun --nproc-per-node 4 script.py``. Rank 3 meets
+a batch without labels.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""The way into jobs of programs: runs when Python starts in a worker, and when torch looks for rendezvous handlers.
+"""The way into jobs of programs: runs when Python starts in a worker,
+and when torch looks for rendezvous handlers.
 
-Other processes of the environment run it too, so it does nothing unless its variable is set, and imports the packages
-of firstfault only when a job needs them.
+Other processes of the environment run it too, so it does nothing unless its variable is set, and
+imports the packages of firstfault only when a job needs them.
 
-- `begin_worker`: Python's `site` reads ``firstfault.pth`` at each start, which calls it if the agent has set
-  ``FIRSTFAULT_WORKER``, or `firstfault_torch.record` for a rank that no agent starts.
-- `handler`: the entry point of torch's group ``torchrun.handlers``. If ``FIRSTFAULT`` is 1, it replaces torch's agent
-  by firstfault's.
+- `begin_worker`: Python's `site` reads ``firstfault.pth`` at each start, which calls it if the
+  agent has set ``FIRSTFAULT_WORKER``, or `firstfault_torch.record` for a rank that no agent starts.
+- `handler`: the entry point of torch's group ``torchrun.handlers``. If ``FIRSTFAULT`` is 1, it
+  replaces torch's agent by firstfault's.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ VARIABLE = "FIRSTFAULT"
 ON = ("1", "true", "yes", "on")
 """Its values that count as 1, in any case of the letters."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
-"""The agent's process id, set by the agent for a worker that is a program: the process that it starts. Or `RANK`, the
-rank's process as `identify` names it, `OWN_RANK`'s numbers, `BEGAN`'s time, and perhaps `_BELOW`, and
-`LOADED` or `_TRAINS`."""
+"""The agent's process id, set by the agent for a worker that is a program: the process that it
+starts. Or `RANK`, the rank's process as `identify` names it, `OWN_RANK`'s numbers, `BEGAN`'s time,
+and perhaps `_BELOW`, and `LOADED` or `_TRAINS`.
+"""
 RANK = "rank"
 _SCRIPT = "script"
 """The module for a worker that is a program."""
 LOADED, _TRAINS = "loaded", "trains"
-"""What the rank's process had done when it started another one: imported torch; made a process group."""
+"""What the rank's process had done when it started another one: imported torch;
+made a process group.
+"""
 _BELOW = "below"
 """The rank's process was itself started by another one of this rank; see `STARTED_BY_RANK`."""
 AGENT_VARIABLE = "FIRSTFAULT_AGENT"
@@ -44,21 +48,32 @@ _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # MPICH, Intel MPI
     ("LOCAL_RANK", "LOCAL_RANK", "WORLD_SIZE"),  # Lightning
-    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # last: what runs within a task has them, too
+    # last: what runs within a task has them, too
+    (
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
+    ),
 )
 """The variables of a process's rank, local rank and world size, by launcher."""
 OWN_RANK: list[tuple[int | None, int, int]] = []
-"""What `rank_of` returned when this process began as a rank; the program may set other variables."""
+"""What `rank_of` returned when this process began as a rank; the program may set other variables.
+"""
 BEGAN: list[int] = []
 """When that was, nanoseconds since the Unix epoch."""
 STARTED_BY_RANK: list[int] = []
-"""The id of this process, if another one of its rank started it before that one had imported torch."""
+"""The id of this process, if another one of its rank started it before that one had imported torch.
+"""
 IN_PROGRAM: list[int] = []
-"""The id of the worker, if this process is one that is a program. A forked child inherits it, so compare it."""
+"""The id of the worker, if this process is one that is a program. A forked child inherits it,
+so compare it.
+"""
 _PR_SET_PDEATHSIG = 1
 _MS = 1_000_000
 _HELPERS = ("from multiprocessing.", "firstfault.recorder")
-"""Beginnings of arguments of Python in processes that a library starts: they're part of the rank in any case."""
+"""Beginnings of arguments of Python in processes that a library starts:
+they're part of the rank in any case.
+"""
 _EXEC, _KILL = "os.exec", "os.kill"
 _STARTS = frozenset(("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork", "os.forkpty"))
 """Audit events before another process is started."""
@@ -67,10 +82,13 @@ _GROUPS = "torch.distributed.distributed_c10d"
 
 
 def begin_worker() -> None:
-    """Record what ends this process, if it is a worker: before its first line runs, and without a frame in it."""
+    """Record what ends this process, if it is a worker: before its first line runs,
+    and without a frame in it.
+    """
     if os.environ.get(WORKER_VARIABLE, "").startswith(RANK):
         _begin_rank(is_asked=False)
-    elif os.environ.pop(WORKER_VARIABLE, "") == str(os.getppid()):  # else a worker has started it, as a shell does
+    elif os.environ.pop(WORKER_VARIABLE, "") == str(os.getppid()):
+        # else a worker has started it, as a shell does
         _end_with_parent()
         IN_PROGRAM.append(os.getpid())
         _watch(_SCRIPT)
@@ -84,14 +102,17 @@ def begin_rank() -> None:
 def _begin_rank(*, is_asked: bool) -> None:
     """Record what ends this process, if it is a rank.
 
-    `is_asked`: the program imported `record`. Otherwise only the environment shows that it may be one.
+    `is_asked`: the program imported `record`. Otherwise only the environment shows that it may be
+    one.
 
-    A rank may be several processes, and the one that trains is recorded. A program may exec another one: that's the
-    same process, and remains the rank. Or it is a wrapper, and starts the one that trains: a later start of this rank.
-    But the processes that a training starts, such as a compiler's, are part of it.
+    A rank may be several processes, and the one that trains is recorded. A program may exec another
+    one: that's the same process, and remains the rank. Or it is a wrapper, and starts the one that
+    trains: a later start of this rank. But the processes that a training starts, such as a
+    compiler's, are part of it.
 
-    A process can't know whether the one above it will train. So one that was started before the one above has imported
-    torch counts as begun when the kernel made it: that's before the import, so the one above counts if it follows.
+    A process can't know whether the one above it will train. So one that was started before the one
+    above has imported torch counts as begun when the kernel made it: that's before the import, so
+    the one above counts if it follows.
     """
     if OWN_RANK or is_in_worker():
         return
@@ -100,7 +121,11 @@ def _begin_rank(*, is_asked: bool) -> None:
     setter, inherited, began, marks = " ".join(words[:2]), words[2:5], words[5:6], words[6:]
     at = int(mine[0] is None)  # without a rank, the local rank
     is_same_rank = inherited[at : at + 1] == [str(mine[at])]
-    is_late, is_below = False, _BELOW in marks  # of this process, before it became another program by exec
+    # of this process, before it became another program by exec
+    is_late, is_below = (
+        False,
+        _BELOW in marks,
+    )
     if setter != identify(os.getpid()):
         is_below = False
         if is_ancestor(setter):
@@ -108,17 +133,19 @@ def _begin_rank(*, is_asked: bool) -> None:
             is_helper = any(word.startswith(_HELPERS) for word in sys.orig_argv)
             if is_same_rank and (_TRAINS in marks or is_helper):
                 return
-            # If the process above has imported torch, it may train, or only have counted the GPUs. So this one counts
-            # only with a process group, and if it fails.
+            # If the process above has imported torch, it may train, or only have counted the GPUs.
+            # So this one counts only with a process group, and if it fails.
             is_late = is_same_rank and LOADED in marks
             is_below = is_same_rank and not is_late
-        elif not is_asked:  # a job that a rank has submitted, or a daemon: the variable isn't about it
+        elif not is_asked:
+            # a job that a rank has submitted, or a daemon: the variable isn't about it
             return
     OWN_RANK.append(mine)
     BEGAN.append(time.time_ns())
     if is_below:
         STARTED_BY_RANK.append(os.getpid())
-        # The kernel's time is a multiple of 10 ms, rounded down, and may lie before the beginning of the one above.
+        # The kernel's time is a multiple of 10 ms, rounded down, and may lie before the beginning
+        # of the one above.
         before_ns = int(began[0]) if began and began[0].isdecimal() else 0
         BEGAN[-1] = min(max(_find_start_ns(), before_ns + _MS), BEGAN[-1])
     if is_late:
@@ -130,14 +157,20 @@ def _begin_rank(*, is_asked: bool) -> None:
 
 
 def mark_rank(*marks: str) -> None:
-    """Tell processes that this one starts, or becomes by exec, that it is a rank, and what it has done."""
+    """Tell processes that this one starts, or becomes by exec, that it is a rank,
+    and what it has done.
+    """
     numbers = (*OWN_RANK[-1], BEGAN[-1]) if OWN_RANK and BEGAN else ()
     below = (_BELOW,) if os.getpid() in STARTED_BY_RANK else ()
-    os.environ[WORKER_VARIABLE] = " ".join((RANK, identify(os.getpid()), *map(str, (*numbers, *below, *marks))))
+    os.environ[WORKER_VARIABLE] = " ".join(
+        (RANK, identify(os.getpid()), *map(str, (*numbers, *below, *marks)))
+    )
 
 
 def has_trained() -> bool:
-    """Whether this rank's process has a process group, or had one when it started or signalled another process."""
+    """Whether this rank's process has a process group,
+    or had one when it started or signalled another process.
+    """
     return _has_group() or os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS)
 
 
@@ -147,13 +180,16 @@ def is_in_worker() -> bool:
 
 
 def identify(process: int) -> str:
-    """Return a process's id and start time, which no other process of this boot has; empty: there is none."""
+    """Return a process's id and start time, which no other process of this boot has; empty:
+    there is none.
+    """
     fields = _read_stat(process)
     return f"{process} {fields[19]}" if fields else ""
 
 
 def is_ancestor(identity: str) -> bool:
-    """Whether the process that `identify` described is still running and an ancestor of this one, or this one.
+    """Whether the process that `identify` described is still running and an ancestor of this one,
+    or this one.
 
     Variables are inherited without end: a worker may submit another job with its own environment.
     """
@@ -175,10 +211,14 @@ def _find_start_ns() -> int:
 
 
 def _read_stat(process: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` from the state on; the parent's id is the second."""
+    """Return the fields of ``/proc/<pid>/stat`` from the state on;
+    the parent's id is the second.
+    """
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
-            return file.read().rpartition(b")")[2].decode().split()  # a program's name may contain ")"
+        # pathlib is slow to import
+        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123
+            # a program's name may contain ")"
+            return file.read().rpartition(b")")[2].decode().split()
     except OSError:
         return []
 
@@ -212,8 +252,9 @@ def _watch(module: str) -> None:
     _watch_exception(module)
     atexit.register(ends)
     if module == _SCRIPT:
-        # Python calls this when the program has ended, and then waits for its threads, such as one that writes a
-        # checkpoint. The function that was registered last is called after that, before any of the program's own.
+        # Python calls this when the program has ended, and then waits for its threads, such as one
+        # that writes a checkpoint. The function that was registered last is called after that,
+        # before any of the program's own.
         with contextlib.suppress(AttributeError):
             threading._register_atexit(atexit.register, finishes)  # type: ignore[attr-defined]  # noqa: SLF001
     if _GROUPS in sys.modules:
@@ -236,22 +277,27 @@ def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> 
     worker, main = os.getpid(), threading.get_ident()
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        # raised for each exception that nothing handles, also if the program has replaced `sys.excepthook`. If there is
-        # a caller, or if this is another thread, an extension prints an exception and the program continues.
+        # raised for each exception that nothing handles, also if the program has replaced
+        # `sys.excepthook`. If there is a caller, or if this is another thread, an extension prints
+        # an exception and the program continues.
         if event != "sys.excepthook" or os.getpid() != worker or threading.get_ident() != main:
             return
         if sys._getframe().f_back is None and counts():  # noqa: SLF001 - the public way is slower
             _call(module, "record_exception", args[2])
             if type(args[2]) is KeyboardInterrupt:
-                # Python ends by SIGINT after it, unless other code, such as an import, was executed since
+                # Python ends by SIGINT after it, unless other code, such as an import, was executed
+                # since
                 with contextlib.suppress(KeyboardInterrupt):
-                    exec("raise KeyboardInterrupt", {})  # noqa: S102 - the only way to set the mark again
+                    # the only way to set the mark again
+                    exec("raise KeyboardInterrupt", {})  # noqa: S102
 
     sys.addaudithook(audit)
 
 
 def _watch_starts() -> None:
-    """Tell the processes that this rank starts whether it trains, and follow it when it becomes another program."""
+    """Tell the processes that this rank starts whether it trains,
+    and follow it when it becomes another program.
+    """
     worker = os.getpid()
     leaving: list[int] = []  # the thread that has called exec
 
@@ -271,8 +317,13 @@ def _watch_starts() -> None:
             if _GROUPS in sys.modules:
                 mark_rank(LOADED)
                 _call(RANK, "record_failed_exec")
-        elif is_about_process and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS) and _has_group():
-            mark_rank(_TRAINS)  # also before it ends a helper: at the rank's own end, the group may be gone
+        elif (
+            is_about_process
+            and not os.environ.get(WORKER_VARIABLE, "").endswith(_TRAINS)
+            and _has_group()
+        ):
+            # also before it ends a helper: at the rank's own end, the group may be gone
+            mark_rank(_TRAINS)
 
     sys.addaudithook(audit)
 
@@ -283,7 +334,9 @@ def _has_group() -> bool:
 
 
 def _end_with_parent() -> None:
-    """Let the kernel terminate this process when its agent dies: torch does so for functions, not for programs."""
+    """Let the kernel terminate this process when its agent dies: torch does so for functions,
+    not for programs.
+    """
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes  # noqa: PLC0415 - as above
 
@@ -291,7 +344,9 @@ def _end_with_parent() -> None:
 
 
 class _WhenImported:
-    """Calls a function as soon as a module has been imported. A finder of modules that finds none itself."""
+    """Calls a function as soon as a module has been imported. A finder of modules
+    that finds none itself.
+    """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
@@ -325,7 +380,9 @@ class _WhenImported:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Let no garbage collection visit all of torch's objects while modules are imported: it takes 0.1 s."""
+    """Let no garbage collection visit all of torch's objects while modules are imported:
+    it takes 0.1 s.
+    """
     is_on = gc.isenabled()
     gc.disable()
     try:
@@ -336,8 +393,12 @@ def without_collections() -> Iterator[None]:
 
 
 def handler() -> Callable[..., Any]:
-    """Return a creator of rendezvous handlers, as torch asks for; and let firstfault run the workers, if it shall."""
-    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry  # noqa: PLC0415 - as above
+    """Return a creator of rendezvous handlers, as torch asks for;
+    and let firstfault run the workers, if it shall.
+    """
+    from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415 - as above
+        rendezvous_handler_registry,
+    )
 
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
@@ -351,11 +412,13 @@ def handler() -> Callable[..., Any]:
                     from firstfault_torch.torchrun.agent import stand_in  # noqa: PLC0415 - as above
 
                 stand_in()
-            except Exception as error:  # noqa: BLE001 - an image that breaks firstfault must not end its jobs
+            except Exception as error:  # noqa: BLE001
+                # an image that breaks firstfault must not end its jobs
                 import logging  # noqa: PLC0415 - as above
 
                 logging.getLogger(__name__).warning(
-                    "firstfault: import failed (%s: %s), so torch's own agent runs the workers and nothing is recorded",
+                    "firstfault: import failed (%s: %s), so torch's own agent runs the workers and"
+                    " nothing is recorded",
                     type(error).__name__,
                     error,
                 )

@@ -1,4 +1,6 @@
-"""Fixtures of all tests: a clean environment, and a real S3 server that only this machine can reach."""
+"""Fixtures of all tests: a clean environment,
+and a real S3 server that only this machine can reach.
+"""
 
 import contextlib
 import faulthandler
@@ -17,13 +19,16 @@ import pytest
 
 from tests.s3_server import S3, ServerError, serving
 
-pytest.register_assert_rewrite("tests.storage.store_suite")  # so that a failing assert shows its operands
+# so that a failing assert shows its operands
+pytest.register_assert_rewrite("tests.storage.store_suite")
 _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 """Prefixes of variables that change what is tested; xdist sets COLUMNS."""
-# torch's stores look both ends of each connection up in the thread that serves all of them, which costs 5 s whenever a
-# name service's answer is lost; the C library reads this once in each process, at the first look-up
+# torch's stores look both ends of each connection up in the thread that serves all of them, which
+# costs 5 s whenever a name service's answer is lost; the C library reads this once in each process,
+# at the first look-up
 os.environ["RES_OPTIONS"] = "attempts:0"
-# a forked process must not collect what an earlier test left as garbage: the end of one of torch's stores crashes it
+# a forked process must not collect what an earlier test left as garbage: the end of one of torch's
+# stores crashes it
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 _IS_OF_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 _PIPES = [
@@ -35,7 +40,9 @@ _PIPES = [
 
 
 def _close_pipes() -> None:
-    """Leave the pipes to pytest-xdist to the process that runs tests: it waits for ever if a child has them."""
+    """Leave the pipes to pytest-xdist to the process that runs tests:
+    it waits for ever if a child has them.
+    """
     for pipe in _PIPES:
         with contextlib.suppress(OSError):
             os.close(pipe)
@@ -43,7 +50,8 @@ def _close_pipes() -> None:
 
 os.register_at_fork(after_in_child=_close_pipes)
 _HANDLERS = {
-    number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    number: signal.getsignal(number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 }
 _FORK_BESIDE_THREADS = "ignore:This process .* is multi-threaded:DeprecationWarning"
 """What Python 3.12 and later warn of."""
@@ -80,14 +88,18 @@ _FOLDERS = {
         "storage/test_stock_files.py",
     ),
 }
-"""The layers of folders and files; all others belong to the core. A single test joins Flyte's layer by its mark."""
+"""The layers of folders and files; all others belong to the core. A single test joins
+Flyte's layer by its mark.
+"""
 _PRESENT = [*itertools.takewhile(lambda layer: importlib.util.find_spec(_LAYERS[layer]), _LAYERS)]
 _ONLY = os.environ.get("TESTS_LAYER", "")
 """The layer whose tests run; empty: all."""
 
 
 def pytest_sessionstart() -> None:
-    """Check that the tested packages are those beside the tests, or the installed ones if there are none."""
+    """Check that the tested packages are those beside the tests,
+    or the installed ones if there are none.
+    """
     for package, source_root in _SOURCE_ROOTS.items():
         sources = _ROOT / source_root
         expected = sources if sources.is_dir() else Path(sysconfig.get_path("purelib"))
@@ -95,7 +107,8 @@ def pytest_sessionstart() -> None:
         found = spec.origin if spec is not None else None
         if found is None or not Path(found).resolve().is_relative_to(expected.resolve()):
             pytest.exit(
-                f"{package} is loaded from {found}, not from {expected}", returncode=pytest.ExitCode.USAGE_ERROR
+                f"{package} is loaded from {found}, not from {expected}",
+                returncode=pytest.ExitCode.USAGE_ERROR,
             )
 
 
@@ -107,7 +120,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if collection_path.is_dir():
         return [*_LAYERS].index(layer) > [*_LAYERS].index(_ONLY) or None
     may_be_marked = _ONLY == "flyte" and collection_path.suffix == ".py"
-    return not (may_be_marked and "mark.flyte" in collection_path.read_text(encoding="utf-8")) or None
+    return (
+        not (may_be_marked and "mark.flyte" in collection_path.read_text(encoding="utf-8")) or None
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -116,7 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list({*items} - {*chosen}))
     jobs = Counter(item.path for item in chosen if item.get_closest_marker("jobs"))
     slow_files = {item.path for item in chosen if item.get_closest_marker("slow")}
-    # a long file that is the last to start keeps one process of xdist busy while the remaining ones are idle
+    # a long file that is the last to start keeps one process of xdist busy while the remaining ones
+    # are idle
     items[:] = sorted(chosen, key=lambda item: (-jobs[item.path], item.path not in slow_files))
     for item in items:
         fixtures = {*getattr(item, "fixturenames", ())}
@@ -153,7 +169,9 @@ def _is_in(path: Path, places: tuple[str, ...]) -> bool:
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Write down which test this process runs: if it never ends, nothing else tells."""
     if folder := os.environ.get("TESTS_RUNNING"):
-        Path(folder, os.environ.get("PYTEST_XDIST_WORKER", "main")).write_text(f"{nodeid}\n", encoding="utf-8")
+        Path(folder, os.environ.get("PYTEST_XDIST_WORKER", "main")).write_text(
+            f"{nodeid}\n", encoding="utf-8"
+        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -161,7 +179,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     absent = [layer for layer in _LAYERS if layer not in _PRESENT]
     if absent and not _ONLY:
         files = ", ".join(f"tests/{place}" for layer in absent for place in _FOLDERS[layer])
-        terminalreporter.write_line(f"left out, because {_LAYERS[absent[0]]} is not installed: {files}", yellow=True)
+        terminalreporter.write_line(
+            f"left out, because {_LAYERS[absent[0]]} is not installed: {files}", yellow=True
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -172,7 +192,9 @@ def _no_outer_settings() -> Iterator[None]:
         if name.startswith(_OUTER_VARIABLES):
             del os.environ[name]
     os.environ.update(
-        AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull, AWS_EC2_METADATA_DISABLED="true"
+        AWS_CONFIG_FILE=os.devnull,
+        AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+        AWS_EC2_METADATA_DISABLED="true",
     )
     yield
     _restore(outer)
@@ -188,7 +210,9 @@ def _environment_restored(_no_outer_settings: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _signal_handlers_restored() -> Iterator[None]:
-    """Undo what tests, fixtures and torch's agent do to signals: children inherit what is ignored or blocked."""
+    """Undo what tests, fixtures and torch's agent do to signals:
+    children inherit what is ignored or blocked.
+    """
     yield
     faulthandler.unregister(_STACKS)
     for number, handler in _HANDLERS.items():

@@ -1,6 +1,8 @@
-"""A proxy before the real S3 server that makes requests fail by a plan, also those of other processes.
+"""A proxy before the real S3 server that makes requests fail by a plan,
+also those of other processes.
 
-Each request takes the first fault of the plan that matches it. A fault is a status (301, 403, 500, 503), or:
+Each request takes the first fault of the plan that matches it. A fault is a status (301, 403, 500,
+503), or:
 
 | Fault | Means |
 |---|---|
@@ -33,9 +35,26 @@ from urllib.parse import urlsplit
 
 from tests.s3_server import S3
 
-FAULTS = ("500", "503", "403", "refused", "drop", "reset", "truncate", "half", "stall", "trickle", "twice")
+FAULTS = (
+    "500",
+    "503",
+    "403",
+    "refused",
+    "drop",
+    "reset",
+    "truncate",
+    "half",
+    "stall",
+    "trickle",
+    "twice",
+)
 """What `FaultyProxy.fail` can let happen."""
-_CODES = {"301": "PermanentRedirect", "403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}
+_CODES = {
+    "301": "PermanentRedirect",
+    "403": "AccessDenied",
+    "500": "InternalError",
+    "503": "SlowDown",
+}
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing the socket resets the connection."""
 _HOP_HEADERS = {"content-length", "transfer-encoding", "connection"}
@@ -61,11 +80,18 @@ class Fault:
     times: int | None = None
     """How many requests; None: all."""
     seconds: float | None = None
-    """How long a stall lasts; None: until the plan changes. How long a trickle pauses after each byte."""
+    """How long a stall lasts; None: until the plan changes. How long a trickle
+    pauses after each byte.
+    """
 
     def takes(self, method: str, path: str, client: str) -> bool:
         """Whether this request gets the fault; count it."""
-        if self.method not in {"", method} or self.path not in path or self.client not in client or self.times == 0:
+        if (
+            self.method not in {"", method}
+            or self.path not in path
+            or self.client not in client
+            or self.times == 0
+        ):
             return False
         if self.times is not None:
             self.times -= 1
@@ -93,18 +119,24 @@ class FaultyProxy:
     def plan(self, *faults: Fault | str) -> None:
         """Replace the plan, which ends stalls; a text is a fault of the next request alone."""
         with self._changed:
-            self._faults = [Fault(fault, times=1) if isinstance(fault, str) else fault for fault in faults]
+            self._faults = [
+                Fault(fault, times=1) if isinstance(fault, str) else fault for fault in faults
+            ]
             self._version += 1
             self._changed.notify_all()
 
     def mend(self) -> None:
-        """Serve all further requests, and accept connections; requests that stall or trickle still do."""
+        """Serve all further requests, and accept connections;
+        requests that stall or trickle still do.
+        """
         with self._changed:
             self._faults = []
         self.accept()
 
     def fail(self, what: str, **fields: Any) -> None:
-        """Let one fault happen to all requests that match its other fields; "refused" closes the port."""
+        """Let one fault happen to all requests that match its other fields;
+        "refused" closes the port.
+        """
         if what == "refused":
             self.refuse()
         else:
@@ -125,7 +157,14 @@ class FaultyProxy:
         if self._listener is not None:
             self._listener.open()
 
-    def await_request(self, method: str, path: str, *, since: int = 0, seconds: float = _LONGEST_S) -> float:
+    def await_request(
+        self,
+        method: str,
+        path: str,
+        *,
+        since: int = 0,
+        seconds: float = _LONGEST_S,
+    ) -> float:
         """Wait for a request whose path contains `path`; return the moment at which it came.
 
         The first `since` requests do not count.
@@ -139,7 +178,9 @@ class FaultyProxy:
 
         with self._changed:
             moment = self._changed.wait_for(found, seconds)
-        assert moment is not None, f"no {method} of {path} within {seconds:g} s: {self.requests[since:]}"
+        assert moment is not None, (
+            f"no {method} of {path} within {seconds:g} s: {self.requests[since:]}"
+        )
         return moment
 
     def next_fault(self, method: str, path: str, client: str) -> Fault:
@@ -148,7 +189,10 @@ class FaultyProxy:
             self.requests.append(f"{method} {path}")
             self.moments.append(time.monotonic())
             self._changed.notify_all()
-            fault = next((fault for fault in self._faults if fault.takes(method, path, client)), Fault("pass"))
+            fault = next(
+                (fault for fault in self._faults if fault.takes(method, path, client)),
+                Fault("pass"),
+            )
             if fault.what == "stall":
                 version = self._version
                 self._changed.wait_for(lambda: self._version != version, fault.seconds)
@@ -177,7 +221,9 @@ def faulty_proxy_before(server: S3) -> Iterator[FaultyProxy]:
 
 
 class _Listener:
-    """The proxy's port. One socket holds it all the time: the kernel gives a free port to any process."""
+    """The proxy's port. One socket holds it all the time:
+    the kernel gives a free port to any process.
+    """
 
     def __init__(self, proxy: FaultyProxy, target: str) -> None:
         self._proxy = proxy
@@ -306,8 +352,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         status, headers, body = answer
         kept = [(name, value) for name, value in headers if name.lower() not in _HOP_HEADERS]
         length = str(len(body))
-        if self.command == "HEAD":  # whose answer has no body; the next one on the connection would begin with it
-            length = next((value for name, value in headers if name.lower() == "content-length"), length)
+        # whose answer has no body; the next one on the connection would begin with it
+        if self.command == "HEAD":
+            length = next(
+                (value for name, value in headers if name.lower() == "content-length"), length
+            )
             body = b""
         lines = [f"HTTP/1.1 {status} {http.client.responses.get(status, '')}"]
         lines += [f"{name}: {value}" for name, value in (*kept, ("Content-Length", length))]

@@ -1,4 +1,6 @@
-"""Makes garbage collections cheap in nodes: the process that forks them imports this after all that it loads."""
+"""Makes garbage collections cheap in nodes: the process that forks them imports this
+after all that it loads.
+"""
 
 import gc
 

@@ -15,7 +15,9 @@ class Received(NamedTuple):
 
 
 class Receiver:
-    """Answers every POST with `status`, after `goes_on` is set; `location` is where an answer redirects to."""
+    """Answers every POST with `status`, after `goes_on` is set;
+    `location` is where an answer redirects to.
+    """
 
     def __init__(self) -> None:
         self.received: list[Received] = []

@@ -1,4 +1,5 @@
-"""Jobs without Flyte: each node is forked from a process that has loaded torch, and so costs no imports.
+"""Jobs without Flyte: each node is forked from a process that has loaded torch,
+and so costs no imports.
 
 The nodes share a folder, in which they leave documents, logs and what the workers tell a test.
 """
@@ -31,7 +32,12 @@ from tests.ports import get_free_port
 from tests.processes import kill, left_of, running_of
 from tests.s3_server import listening
 
-_LOADED = ("torch.distributed.run", "tests.nodes", "tests.torchrun.nodes", "tests.inprocess.training")
+_LOADED = (
+    "torch.distributed.run",
+    "tests.nodes",
+    "tests.torchrun.nodes",
+    "tests.inprocess.training",
+)
 
 
 WAIT_IN_STORE = {"firstfault-outcome", "firstfault-settlement"}
@@ -39,7 +45,9 @@ WAIT_IN_STORE = {"firstfault-outcome", "firstfault-settlement"}
 
 
 def forkserver() -> ForkServerContext:
-    """Return the context of processes that are forked from one that has loaded torch, and nothing else."""
+    """Return the context of processes that are forked from one that has loaded torch,
+    and nothing else.
+    """
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch reads it when it is loaded
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_LOADED, "tests.torch_agent.trainings", "tests.frozen"])
@@ -82,13 +90,19 @@ class Ended:
 
     @property
     def waiting_threads(self) -> set[str]:
-        """The threads that waited in torch's store when the agents' processes ended: Python may abort these."""
+        """The threads that waited in torch's store when the agents' processes ended:
+        Python may abort these.
+        """
         files = self.folder.glob("threads-*.json")
-        return WAIT_IN_STORE.intersection(name for file in files for name in json.loads(file.read_text()))
+        return WAIT_IN_STORE.intersection(
+            name for file in files for name in json.loads(file.read_text())
+        )
 
     @property
     def logs(self) -> str:
-        return "\n".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            file.read_text(errors="replace") for file in sorted(self.folder.glob("*.log"))
+        )
 
     def of_rank(self, rank: int) -> WorkerError:
         (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
@@ -99,8 +113,8 @@ class Ended:
 class Job:
     """The nodes of a job, which run ``function(folder, *arguments)`` in their workers.
 
-    The folder exists; `function` is of a module that the nodes import. `config` has fields of torch's LaunchConfig, and
-    `store` is the URI of the documents' folder, if it is not the job's.
+    The folder exists; `function` is of a module that the nodes import. `config` has fields of
+    torch's LaunchConfig, and `store` is the URI of the documents' folder, if it is not the job's.
     """
 
     folder: Path
@@ -114,16 +128,29 @@ class Job:
 
     def __post_init__(self) -> None:
         self.temporary = short_folder()
-        endpoint = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{get_free_port()}", "local_addr": "127.0.0.1"}
-        common = {"start_method": "fork", "max_restarts": 0, "monitor_interval": 0.1, "run_id": "job"}
+        endpoint = {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": f"127.0.0.1:{get_free_port()}",
+            "local_addr": "127.0.0.1",
+        }
+        common = {
+            "start_method": "fork",
+            "max_restarts": 0,
+            "monitor_interval": 0.1,
+            "run_id": "job",
+        }
         self.config = {"nproc_per_node": 1, **endpoint, **common, **self.config}
 
     def start(self, number: int = 1) -> Job:
         for _ in range(number):
             environment = {**os.environ, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
             work = (self.function, (str(self.folder), *self.arguments), self.options, self.config)
-            engine = PlainEngine(self.store or str(self.folder), self.attempt, f"node-{len(self.processes)}")
-            self.processes.append(forkserver().Process(target=_node, args=(self.folder, engine, environment, *work)))
+            engine = PlainEngine(
+                self.store or str(self.folder), self.attempt, f"node-{len(self.processes)}"
+            )
+            self.processes.append(
+                forkserver().Process(target=_node, args=(self.folder, engine, environment, *work))
+            )
             self.processes[-1].start()
         return self
 
@@ -137,7 +164,10 @@ class Job:
     def host(self, agents: dict[int, int]) -> int:
         """Return the rank whose agent hosts the store that the agents share."""
         port = self.config["rdzv_endpoint"].rpartition(":")[2]
-        is_host = {rank: any(it.endswith(f":{port}") for it in listening(pid)) for rank, pid in agents.items()}
+        is_host = {
+            rank: any(it.endswith(f":{port}") for it in listening(pid))
+            for rank, pid in agents.items()
+        }
         return next(rank for rank in agents if is_host[rank])
 
     def go(self, rank: int) -> None:
@@ -149,25 +179,39 @@ class Job:
         """Wait until there is such a file in the job's folder."""
         deadline = time.monotonic() + DEADLINE_S
         while not list(self.folder.glob(pattern)):
-            assert any(process.is_alive() for process in self.processes), f"no {pattern}: {_logs(self.folder)}"
+            assert any(process.is_alive() for process in self.processes), (
+                f"no {pattern}: {_logs(self.folder)}"
+            )
             assert time.monotonic() < deadline, f"no {pattern}: {_logs(self.folder)}"
             time.sleep(0.01)
 
     def end(self, **reading: Any) -> Ended:
-        """Wait for the end of all nodes, after which nothing of them may remain; return what became of the job."""
+        """Wait for the end of all nodes, after which nothing of them may remain;
+        return what became of the job.
+        """
         deadline = time.monotonic() + DEADLINE_S
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
             assert process.exitcode is not None, _logs(self.folder)
         left = self.left_over()
         assert left == [], left
-        reader = MultiErrorFileOutputReader(f"{self.store or self.folder}/{self.attempt}", **reading)
+        reader = MultiErrorFileOutputReader(
+            f"{self.store or self.folder}/{self.attempt}", **reading
+        )
         conclusion = reader.conclude()
         job = conclusion.job if conclusion is not None else reader.job()
-        return Ended(self.folder, [process.exitcode for process in self.processes], reader, conclusion, job)
+        return Ended(
+            self.folder,
+            [process.exitcode for process in self.processes],
+            reader,
+            conclusion,
+            job,
+        )
 
     def left_over(self) -> list[str]:
-        """Return which processes of the job remain after a while, and which of their sockets, FIFOs and folders."""
+        """Return which processes of the job remain after a while, and which of their sockets,
+        FIFOs and folders.
+        """
         processes = left_of(*self._ours)
         return [*processes.values(), *map(str, self.temporary.glob("firstfault-*"))]
 
@@ -186,7 +230,9 @@ class Job:
 
 
 def _logs(folder: Path) -> str:
-    return "\n".join(file.read_text(errors="replace")[-5000:] for file in sorted(folder.glob("*.log")))
+    return "\n".join(
+        file.read_text(errors="replace")[-5000:] for file in sorted(folder.glob("*.log"))
+    )
 
 
 def _node(  # noqa: PLR0917 - arguments of a process
@@ -207,7 +253,10 @@ def _node(  # noqa: PLR0917 - arguments of a process
     tempfile.tempdir = None
     os.chdir(folder)
     for descriptor, stream in ((1, "out"), (2, "err")):
-        os.dup2(os.open(folder / f"{engine.node}.{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+        os.dup2(
+            os.open(folder / f"{engine.node}.{stream}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+            descriptor,
+        )
     settings = LaunchConfig(**{"min_nodes": 2, "max_nodes": 2, **config})
     try:
         results = launch(settings, function, *arguments, engine=engine, options=options)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import IO
 
 _PORTS = range(15_000, 32_000)
-"""Below those that Linux gives to connections and to servers without a fixed port: another process may get any of these
-between the moment at which a test looks and the moment at which its own process listens.
+"""Below those that Linux gives to connections and to servers without a fixed port: another process
+may get any of these between the moment at which a test looks and the moment at which its own
+process listens.
 """
 _next = itertools.cycle(_PORTS)
 for _ in range(os.getpid() * 101 % len(_PORTS)):  # so that sessions rarely try the same ports
@@ -20,12 +21,16 @@ for _ in range(os.getpid() * 101 % len(_PORTS)):  # so that sessions rarely try 
 
 @cache
 def _locks() -> IO[bytes]:
-    """Return a file whose byte N a session of tests locks if it has taken port N; it stays open until the end."""
+    """Return a file whose byte N a session of tests locks if it has taken port N;
+    it stays open until the end.
+    """
     return (Path(tempfile.gettempdir()) / f"firstfault-tests-ports-{os.getuid()}").open("wb")
 
 
 def get_free_port() -> int:
-    """Return a port on which no process listens, and that no other running session of tests gets."""
+    """Return a port on which no process listens,
+    and that no other running session of tests gets.
+    """
     for port in _next:
         try:
             fcntl.lockf(_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)

@@ -34,7 +34,9 @@ class Prefix:
 
     def node_context(self, deadline_seconds: float = 5.0) -> NodeContext:
         """Return a recording into this prefix."""
-        from tests.recordings import recording_at  # noqa: PLC0415 - the library's tests have no torch
+        from tests.recordings import (  # noqa: PLC0415 - the library's tests have no torch
+            recording_at,
+        )
 
         return recording_at(self.uri, deadline_seconds)
 

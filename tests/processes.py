@@ -1,4 +1,6 @@
-"""Finds the processes of a job, in its sessions or by a variable that they have inherited, and ends them."""
+"""Finds the processes of a job, in its sessions or by a variable that they have inherited,
+and ends them.
+"""
 
 import contextlib
 import os
@@ -29,18 +31,23 @@ def processes() -> dict[int, Process]:
         with contextlib.suppress(ValueError):  # it has just ended
             state, parent, _, session, *_ = _text(folder / "stat").rpartition(")")[2].split()
             command = _text(folder / "cmdline").replace("\0", " ").strip()
-            variables = dict(item.partition("=")[::2] for item in _text(folder / "environ").split("\0"))
+            variables = dict(
+                item.partition("=")[::2] for item in _text(folder / "environ").split("\0")
+            )
             found[int(folder.name)] = Process(state, int(parent), int(session), command, variables)
     return found
 
 
 def running_of(sessions: Collection[int | None] = (), variable: str = "") -> dict[int, str]:
-    """Return the command lines of the processes in sessions, or with a variable, such as "NAME=value"."""
+    """Return the command lines of the processes in sessions, or with a variable,
+    such as "NAME=value".
+    """
     name, _, value = variable.partition("=")
     return {
         pid: process.command
         for pid, process in processes().items()
-        if process.state != "Z" and (process.session in sessions or (name and process.environment.get(name) == value))
+        if process.state != "Z"
+        and (process.session in sessions or (name and process.environment.get(name) == value))
     }
 
 

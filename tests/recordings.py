@@ -1,4 +1,6 @@
-"""Makes recordings and conclusions of one node without Flyte, for the tests of the agent and the verdict."""
+"""Makes recordings and conclusions of one node without Flyte,
+for the tests of the agent and the verdict.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +25,9 @@ class RetryingEngine(PlainEngine):
     """An engine that retries a job whose pods live; the documents lie in the folder itself."""
 
     def identity(self) -> Identity:
-        """Return the node that the variables name, without a place to hand files over to the next attempt."""
+        """Return the node that the variables name,
+        without a place to hand files over to the next attempt.
+        """
         places = {"output_prefix": self.folder, "handover_uri": "", "previous_handover_uri": ""}
         return replace(super().identity(), **places)
 
@@ -33,10 +37,17 @@ class RetryingEngine(PlainEngine):
 
 
 def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> NodeContext:
-    """Return a recording into an output prefix by the node in the variables; `fields` are its own or its identity's."""
+    """Return a recording into an output prefix by the node in the variables;
+    `fields` are its own or its identity's.
+    """
     identity = {name: fields.pop(name) for name in _IDENTITY & fields.keys()}
     strategy = fields.pop("strategy", "earliest")
-    return NodeContext(strategy, replace(RetryingEngine(uri).identity(), **identity), deadline_seconds, **fields)
+    return NodeContext(
+        strategy,
+        replace(RetryingEngine(uri).identity(), **identity),
+        deadline_seconds,
+        **fields,
+    )
 
 
 def concluded(
@@ -51,7 +62,9 @@ def concluded(
     """Return the conclusion of a node of a job that its engine retries."""
     options = Options(retry_policy=policy, retries=retries)
     copies = {
-        document_path(failure.documents[0].name if failure.documents else error_key_for(failure)): encode(failure)
+        document_path(
+            failure.documents[0].name if failure.documents else error_key_for(failure)
+        ): encode(failure)
         for failure in failures
     }
     engine = RetryingEngine(node_context.output_prefix)

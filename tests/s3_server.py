@@ -34,7 +34,14 @@ _LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _ADMIN_GRPC_OFFSET = 10_000
 """weed's worker expects the admin's gRPC port here and ignores -admin.port.grpc."""
-_PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+_PORTS = (
+    "s3.port",
+    "s3.port.grpc",
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+)
 _PORTS += ("filer.port", "filer.port.grpc")
 
 
@@ -53,7 +60,9 @@ class S3:
         return f"s3://{self.bucket}/{name}-{uuid.uuid4().hex}"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that make flytekit, firstfault and botocore use this server and account."""
+        """Return the variables that make flytekit,
+        firstfault and botocore use this server and account.
+        """
         return {
             "FLYTE_AWS_ENDPOINT": self.endpoint,
             "FLYTE_AWS_ACCESS_KEY_ID": self.access_key,
@@ -66,7 +75,9 @@ class S3:
         }
 
     def without_list(self) -> S3:
-        """Return an account of the same server that may read and write objects, but not list them."""
+        """Return an account of the same server that may read and write objects,
+        but not list them.
+        """
         return replace(self, access_key=_no_list_key(self))
 
     def client(self) -> Any:
@@ -102,7 +113,9 @@ class ServerError(Exception):
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[S3]:
-    """Start a server with an account that may do everything; stop it afterwards. ServerError: it did not start."""
+    """Start a server with an account that may do everything; stop it afterwards. ServerError:
+    it did not start.
+    """
     account = S3("", f"test{secrets.token_hex(8)}", secrets.token_hex(16), _BUCKET, 0)
     server = _start(folder, account)
     try:
@@ -130,19 +143,23 @@ class _Server:
 
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            # its own process group; asked to end, it would take seconds to save what is deleted below
+            # its own process group; asked to end, it would take seconds to save what is deleted
+            # below
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(_STOP_DEADLINE_S)
         for port in self.ports.values():
             # weed leaves some of its sockets behind, and no option moves them
             for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
-                with contextlib.suppress(PermissionError):  # another user's, who had the port before
+                # another user's, who had the port before
+                with contextlib.suppress(PermissionError):
                     path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _start(folder: Path, account: S3) -> _Server:
-    """Start a server; try again on other ports if another process took a port before the server started."""
+    """Start a server; try again on other ports if another process took a port
+    before the server started.
+    """
     failures = []
     for attempt in range(_STARTS):
         server = _launch(folder / str(attempt), account)
@@ -201,7 +218,8 @@ def _launch(folder: Path, account: S3) -> _Server:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one prctl; nothing of Python's is touched
+            # one prctl; nothing of Python's is touched
+            preexec_fn=_die_with_parent(),  # noqa: PLW1509
         )
     return _Server(process, ports, folder)
 
@@ -217,7 +235,9 @@ def _accounts(account: S3) -> dict[str, Any]:
 
 
 def _die_with_parent() -> Callable[[], object]:
-    """Let the kernel end the server if the tests are killed or exit without clean-up, as pytest-timeout does."""
+    """Let the kernel end the server if the tests are killed or exit without clean-up,
+    as pytest-timeout does.
+    """
     prctl = ctypes.CDLL(None).prctl
     set_parent_death_signal = 1
     return lambda: prctl(set_parent_death_signal, signal.SIGKILL)
@@ -238,7 +258,9 @@ def _wait_until_ready(server: _Server, account: S3) -> None:
             if time.monotonic() > deadline:
                 raise _NotReadyError(f"no answer in {_START_DEADLINE_S} s: {trouble}")
             time.sleep(_POLL_S)
-    open_to_others = [address for address in listening(running.pid) if not address.startswith(f"{_LOOPBACK}:")]
+    open_to_others = [
+        address for address in listening(running.pid) if not address.startswith(f"{_LOOPBACK}:")
+    ]
     if open_to_others:
         raise _NotReadyError(f"weed listens beyond the loopback: {open_to_others}")
 
@@ -254,7 +276,9 @@ def _trouble(client: Any, bucket: str) -> str | None:
 
 
 def _address(text: str) -> str:
-    """Decode ``0100007F:20FB``: the address in the host's byte order (little endian), the port in hexadecimal."""
+    """Decode ``0100007F:20FB``: the address in the host's byte order (little endian),
+    the port in hexadecimal.
+    """
     address, port = text.split(":")
     if len(address) == len("0100007F"):
         address = socket.inet_ntoa(bytes.fromhex(address)[::-1])
@@ -271,7 +295,9 @@ def _free_ports() -> dict[str, int]:
 
 
 def _take_port(held: contextlib.ExitStack, also: int = 0) -> int:
-    """Find a port that can be bound (and the one `also` above it), and hold it until `held` closes."""
+    """Find a port that can be bound (and the one `also` above it),
+    and hold it until `held` closes.
+    """
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(1000):
         port = random.randrange(10_001, min(first_ephemeral, 32_768) - also)

@@ -1,4 +1,6 @@
-"""A verdict, a decision and the record of a restart; and a sealed verdict, as a pod leaves it in its ``error.pb``."""
+"""A verdict, a decision and the record of a restart; and a sealed verdict,
+as a pod leaves it in its ``error.pb``.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +11,11 @@ from firstfault.wire.documents import encode_seal
 from firstfault.wire.json_schemas import to_json
 
 DECISION = model.Decision(
-    retry=True, kind=model.Kind.RECOVERABLE, origin=model.Origin.SYSTEM, enforced=False, reason="because"
+    retry=True,
+    kind=model.Kind.RECOVERABLE,
+    origin=model.Origin.SYSTEM,
+    enforced=False,
+    reason="because",
 )
 VERDICT = model.Verdict(
     scope=model.Scope.RANK,

@@ -13,7 +13,9 @@ SOON_S = 30.0
 """What takes milliseconds may take so long on a busy machine."""
 
 
-def until(condition: Callable[[], object], what: str = "it never came", seconds: float = SOON_S) -> None:
+def until(
+    condition: Callable[[], object], what: str = "it never came", seconds: float = SOON_S
+) -> None:
     """Return when the condition holds; fail after a time that no busy machine needs."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -30,11 +32,19 @@ def in_a_thread(call: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def beside(request: pytest.FixtureRequest, calls: dict[str, Callable[[], Any]]) -> Iterator[dict[str, Future[Any]]]:
-    """Begin, one after the other, what mostly waits, beside the other tests of a module; return the results by test.
+def beside(
+    request: pytest.FixtureRequest, calls: dict[str, Callable[[], Any]]
+) -> Iterator[dict[str, Future[Any]]]:
+    """Begin, one after the other, what mostly waits, beside the other tests of a module;
+    return the results by test.
 
-    By the name of the test that needs the result, `calls` has functions; only those of the chosen tests are begun.
+    By the name of the test that needs the result, `calls` has functions; only those of the chosen
+    tests are begun.
     """
-    chosen = {getattr(item, "originalname", "") for item in request.session.items if item.path == request.path}
+    chosen = {
+        getattr(item, "originalname", "")
+        for item in request.session.items
+        if item.path == request.path
+    }
     with ThreadPoolExecutor(1) as pool:
         yield {name: pool.submit(call) for name, call in calls.items() if name in chosen}

@@ -1,4 +1,6 @@
-"""Check the files in a wheel: ``check_wheel.py WHEEL``. Prints each problem, and exits with 1 if there is one."""
+"""Check the files in a wheel: ``check_wheel.py WHEEL``. Prints each problem,
+and exits with 1 if there is one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ DIST_INFO_REQUIRED = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 
 
 def problems(names: list[str]) -> list[str]:
-    """Return a sentence for each file that is missing in `names`, the files of a wheel, or does not belong there."""
+    """Return a sentence for each file that is missing in `names`, the files of a wheel,
+    or does not belong there.
+    """
     dist_info = next((name.split("/")[0] for name in names if ".dist-info/" in name), "")
     required = [*REQUIRED, *(f"{dist_info}/{name}" for name in DIST_INFO_REQUIRED)]
     found = [f"{name} is missing" for name in required if name not in names]

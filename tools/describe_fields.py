@@ -1,7 +1,8 @@
-"""Writes what docs say of tables in the code: a restart's keys, the rules of `evidence`, and parts of the JSON Schema.
+"""Writes what docs say of tables in the code: a restart's keys, the rules of `evidence`,
+and parts of the JSON Schema.
 
-``python tools/describe_fields.py`` rewrites the files; tests/proto/test_fields.py and tests/readers/test_rules.py fail
-if they differ.
+``python tools/describe_fields.py`` rewrites the files; tests/proto/test_fields.py and
+tests/readers/test_rules.py fail if they differ.
 """
 
 from __future__ import annotations
@@ -28,15 +29,22 @@ _WIDTH = 110
 def described(page: str) -> str:
     """Return the text of docs/reference/format.md with today's list of a restart's keys."""
     meanings = {"schema": f"`{RESTART_SCHEMA}`", **_read_table(json_schemas)["restart"]}
-    rows = (f"| `{name}` | {meanings[name]} |\n" for name in ("schema", *RESTART.schema["properties"]))
+    rows = (
+        f"| `{name}` | {meanings[name]} |\n" for name in ("schema", *RESTART.schema["properties"])
+    )
     return _with_rows(page, "| Key of a record | Meaning |\n|---|---|\n", rows)
 
 
 def with_rules(page: str) -> str:
     """Return the text of docs/guides/strategies.md with today's rules."""
     root_causes = _read_table(rules)
-    rows = (f"| `{rule.name}` | {root_causes[rule.name]} | {rule.max_confidence} |\n" for rule in rules.RULES)
-    return _with_rows(page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows)
+    rows = (
+        f"| `{rule.name}` | {root_causes[rule.name]} | {rule.max_confidence} |\n"
+        for rule in rules.RULES
+    )
+    return _with_rows(
+        page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows
+    )
 
 
 def _with_rows(page: str, head: str, rows: Iterable[str]) -> str:
@@ -49,7 +57,8 @@ def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
     meanings = _read_table(json_schemas)
     for name, part in parts.items():
         described = {
-            key: {**value, **_get_description(meanings[name], key)} for key, value in part["properties"].items()
+            key: {**value, **_get_description(meanings[name], key)}
+            for key, value in part["properties"].items()
         }
         parts[name] = {**part, "properties": described}
     return {**schema, "$defs": {**schema["$defs"], **parts}}
@@ -76,7 +85,9 @@ def lines_of(value: Any, indent: int = 0) -> str:
         else [lines_of(part, indent + 2) for part in value]
     )
     begin, end = "{}" if isinstance(value, dict) else "[]"
-    return begin + "\n" + ",\n".join(f"{margin}{part}" for part in parts) + "\n" + " " * indent + end
+    return (
+        begin + "\n" + ",\n".join(f"{margin}{part}" for part in parts) + "\n" + " " * indent + end
+    )
 
 
 def main() -> None:

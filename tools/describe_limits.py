@@ -1,4 +1,5 @@
-"""Print the table of all time limits, and add up those that a terminated node waits for one after the other.
+"""Print the table of all time limits, and add up those that a terminated node waits
+for one after the other.
 
 tests/torch_agent/test_budgets.py fails if the sum exceeds what Kubernetes grants.
 """
@@ -18,7 +19,9 @@ UNTIL_STOPPED = (
     pod.STOP_GRACE_SECONDS,
     pod.TERMINATED_UPLOADS_TIMEOUT_SECONDS,
 )
-"""What a terminated agent waits for, one after the other, until its workers are stopped and reported."""
+"""What a terminated agent waits for, one after the other,
+until its workers are stopped and reported.
+"""
 UNTIL_PUBLISHED = (
     pod.TERMINATED_READ_TIMEOUT_SECONDS,
     pod.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS,
@@ -55,20 +58,28 @@ CONCLUDES_ALONE = (
     pod.SHUTDOWN_CALL_TIMEOUT_SECONDS,
     *UNTIL_PUBLISHED,
 )
-"""All waits of a terminated node that gets no verdict from another one, from SIGTERM until it has published its own."""
+"""All waits of a terminated node that gets no verdict from another one,
+from SIGTERM until it has published its own.
+"""
 
 
 def limits() -> dict[str, TimeLimit]:
     """Return all limits by name: the pod's, then the recorder's."""
     modules = (pod, recorder)
-    return {name: value for module in modules for name, value in vars(module).items() if isinstance(value, TimeLimit)}
+    return {
+        name: value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, TimeLimit)
+    }
 
 
 def table() -> str:
     """Return all limits as a Markdown table."""
     heading = ["| Limit | s | Who waits | For what | Then |", "|---|---|---|---|---|"]
     rows = [
-        f"| `{name}` | {limit:g} | {limit.who} | {limit.waits_for} | {limit.then} |" for name, limit in limits().items()
+        f"| `{name}` | {limit:g} | {limit.who} | {limit.waits_for} | {limit.then} |"
+        for name, limit in limits().items()
     ]
     return "\n".join([*heading, *rows])
 

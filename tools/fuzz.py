@@ -1,7 +1,9 @@
-"""Looks for bytes that make a reader raise: libFuzzer, by atheris, over files, names, texts and a whole attempt.
+"""Looks for bytes that make a reader raise: libFuzzer, by atheris, over files, names,
+texts and a whole attempt.
 
-``make fuzz ARGS="--seconds 300"`` installs atheris if it is missing, and runs this; each target runs so long. Inputs
-that found new code are kept in build/fuzz; one that raises, or that takes longer than 20 s, is left there.
+``make fuzz ARGS="--seconds 300"`` installs atheris if it is missing, and runs this; each target
+runs so long. Inputs that found new code are kept in build/fuzz; one that raises, or that takes
+longer than 20 s, is left there.
 """
 
 from __future__ import annotations
@@ -32,12 +34,25 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from firstfault.testing import make_error, make_presence
     from firstfault.utils.stored_text import clean
     from firstfault.utils.text import one_line, printable
-    from firstfault.wire.documents import decode, decode_presence, encode, encode_presence, pack, unpack
+    from firstfault.wire.documents import (
+        decode,
+        decode_presence,
+        encode,
+        encode_presence,
+        pack,
+        unpack,
+    )
     from firstfault.wire.json_schemas import from_json, restart_from_json
 
 _FOLDER = Path("build/fuzz")
 _ERROR = make_error(3, node="w-1", group_rank=1, world_size=4, pid=99)
-_KILLED = make_error(1, node="w-0", exception=None, signal="SIGKILL", sent_signals=(SentSignal("SIGKILL", "late"),))
+_KILLED = make_error(
+    1,
+    node="w-0",
+    exception=None,
+    signal="SIGKILL",
+    sent_signals=(SentSignal("SIGKILL", "late"),),
+)
 _ENTRY = make_presence(Phase.FAILED, node="w-1", group_rank=1, nodes=2, ranks=(2, 3))
 _PATHS = (
     f"firstfault/errors/{error_key_for(_ERROR)}",
@@ -90,17 +105,23 @@ def _signatures(data: bytes) -> None:
     found = classify(text, "RuntimeError")
     if not found.why:
         raise AssertionError("a text without a reason")
-    if any(character < " " for character in one_line(text).replace("\t", " ")) or "\x1b" in printable(text):
+    if any(
+        character < " " for character in one_line(text).replace("\t", " ")
+    ) or "\x1b" in printable(text):
         raise AssertionError("a control character was left")
     clean(text, 100).encode()
 
 
 _CASCADES = [
     {name: archive.read(name) for name in archive.namelist() if name != "truth.json"}
-    for archive in map(zipfile.ZipFile, sorted(Path("lab/cascades/recorded").glob("*-of4.zip"))[::10])
+    for archive in map(
+        zipfile.ZipFile, sorted(Path("lab/cascades/recorded").glob("*-of4.zip"))[::10]
+    )
 ]
 """Some of the lab's."""
-_FILES = dict(zip(_PATHS, (encode(_ERROR), encode(_KILLED), b"", encode_presence(_ENTRY)), strict=False))
+_FILES = dict(
+    zip(_PATHS, (encode(_ERROR), encode(_KILLED), b"", encode_presence(_ENTRY)), strict=False)
+)
 _TARGETS = {
     "wire": (
         _wire,
@@ -111,7 +132,10 @@ _TARGETS = {
         ),
     ),
     "keys": (_keys, tuple(path.rpartition("/")[2].encode() for path in _PATHS)),
-    "signatures": (_signatures, Path("tests/readers/texts_without_credentials.txt").read_bytes().splitlines()),
+    "signatures": (
+        _signatures,
+        Path("tests/readers/texts_without_credentials.txt").read_bytes().splitlines(),
+    ),
     "reader": (
         _reader,
         tuple(
@@ -160,7 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=15, help="for each target")
     parser.add_argument(
-        "--target", choices=_TARGETS, help="only this one, with libFuzzer's own options or files to try"
+        "--target",
+        choices=_TARGETS,
+        help="only this one, with libFuzzer's own options or files to try",
     )
     given, how = parser.parse_known_args()
     if given.target and how:

@@ -1,6 +1,7 @@
 """Faults of two ranks on one real GPU, with both NCCL backends of torch: ``make gpu``, ten minutes.
 
-Prints a table for docs/project/accuracy.md. ``--backend gloo`` runs the faults that need no GPU, to try this script.
+Prints a table for docs/project/accuracy.md. ``--backend gloo`` runs the faults that need no GPU, to
+try this script.
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ CATEGORIES = {
 
 
 def main() -> int:
-    """Run each fault with each backend; print the table; return how many verdicts are not as expected."""
+    """Run each fault with each backend; print the table;
+    return how many verdicts are not as expected.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="nccl", choices=["nccl", "gloo"])
-    parser.add_argument("--fault", choices=FAULTS, help="train with this fault; the script starts itself so")
+    parser.add_argument(
+        "--fault", choices=FAULTS, help="train with this fault; the script starts itself so"
+    )
     options = parser.parse_args()
     if options.fault:
         train(options.fault, options.backend)
@@ -50,8 +55,16 @@ def main() -> int:
     on_gpu = options.backend == "nccl"
     columns = [("nccl2", "1"), ("nccl", "0")] if on_gpu else [("gloo", "")]
     device = torch.cuda.get_device_name() if on_gpu else "CPU"
-    print(f"{device}, torch {torch.__version__}, Python {platform.python_version()}, {TIMEOUT_S:g} s of timeout\n")
-    print("| Fault of rank 1 | " + " | ".join(name for name, _ in columns) + " |\n|---|" + "---|" * len(columns))
+    print(
+        f"{device}, torch {torch.__version__}, Python {platform.python_version()}, {TIMEOUT_S:g} s"
+        " of timeout\n"
+    )
+    print(
+        "| Fault of rank 1 | "
+        + " | ".join(name for name, _ in columns)
+        + " |\n|---|"
+        + "---|" * len(columns)
+    )
     wrong = 0
     for fault in FAULTS if on_gpu else ON_CPU:
         found = [outcome(fault, options.backend, value) for _, value in columns]
@@ -62,7 +75,9 @@ def main() -> int:
 
 def outcome(fault: str, backend: str, use_nccl2: str) -> tuple[bool, str]:
     """Run one job of two ranks; return whether its end is as expected, and a cell of the table."""
-    with tempfile.TemporaryDirectory(prefix="firstfault-gpu-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="firstfault-gpu-", ignore_cleanup_errors=True
+    ) as folder:
         environment = {
             **os.environ,
             "FIRSTFAULT_FOLDER": folder,
@@ -70,24 +85,43 @@ def outcome(fault: str, backend: str, use_nccl2: str) -> tuple[bool, str]:
             "NCCL_MULTI_RANK_GPU_ENABLE": "1",  # NCCL refuses two ranks on one GPU without it
             **({"TORCH_DIST_USE_NCCL2": use_nccl2} if use_nccl2 else {}),
         }
-        command = [sys.executable, "-m", "firstfault", "torchrun", "--standalone", "--nproc-per-node", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "firstfault",
+            "torchrun",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+        ]
         command += [__file__, "--backend", backend, "--fault", fault]
         began = time.monotonic()
         try:
             ended = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=MOST_S, check=False
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=MOST_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return False, f"WRONG: it did not end within {MOST_S:g} s"
         took = f"{time.monotonic() - began:.0f} s"
         if fault == "restart":
             is_right = ended.returncode == 0
-            return is_right, f"continued, {took}" if is_right else f"WRONG: {ended.stderr.strip().splitlines()[-1:]}"
+            return is_right, (
+                f"continued, {took}"
+                if is_right
+                else f"WRONG: {ended.stderr.strip().splitlines()[-1:]}"
+            )
         show = [sys.executable, "-m", "firstfault", "show", "--json", str(Path(folder, "gpu", "0"))]
         shown = subprocess.run(show, capture_output=True, text=True, check=False)
         verdict = (json.loads(shown.stdout) if shown.stdout else {}).get("verdict") or {}
     is_right = verdict.get("ranks") == [CULPRIT] and verdict.get("category") in CATEGORIES[fault]
-    text = f"{verdict.get('confidence')}: {verdict.get('headline', ended.stderr[-200:])}".replace("|", "/")
+    text = f"{verdict.get('confidence')}: {verdict.get('headline', ended.stderr[-200:])}".replace(
+        "|", "/"
+    )
     return is_right, f"{'right' if is_right else 'WRONG'}, {text}, {took}"
 
 
@@ -106,7 +140,11 @@ def _steps(fault: str, backend: str) -> None:
     dist.init_process_group(backend, timeout=dt.timedelta(seconds=TIMEOUT_S))
     for step in range(STEPS):
         gradient = torch.ones(1024, device=device)
-        if step == FAULT_STEP and dist.get_rank() == CULPRIT and (call is None or call.iteration == 0):
+        if (
+            step == FAULT_STEP
+            and dist.get_rank() == CULPRIT
+            and (call is None or call.iteration == 0)
+        ):
             meet(fault, device)
         dist.all_reduce(gradient)
         gradient.sum().item()

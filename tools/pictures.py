@@ -1,7 +1,8 @@
-"""Make README's pictures from a real failing job: what `firstfault show` prints, and the report's first screen.
+"""Make README's pictures from a real failing job: what `firstfault show` prints,
+and the report's first screen.
 
-``make pictures`` runs this. It needs a browser (``apt-get install chromium``). It runs examples/user_error.py, which
-fails, on two nodes of two workers.
+``make pictures`` runs this. It needs a browser (``apt-get install chromium``). It runs
+examples/user_error.py, which fails, on two nodes of two workers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="build/pictures", help="where the job's files go")
     store = parser.parse_args().store
-    browser = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    browser = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    )
     if browser is None:
         sys.exit("needs a browser: apt-get install chromium, or say where one is in CHROMIUM")
     run = _failing_run(store)
@@ -44,14 +47,19 @@ def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=browser, args=_FLAGS)
-        page = started.new_page(viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=2)
+        page = started.new_page(
+            viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=2
+        )
         report = Path(run["report"]).resolve().with_name("picture.html")
         # replace the folder of this machine
         report.write_text(Path(run["report"]).read_text().replace(f"{ROOT}/", "/root/"))
         page.goto(report.as_uri())
         page.screenshot(path=PICTURES / "report.png")
-        # a new page: the report's content security policy would also apply to content set on its page
-        page = started.new_page(viewport={"width": _COLUMNS * 12, "height": _HEIGHT}, device_scale_factor=2)
+        # a new page: the report's content security policy would also apply to content set on its
+        # page
+        page = started.new_page(
+            viewport={"width": _COLUMNS * 12, "height": _HEIGHT}, device_scale_factor=2
+        )
         page.set_content(_as_html(screen))
         page.locator("svg").screenshot(path=PICTURES / "terminal.png")
         started.close()
@@ -59,7 +67,17 @@ def main() -> None:
 
 
 def _failing_run(store: str) -> dict[str, object]:
-    command = ["firstfault", "run", "examples/user_error.py", "train", "--nodes", "2", "--store", store, "--json"]
+    command = [
+        "firstfault",
+        "run",
+        "examples/user_error.py",
+        "train",
+        "--nodes",
+        "2",
+        "--store",
+        store,
+        "--json",
+    ]
     done = subprocess.run(_ours(command), stdout=subprocess.PIPE, cwd=ROOT, check=False)
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -69,7 +87,14 @@ def _on_a_terminal(command: list[str]) -> str:
     """Return a command's output on a terminal, with its colours."""
     parent, child = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(_COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
-    process = subprocess.Popen(_ours(command), stdin=child, stdout=child, stderr=child, env=environment, cwd=ROOT)
+    process = subprocess.Popen(
+        _ours(command),
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment,
+        cwd=ROOT,
+    )
     os.close(child)
     printed = b""
     try:
@@ -79,15 +104,22 @@ def _on_a_terminal(command: list[str]) -> str:
         pass  # a terminal raises this when the other end closes
     process.wait()
     # replace the name of this machine
-    text = printed.decode().replace("\r", "").replace(f"host {socket.gethostname()}", "host trainer-7")
+    text = (
+        printed.decode().replace("\r", "").replace(f"host {socket.gethostname()}", "host trainer-7")
+    )
     return f"$ {' '.join(command)}\n{text}"
 
 
 def _as_html(screen: str) -> str:
     console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi(screen.rstrip()))
-    svg = console.export_svg(title="firstfault show", theme=MONOKAI).replace("Fira Code, monospace", _FONT)
-    return f"<!doctype html><style>svg {{ width: 1000px }} svg text {{ font-family: {_FONT} !important }}</style>{svg}"
+    svg = console.export_svg(title="firstfault show", theme=MONOKAI).replace(
+        "Fira Code, monospace", _FONT
+    )
+    return (
+        f"<!doctype html><style>svg {{ width: 1000px }} svg text {{ font-family: {_FONT} !important"
+        f" }}</style>{svg}"
+    )
 
 
 def _ours(command: list[str]) -> list[str]:

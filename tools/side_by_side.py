@@ -1,9 +1,10 @@
-"""Write an excerpt of one fault into docs/project/comparison.md: torchrun, stock kfpytorch in Flyte, firstfault.
+"""Write an excerpt of one fault into docs/project/comparison.md: torchrun,
+stock kfpytorch in Flyte, firstfault.
 
     python tools/side_by_side.py [--out docs/project/comparison.md]
 
-Each runs the same training on two nodes of two workers on this machine. A record without a label makes the data loader
-of rank 3 raise, while the other ranks wait in a collective.
+Each runs the same training on two nodes of two workers on this machine. A record without a label
+makes the data loader of rank 3 raise, while the other ranks wait in a collective.
 """
 
 from __future__ import annotations
@@ -85,11 +86,25 @@ def torchrun(folder: Path) -> str:
     from flytekitplugins.firstfault.local.pods import free_port  # noqa: PLC0415 - as in `run_task`
 
     command = [
-        *(str(BIN / "torchrun"), "--nnodes", str(_NODES), "--nproc-per-node", "2", "--rdzv-backend", "c10d"),
+        *(
+            str(BIN / "torchrun"),
+            "--nnodes",
+            str(_NODES),
+            "--nproc-per-node",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+        ),
         *("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "train.py"),
     ]
     nodes = [
-        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for _ in range(_NODES)
     ]
     said = [node.communicate(timeout=_LIMIT_S)[0] for node in nodes]
@@ -103,12 +118,20 @@ def flyte(folder: Path, package: str) -> str:
     command = [sys.executable, __file__, "--task", name]
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore"}
     return subprocess.run(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S, check=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_LIMIT_S,
+        check=True,
     ).stdout
 
 
 def run_task(name: str) -> str:
-    """Run a task's pods in this folder, as Flyte and its operator do; return the error that Flyte reads."""
+    """Run a task's pods in this folder, as Flyte and its operator do;
+    return the error that Flyte reads.
+    """
     from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - in a process of its own
 
     from flytekitplugins.firstfault.local import pods as local  # noqa: PLC0415
@@ -119,14 +142,26 @@ def run_task(name: str) -> str:
     prefix.mkdir(parents=True)
     (folder / "inputs.pb").write_bytes(LiteralMap().SerializeToString())
     command = serialized_command(importlib.import_module(name).run_training)
-    arguments = command.filled(inputs=str(folder / "inputs.pb"), prefix=str(prefix), raw=str(prefix / "raw"))
+    arguments = command.filled(
+        inputs=str(folder / "inputs.pb"), prefix=str(prefix), raw=str(prefix / "raw")
+    )
     job = "a7xk2m9qp4vd8wz3hj6t-n0-0"
-    elastic = local.elastic_environment(nodes=str(_NODES), processes=2, max_restarts=0, job=job, port=local.free_port())
+    elastic = local.elastic_environment(
+        nodes=str(_NODES),
+        processes=2,
+        max_restarts=0,
+        job=job,
+        port=local.free_port(),
+    )
     pods = []
     try:
         for index in range(_NODES):
             pod = f"{job}-worker-{index}"
-            identity = {"FLYTE_INTERNAL_EXECUTION_ID": "a7xk2m9qp4vd8wz3hj6t", "_F_WN": pod, "HOSTNAME": pod}
+            identity = {
+                "FLYTE_INTERNAL_EXECUTION_ID": "a7xk2m9qp4vd8wz3hj6t",
+                "_F_WN": pod,
+                "HOSTNAME": pod,
+            }
             pods.append(
                 local.start_pod(
                     pod,
@@ -149,7 +184,9 @@ def run_task(name: str) -> str:
 
 
 def _shown(text: str, folder: Path) -> tuple[str, int]:
-    """Return an excerpt of an output with the paths of a container, and the output's number of lines."""
+    """Return an excerpt of an output with the paths of a container,
+    and the output's number of lines.
+    """
     text = text.replace(f"{folder}/runs", "s3://bucket/metadata").replace(str(folder), "/root")
     text = text.replace(str(BIN.parent), "/opt/venv").replace(str(ROOT), "/opt/firstfault")
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(socket.gethostname(), "gpu-node-7")
@@ -160,22 +197,34 @@ def _shown(text: str, folder: Path) -> tuple[str, int]:
         lines = answers
     elif count > _LINES:
         lines = [f"... {count - _LINES} lines left out here ...", *lines[-_LINES:]]
-    return "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines), count
+    return (
+        "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines),
+        count,
+    )
 
 
 def page(current: str, outputs: dict[str, tuple[str, str, int]]) -> str:
-    """Return the page with new excerpts: of each title the first line, the excerpt, and the number of lines."""
+    """Return the page with new excerpts: of each title the first line, the excerpt,
+    and the number of lines.
+    """
     parts = []
     for title, (first, text, count) in outputs.items():
-        shown = f"Flyte's lists show: `{first[:55].rstrip()}`" if "Flyte" in title else "in the logs."
-        parts.append(f"### {title}\n\n{count} lines{'. ' if 'Flyte' in title else ', '}{shown}\n\n```\n{text}\n```\n")
+        shown = (
+            f"Flyte's lists show: `{first[:55].rstrip()}`" if "Flyte" in title else "in the logs."
+        )
+        parts.append(
+            f"### {title}\n\n{count}"
+            f" lines{'. ' if 'Flyte' in title else ', '}{shown}\n\n```\n{text}\n```\n"
+        )
     before, _, rest = current.partition(_BEGIN)
     return before + _BEGIN + "\n".join(parts) + _END + rest.partition(_END)[2]
 
 
 def main() -> None:
     """Run all three, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "project" / "comparison.md")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -191,7 +240,10 @@ def main() -> None:
             "Stock kfpytorch in Flyte": flyte(folder, "flytekitplugins.kfpytorch"),
             "firstfault in Flyte": flyte(folder, "flytekitplugins.firstfault"),
         }
-        shown = {title: (text.strip().partition("\n")[0], *_shown(text, folder)) for title, text in outputs.items()}
+        shown = {
+            title: (text.strip().partition("\n")[0], *_shown(text, folder))
+            for title, text in outputs.items()
+        }
         given.out.write_text(page(given.out.read_text(), shown))
     print(given.out)
 

@@ -1,8 +1,9 @@
-"""Print how large the product and the tests are, and what is larger than it should be: ``make sizes``.
+"""Print how large the product and the tests are, and what is larger than it should be:
+``make sizes``.
 
-A function's length counts its lines with its docstring; `self`, `cls`, `*args` and `**kwargs` do not count as
-parameters. Generated code counts as lines only. The core is the product without the optional folders, which
-pyproject.toml names in their import contract.
+A function's length counts its lines with its docstring; `self`, `cls`, `*args` and `**kwargs` do
+not count as parameters. Generated code counts as lines only. The core is the product without the
+optional folders, which pyproject.toml names in their import contract.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def optional_folders() -> tuple[str, ...]:
-    """Return the packages that pyproject.toml protects from being imported, as paths below a source root."""
+    """Return the packages that pyproject.toml protects from being imported,
+    as paths below a source root.
+    """
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (names,) = re.findall(r"^protected_modules = \[(.*?)\]", text, re.DOTALL | re.MULTILINE)
     return tuple(name.replace(".", "/") for name in re.findall(r'"(.*?)"', names))
@@ -42,7 +45,9 @@ def functions_of(files: dict[Path, str]) -> Iterator[tuple[Path, Function]]:
     """Yield each function, methods and inner ones included, with its file."""
     for path, text in files.items():
         if not path.name.endswith(GENERATED):
-            yield from ((path, node) for node in ast.walk(ast.parse(text)) if isinstance(node, Function))
+            yield from (
+                (path, node) for node in ast.walk(ast.parse(text)) if isinstance(node, Function)
+            )
 
 
 def length_of(function: Function) -> int:
@@ -66,7 +71,9 @@ def table(name: str, files: dict[Path, str]) -> str:
 
 
 def excesses(files: dict[Path, str]) -> Iterator[str]:
-    """Yield a line for each file, function and folder of the product that is larger than it should be."""
+    """Yield a line for each file, function and folder of the product that is
+    larger than it should be.
+    """
     for path, text in files.items():
         if text.count("\n") > LONGEST_FILE:
             yield f"{path}: {text.count(chr(10))} lines"
@@ -77,19 +84,32 @@ def excesses(files: dict[Path, str]) -> Iterator[str]:
         if parameters_of(function) > MOST_PARAMETERS:
             yield f"{place}: {parameters_of(function)} parameters"
     modules = Counter(path.parent for path in files if path.name != "__init__.py")
-    yield from (f"{folder}: {count} modules" for folder, count in modules.items() if count > MOST_MODULES)
+    yield from (
+        f"{folder}: {count} modules" for folder, count in modules.items() if count > MOST_MODULES
+    )
 
 
 def main() -> None:
     """Print the figures, then what is too large in the product."""
     product, optional = files_of(*PRODUCT), optional_folders()
-    core = {path: text for path, text in product.items() if not "/".join(path.parts[1:]).startswith(optional)}
-    print(f"{'':10}{'lines':>8}{'modules':>9}{'functions':>11}{'median':>8}{'95 %':>8}{'longest':>9}")
-    for name, files in (("product", product), ("  core", core), ("tests", files_of("tests")), ("lab", files_of("lab"))):
+    core = {
+        path: text
+        for path, text in product.items()
+        if not "/".join(path.parts[1:]).startswith(optional)
+    }
+    print(
+        f"{'':10}{'lines':>8}{'modules':>9}{'functions':>11}{'median':>8}{'95 %':>8}{'longest':>9}"
+    )
+    for name, files in (
+        ("product", product),
+        ("  core", core),
+        ("tests", files_of("tests")),
+        ("lab", files_of("lab")),
+    ):
         print(table(name, files))
     print(
-        f"\nmore than {LONGEST_FILE} lines, {LONGEST_FUNCTION} lines or {MOST_PARAMETERS} parameters of a function, "
-        f"or {MOST_MODULES} modules of a folder:"
+        f"\nmore than {LONGEST_FILE} lines, {LONGEST_FUNCTION} lines or {MOST_PARAMETERS}"
+        f" parameters of a function, or {MOST_MODULES} modules of a folder:"
     )
     print("\n".join(excesses(product)) or "none")
 

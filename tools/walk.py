@@ -1,8 +1,9 @@
-"""Lists the modules that a failure passes on its way from `raise` to the error that Flyte shows: ``make walk``.
+"""Lists the modules that a failure passes on its way from `raise` to the error that Flyte shows:
+``make walk``.
 
-It runs examples/user_error.py on two nodes. Each process of the pods notes which functions of firstfault it enters.
-Those that are entered after the last call of the user's function count, until the pods end; periodic work, such as
-heartbeats, is among them.
+It runs examples/user_error.py on two nodes. Each process of the pods notes which functions of
+firstfault it enters. Those that are entered after the last call of the user's function count, until
+the pods end; periodic work, such as heartbeats, is among them.
 """
 
 from __future__ import annotations
@@ -74,9 +75,18 @@ def main() -> int:
         calls.mkdir()
         hook.mkdir()
         Path(hook, "sitecustomize.py").write_text(
-            f"import sys\nsys.path.append({str(ROOT / 'tools')!r})\nimport walk\nwalk.note_calls()\n", encoding="utf-8"
+            f"import sys\nsys.path.append({str(ROOT / 'tools')!r})\nimport"
+            " walk\nwalk.note_calls()\n",
+            encoding="utf-8",
         )
-        command = [Path(sys.executable).with_name("firstfault"), "run", EXAMPLE, "train", "--nodes", "2"]
+        command = [
+            Path(sys.executable).with_name("firstfault"),
+            "run",
+            EXAMPLE,
+            "train",
+            "--nodes",
+            "2",
+        ]
         subprocess.run(
             [*command, "--store", f"{name}/store"],
             env={**os.environ, "PYTHONPATH": str(hook), FOLDER_VARIABLE: str(calls)},

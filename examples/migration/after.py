@@ -14,7 +14,9 @@ from flytekitplugins.firstfault import CleanPodPolicy, Elastic, RunPolicy
         monitor_interval=1,
         max_restarts=0,
         rdzv_configs={"timeout": 1200, "join_timeout": 900},
-        run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING, ttl_seconds_after_finished=600),
+        run_policy=RunPolicy(
+            clean_pod_policy=CleanPodPolicy.RUNNING, ttl_seconds_after_finished=600
+        ),
     ),
     retries=2,
 )

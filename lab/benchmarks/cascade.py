@@ -14,7 +14,10 @@ from firstfault.wire.documents import encode, encode_presence
 
 _PER_NODE = 8
 _PARALLEL = 64
-_GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:{line}] Connection closed by peer [10.0.{high}.{low}]:{port}"
+_GLOO = (
+    "[../third_party/gloo/gloo/transport/tcp/pair.cc:{line}] Connection closed by peer"
+    " [10.0.{high}.{low}]:{port}"
+)
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,16 @@ class Cascade:
         return self.workers // 3
 
     def objects(self, *, roster: bool = True) -> Iterator[tuple[str, bytes]]:
-        """Yield path, relative to the output prefix, and content of each object; documents first."""
+        """Yield path, relative to the output prefix, and content of each object;
+        documents first.
+        """
         receipts: dict[int, list[Receipt]] = {}
         for rank in range(self.workers):
             error = self._error(rank)
             name = error_key_for(error)
-            receipts.setdefault(rank // _PER_NODE, []).append(Receipt(name, durable=True, rank=rank))
+            receipts.setdefault(rank // _PER_NODE, []).append(
+                Receipt(name, durable=True, rank=rank)
+            )
             yield f"{ERRORS}/{name}", encode(error)
         nodes = len(receipts)
         for node in receipts if roster else ():
@@ -53,22 +60,54 @@ class Cascade:
 
     def _error(self, rank: int) -> WorkerError:
         node, culprit = rank // _PER_NODE, self.culprit // _PER_NODE
-        place = {"group_rank": node, "local_rank": rank % _PER_NODE, "world_size": self.workers, "pid": 1000 + rank}
+        place = {
+            "group_rank": node,
+            "local_rank": rank % _PER_NODE,
+            "world_size": self.workers,
+            "pid": 1000 + rank,
+        }
         place["group_world_size"] = -(-self.workers // _PER_NODE)
         frames = tuple(
-            FrameInfo(f"/job/lib/python3.11/site-packages/torch/distributed/layer_{number}.py", number, "step")
+            FrameInfo(
+                f"/job/lib/python3.11/site-packages/torch/distributed/layer_{number}.py",
+                number,
+                "step",
+            )
             for number in range(12)
         )
         if rank == self.culprit:
             own = FrameInfo("/job/train.py", 41, "load_batch", "return table[index]")
-            raised = ExceptionInfo("KeyError", "'tokens'", bases=("LookupError", "Exception"), frames=(own,))
-            error = make_error(rank, node=f"worker-{node}", exception=raised, message="KeyError: 'tokens'", **place)
+            raised = ExceptionInfo(
+                "KeyError",
+                "'tokens'",
+                bases=("LookupError", "Exception"),
+                frames=(own,),
+            )
+            error = make_error(
+                rank,
+                node=f"worker-{node}",
+                exception=raised,
+                message="KeyError: 'tokens'",
+                **place,
+            )
             return _fingerprinted(error)
-        text = _GLOO.format(line=547, high=culprit // 250, low=culprit % 250, port=20_000 + rank % 1000)
+        text = _GLOO.format(
+            line=547,
+            high=culprit // 250,
+            low=culprit % 250,
+            port=20_000 + rank % 1000,
+        )
         raised = ExceptionInfo("RuntimeError", text, bases=("Exception",), frames=frames)
         moment = 30 + rank / 100
         return _fingerprinted(
-            make_error(rank, node=f"worker-{node}", at_ms=moment, exception=raised, message=text, **place)
+            make_error(
+                rank,
+                node=f"worker-{node}",
+                at_ms=moment,
+                exception=raised,
+                message=text,
+                **place,
+            )
         )
 
 

@@ -1,7 +1,9 @@
-"""Prints how long after a fault each node of a job ends, and which of its processes are left: ``python ends.py``.
+"""Prints how long after a fault each node of a job ends, and which of its processes are left:
+``python ends.py``.
 
-Two nodes with two ranks each, in folders of their own. Each rank has data loaders, a pool and a program; the ranks
-without the fault wait for 30 s, as in a collective of NCCL until its timeout. ``--torchrun`` runs torch's own agent.
+Two nodes with two ranks each, in folders of their own. Each rank has data loaders, a pool and a
+program; the ranks without the fault wait for 30 s, as in a collective of NCCL until its timeout.
+``--torchrun`` runs torch's own agent.
 """
 
 import os
@@ -33,7 +35,8 @@ def train(fault: str, raised: str) -> None:
     from torch.utils.data import DataLoader  # noqa: PLC0415 - as above
 
     if fault.endswith("agent-killed"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # and so do the processes that are forked from this one
+        # and so do the processes that are forked from this one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     pool = ProcessPoolExecutor(1)
     pool.submit(abs, -1).result()
@@ -52,8 +55,12 @@ def train(fault: str, raised: str) -> None:
     program.kill()
 
 
-def ended(folder: Path, fault: str, launcher: tuple[str, ...]) -> tuple[list[float], dict[int, str]]:
-    """Run a job; return the seconds from the fault to each node's end, and what is left 3 s after the last."""
+def ended(
+    folder: Path, fault: str, launcher: tuple[str, ...]
+) -> tuple[list[float], dict[int, str]]:
+    """Run a job; return the seconds from the fault to each node's end,
+    and what is left 3 s after the last.
+    """
     port, raised = get_free_port(), folder / "raised"
     program = [__file__, fault, str(raised)]
     variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2", "MARKS": str(folder)}
@@ -76,7 +83,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             seconds, left = ended(Path(folder).resolve(), fault, launcher)
             ends = ", ".join(f"{one:.1f} s" for one in seconds)
-            print(f"{fault}: the nodes ended {ends} after it; {len(left)} processes left", flush=True)
+            print(
+                f"{fault}: the nodes ended {ends} after it; {len(left)} processes left", flush=True
+            )
             for pid, command in left.items():
                 print(f"  {command}")
                 os.kill(pid, signal.SIGKILL)

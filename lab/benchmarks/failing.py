@@ -1,12 +1,14 @@
-"""Times from a raise to a durable error that names it and to the end of all pods; time of a run that succeeds.
+"""Times from a raise to a durable error that names it and to the end of all pods;
+time of a run that succeeds.
 
-For firstfault and for stock kfpytorch, in turn: two nodes of two workers on this machine, gloo, the same task; rank 3
-raises while its peers wait in a collective. Pods and the operator's
-rules are those of ``firstfault run`` for both plugins. "durable" is when the first error file can be listed
-(firstfault: the error document; kfpytorch: error.pb), looked for every few milliseconds, from the time that rank 3
-noted before its raise; "verdict" is the same of error.pb; "right" is whether what stock Flyte reads when the job ends
-is rank 3's own exception. Pods that run for LONGEST_S after the raise are ended, and that is what is printed. The
-tasks named good succeed: wall clock and CPU seconds of all their processes.
+For firstfault and for stock kfpytorch, in turn: two nodes of two workers on this machine, gloo, the
+same task; rank 3 raises while its peers wait in a collective. Pods and the operator's rules are
+those of ``firstfault run`` for both plugins. "durable" is when the first error file can be listed
+(firstfault: the error document; kfpytorch: error.pb), looked for every few milliseconds, from the
+time that rank 3 noted before its raise; "verdict" is the same of error.pb; "right" is whether what
+stock Flyte reads when the job ends is rank 3's own exception. Pods that run for LONGEST_S after the
+raise are ended, and that is what is printed. The tasks named good succeed: wall clock and CPU
+seconds of all their processes.
 """
 
 import importlib
@@ -49,21 +51,32 @@ class Sample:
 
 
 async def _watch(prefix: str, seen: dict[str, int], stop: threading.Event) -> None:
-    """Note when error files can first be listed below an output prefix, nanoseconds since the Unix epoch."""
+    """Note when error files can first be listed below an output prefix,
+    nanoseconds since the Unix epoch.
+    """
     async with open_store(prefix) as store:
         while not stop.is_set():
             if "document" not in seen and await store.list(ERRORS):
                 seen["document"] = time.time_ns()
-            if "verdict" not in seen and any(is_stock_error_file(item.name) for item in await store.list()):
+            if "verdict" not in seen and any(
+                is_stock_error_file(item.name) for item in await store.list()
+            ):
                 seen["verdict"] = time.time_ns()
             stop.wait(_LOOK_S)
 
 
-def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings: Mapping[str, str] = {}) -> Sample:
+def run(
+    name: str,
+    folder: Path,
+    prefix: str,
+    *,
+    method: str = "spawn",
+    settings: Mapping[str, str] = {},
+) -> Sample:
     """Run one task once.
 
-    `name` is a task in ours.py or stock.py: neither loads the other plugin. `settings` are more variables of the pods,
-    and of this process while it looks.
+    `name` is a task in ours.py or stock.py: neither loads the other plugin. `settings` are more
+    variables of the pods, and of this process while it looks.
     """
     os.environ.update({**settings, "BENCH_START_METHOD": method})
     task = getattr(_tasks(name), name)
@@ -109,7 +122,9 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
 
 
 def _tasks(name: str) -> Any:
-    """Reload the module of a task and the loop, which read the start method when they are loaded."""
+    """Reload the module of a task and the loop,
+    which read the start method when they are loaded.
+    """
     sys.path[:0] = [str(Path(__file__).parent)]
     try:
         importlib.reload(importlib.import_module("training"))

@@ -1,7 +1,9 @@
-"""Measures what a program pays for the watch for handled exceptions: ``python lab/benchmarks/handling.py``.
+"""Measures what a program pays for the watch for handled exceptions: ``python
+lab/benchmarks/handling.py``.
 
-It needs Python 3.12 and no torch: ``PYTHONPATH=plugin:readers:proto python3.12 lab/benchmarks/handling.py``. Each line
-is the median of pairs: CPU time of the same work with and without the watch, in turn.
+It needs Python 3.12 and no torch: ``PYTHONPATH=plugin:readers:proto python3.12
+lab/benchmarks/handling.py``. Each line is the median of pairs: CPU time of the same work with and
+without the watch, in turn.
 """
 
 import statistics
@@ -41,7 +43,10 @@ def main() -> None:
     """Print a table."""
     handled = HandledExceptions()
     if not handled._watch_all():
-        sys.exit("this version of Python has no event for handled exceptions, so there is no cost to measure")
+        sys.exit(
+            "this version of Python has no event for handled exceptions, so there is no cost to"
+            " measure"
+        )
 
     def pair(work: Callable[[], int], units: int) -> tuple[float, float]:
         seconds = []

@@ -1,8 +1,10 @@
-"""A TCP proxy on the loopback that delays every request, counts them by method, and refuses those above a limit.
+"""A TCP proxy on the loopback that delays every request, counts them by method,
+and refuses those above a limit.
 
-Run as a process of its own, so that it does not share an interpreter with what is measured. Answers are not held back,
-and connections overlap freely: a client with many requests on their way waits once, one that asks in turn waits each
-time. Above a limit a request is answered 503 SlowDown, as S3 answers above its limits for a prefix.
+Run as a process of its own, so that it does not share an interpreter with what is measured. Answers
+are not held back, and connections overlap freely: a client with many requests on their way waits
+once, one that asks in turn waits each time. Above a limit a request is answered 503 SlowDown, as S3
+answers above its limits for a prefix.
 """
 
 import asyncio
@@ -15,7 +17,9 @@ import sys
 from collections.abc import Iterator
 
 Limits = tuple[int, int]
-"""The most requests in one second that read (GET, HEAD, LIST) and that write (PUT, POST, DELETE); 0 is no limit."""
+"""The most requests in one second that read (GET, HEAD, LIST) and that write (PUT, POST, DELETE);
+0 is no limit.
+"""
 S3_LIMITS: Limits = (5500, 3500)
 """Of one prefix, as S3 documents them."""
 
@@ -33,7 +37,9 @@ class LatencyProxy:
         """Of the requests that were last counted: how many came in the second that had most."""
 
     def requests(self) -> dict[str, int]:
-        """Return the number of requests since the last call, by method; LIST is a GET of a bucket."""
+        """Return the number of requests since the last call, by method;
+        LIST is a GET of a bucket.
+        """
         assert self._process.stdout is not None
         self._process.stdin.write("count\n")
         self._process.stdin.flush()
@@ -43,10 +49,25 @@ class LatencyProxy:
 
 
 @contextlib.contextmanager
-def latency_proxy(endpoint: str, delay_ms: float, limits: Limits = (0, 0)) -> Iterator[LatencyProxy]:
-    """Run a proxy to the server at `endpoint` (http://host:port) that adds `delay_ms` milliseconds to each request."""
-    command = [sys.executable, __file__, endpoint.rsplit(":", 1)[1], str(delay_ms), *map(str, limits)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def latency_proxy(
+    endpoint: str, delay_ms: float, limits: Limits = (0, 0)
+) -> Iterator[LatencyProxy]:
+    """Run a proxy to the server at `endpoint` (http://host:port) that adds `delay_ms`
+    milliseconds to each request.
+    """
+    command = [
+        sys.executable,
+        __file__,
+        endpoint.rsplit(":", 1)[1],
+        str(delay_ms),
+        *map(str, limits),
+    ]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         try:
             port = int(process.stdout.readline())
             yield LatencyProxy(process, f"http://127.0.0.1:{port}")
@@ -55,9 +76,12 @@ def latency_proxy(endpoint: str, delay_ms: float, limits: Limits = (0, 0)) -> It
 
 
 _WRITES = {"PUT", "POST", "DELETE"}
-_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_SLOW_DOWN = (
+    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
 _REFUSAL = (
-    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(_SLOW_DOWN)
+    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+    % len(_SLOW_DOWN)
 ) + _SLOW_DOWN
 
 
@@ -91,7 +115,8 @@ class _Proxy:
         for stream in (writer, up_writer):
             stream.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.gather(
-            self._copy(reader, up_writer, self._delay, refuse=writer), self._copy(up_reader, writer, 0.0)
+            self._copy(reader, up_writer, self._delay, refuse=writer),
+            self._copy(up_reader, writer, 0.0),
         )
 
     async def _copy(
@@ -154,10 +179,18 @@ class _Proxy:
 def _body(data: bytes) -> int:
     """Return how many bytes of a request's body are still to come."""
     head, _, begun = data.partition(b"\r\n\r\n")
-    lengths = [line.partition(b":")[2] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    lengths = [
+        line.partition(b":")[2]
+        for line in head.lower().split(b"\r\n")
+        if line.startswith(b"content-length:")
+    ]
     return int(lengths[0]) - len(begun) if lengths else 0
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_Proxy(int(sys.argv[1]), float(sys.argv[2]) / 1000, (int(sys.argv[3]), int(sys.argv[4]))).run())
+        asyncio.run(
+            _Proxy(
+                int(sys.argv[1]), float(sys.argv[2]) / 1000, (int(sys.argv[3]), int(sys.argv[4]))
+            ).run()
+        )

@@ -1,4 +1,5 @@
-"""What firstfault costs a job of torchrun that succeeds, beside plain torchrun: 2 nodes of 2 workers.
+"""What firstfault costs a job of torchrun that succeeds, beside plain torchrun:
+2 nodes of 2 workers.
 
 A node is its launcher and, with firstfault, the recorder; its workers do not count.
 """
@@ -87,7 +88,10 @@ def run(way: str, seconds: float) -> Sample:
         began, port = time.time(), get_free_port()
         (Path(folder) / "began").mkdir()
         program = [f"{folder}/train.py", f"{folder}/began", str(seconds)]
-        nodes = [started(Path(folder), node, port, program, FIRSTFAULT=WAYS[way]) for node in range(NODES)]
+        nodes = [
+            started(Path(folder), node, port, program, FIRSTFAULT=WAYS[way])
+            for node in range(NODES)
+        ]
         used: list[Usage] = []
         start_cpu: list[float] = []
         while any(node.poll() is None for node in nodes):
@@ -95,25 +99,51 @@ def run(way: str, seconds: float) -> Sample:
                 if not start_cpu and len(list((Path(folder) / "began").iterdir())) == 2 * NODES:
                     start_cpu = [_usage(node.pid, 0.0).cpu_s for node in nodes]
                 elif start_cpu and time.time() - began > seconds:
-                    found = [_usage(node.pid, cpu) for node, cpu in zip(nodes, start_cpu, strict=True)]
+                    found = [
+                        _usage(node.pid, cpu) for node, cpu in zip(nodes, start_cpu, strict=True)
+                    ]
                     if not used or found[0].threads >= used[0].threads:  # else they end already
                         used = found
             time.sleep(_LOOK_S if seconds < _LONG_S else 1.0)
         wall = time.time() - began
-        assert [node.returncode for node in nodes] == [0] * NODES, (Path(folder) / "node-0" / "err").read_text()
+        assert [node.returncode for node in nodes] == [0] * NODES, (
+            Path(folder) / "node-0" / "err"
+        ).read_text()
         first = max(float(file.read_text()) for file in (Path(folder) / "began").iterdir()) - began
-        return Sample(way, wall, first, tuple(_output(Path(folder), node) for node in range(NODES)), tuple(used))
+        return Sample(
+            way,
+            wall,
+            first,
+            tuple(_output(Path(folder), node) for node in range(NODES)),
+            tuple(used),
+        )
 
 
 def started(
-    folder: Path, node: int, port: int, program: list[str], launcher: Sequence[str] = TORCHS, **variables: str
+    folder: Path,
+    node: int,
+    port: int,
+    program: list[str],
+    launcher: Sequence[str] = TORCHS,
+    **variables: str,
 ) -> subprocess.Popen[bytes]:
-    """Start a node of two workers in a folder of its own, with what it writes in `out` and `err` there."""
+    """Start a node of two workers in a folder of its own,
+    with what it writes in `out` and `err` there.
+    """
     own = folder / f"node-{node}"
     own.mkdir()
-    options = [f"--nnodes={NODES}", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    options = [
+        f"--nnodes={NODES}",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+    ]
     options += ["--rdzv-id=job", f"--rdzv-conf=is_host={int(node == 0)}"]
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "FIRSTFAULT_NODE": f"host-{node}"}
+    environment = {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": "1",
+        "FIRSTFAULT_NODE": f"host-{node}",
+    }
     with (own / "out").open("wb") as out, (own / "err").open("wb") as err:
         return subprocess.Popen(
             [sys.executable, *launcher, *options, *program],
@@ -127,13 +157,19 @@ def started(
 
 def _output(folder: Path, node: int) -> tuple[str, str]:
     """Return what a node wrote; its workers write in any order."""
-    out, err = ("\n".join(sorted((folder / f"node-{node}" / name).read_text().splitlines())) for name in ("out", "err"))
+    out, err = (
+        "\n".join(sorted((folder / f"node-{node}" / name).read_text().splitlines()))
+        for name in ("out", "err")
+    )
     return out, err
 
 
 def _usage(launcher: int, start_cpu: float) -> Usage:
     found = processes().items()
-    pids = [launcher, *(pid for pid, one in found if one.parent == launcher and _RECORDER in one.command)]
+    pids = [
+        launcher,
+        *(pid for pid, one in found if one.parent == launcher and _RECORDER in one.command),
+    ]
     rss = pss = cpu = threads = 0.0
     for pid in pids:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()

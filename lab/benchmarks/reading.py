@@ -1,4 +1,6 @@
-"""Times of reading a cascade, by our reader and in other ways, through a proxy that adds latency."""
+"""Times of reading a cascade, by our reader and in other ways,
+through a proxy that adds latency.
+"""
 
 import asyncio
 import contextlib
@@ -31,7 +33,8 @@ COUNTS = (1, 64, 1_000, 10_000)
 DELAYS_MS = (0, 5, 20)
 _PARALLEL = 64
 _IN_TURN = 100
-"""Largest number of documents that are read one after the other; the time for more is extrapolated."""
+"""Largest number of documents that are read one after the other; the time for more is extrapolated.
+"""
 _EVERYTHING = 1_000
 """As many documents are read by those ways that read them all through s3fs."""
 
@@ -59,8 +62,14 @@ def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]
                 put_all(uri, Cascade(count)) if way != COPIED else _leave_copies(uri)
             for delay in DELAYS_MS:
                 with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
-                    os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
-                    ways = {way: _ours(uri, "evidence", culprit)} if way else _ways(s3, proxy.endpoint, uri, count)
+                    os.environ.update(
+                        FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint
+                    )
+                    ways = (
+                        {way: _ours(uri, "evidence", culprit)}
+                        if way
+                        else _ways(s3, proxy.endpoint, uri, count)
+                    )
                     yield from _measured(ways, proxy, (count, delay), repeat)
 
 
@@ -70,12 +79,19 @@ def drawing(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.delay_ms == delay:
             lines.setdefault(row.way, []).append((row.documents, row.seconds))
-    return svg(f"Seconds to the answer, {delay:g} ms added to each request", lines, "documents", "s")
+    return svg(
+        f"Seconds to the answer, {delay:g} ms added to each request",
+        lines,
+        "documents",
+        "s",
+    )
 
 
 def _leave_copies(uri: str) -> None:
     """Leave copies of what a verdict rests on, as the node that concludes does."""
-    reader = MultiErrorFileOutputReader(uri, strategy="evidence", copies={"firstfault/errors/none": b""})
+    reader = MultiErrorFileOutputReader(
+        uri, strategy="evidence", copies={"firstfault/errors/none": b""}
+    )
     reader.job()
     bundle = pack({bundle_path(path): data for path, data in reader.read_files.items() if data})
     put_file(uri, f"{ROSTER}/{bundle_name(bundle)}", bundle)
@@ -91,7 +107,10 @@ def _ours(uri: str, strategy: str, culprit: int) -> Callable[[], float]:
 
 
 def _measured(
-    ways: dict[str, Callable[[], float]], proxy: LatencyProxy, place: tuple[int, float], repeat: int
+    ways: dict[str, Callable[[], float]],
+    proxy: LatencyProxy,
+    place: tuple[int, float],
+    repeat: int,
 ) -> Iterator[Row]:
     count, delay = place
     taken: dict[str, list[float]] = {name: [] for name in ways}
@@ -109,7 +128,9 @@ def _measured(
 
 
 def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[], float]]:
-    """Return each way to read, a function that returns the factor by which its time is multiplied."""
+    """Return each way to read, a function that returns the factor by which
+    its time is multiplied.
+    """
     culprit = Cascade(count).culprit
 
     prefix = f"{uri.removeprefix(f's3://{s3.bucket}/')}/{ERRORS}"
@@ -162,7 +183,11 @@ def everything(s3: S3, endpoint: str, uri: str) -> None:
 
 
 async def _everything(client: S3Store, prefix: str) -> float:
-    names = [item["path"] async for chunk in obstore.list(client, prefix, chunk_size=1000) for item in chunk]
+    names = [
+        item["path"]
+        async for chunk in obstore.list(client, prefix, chunk_size=1000)
+        for item in chunk
+    ]
     gate = asyncio.Semaphore(_PARALLEL)
 
     async def get(name: str) -> None:
@@ -179,7 +204,9 @@ def _everything_s3fs(system: Any, folder: str) -> float:
 
 
 def _in_turn(s3: S3, endpoint: str, prefix: str, count: int) -> float:
-    """Read as Flyte does: LIST and HEAD each to check for an error, then LIST, HEAD and GET each to read it."""
+    """Read as Flyte does: LIST and HEAD each to check for an error, then LIST,
+    HEAD and GET each to read it.
+    """
     client = botocore.session.get_session().create_client(
         "s3",
         region_name="us-east-1",
@@ -233,5 +260,12 @@ def memory(s3: S3, count: int) -> list[dict[str, Any]]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         seconds, peak, *ranks = done.stdout.split()
         assert ranks == [str(Cascade(count).culprit)]
-        found.append({"documents": count, "strategy": strategy, "seconds": float(seconds), "megabytes": float(peak)})
+        found.append(
+            {
+                "documents": count,
+                "strategy": strategy,
+                "seconds": float(seconds),
+                "megabytes": float(peak),
+            }
+        )
     return found

@@ -1,18 +1,20 @@
 """What a restart after a fault takes, in several ways: ``make bench-restart``.
 
-    python lab/benchmarks/restarting.py [--runs N] [--ranks 4 8] [--kinds raise] [--ways ours] [PART ...]
+    python lab/benchmarks/restarting.py [--runs N] [--ranks 4 8] [--kinds raise] [--ways ours] [PART
+    ...]
 
-One machine, gloo, the same training function; rank 1 fails in a collective's loop. The ways run in turn:
+One machine, gloo, the same training function; rank 1 fails in a collective's loop. The ways run in
+turn:
 
 - ours: `firstfault_inprocess.Wrapper`
-- nvrx: ``nvidia_resiliency_ext.inprocess.Wrapper``, with the same timeouts; its process groups get a store that the
-  parent hosts, so that no port is needed for an iteration
+- nvrx: ``nvidia_resiliency_ext.inprocess.Wrapper``, with the same timeouts; its process groups get
+  a store that the parent hosts, so that no port is needed for an iteration
 - torch: torch elastic's own agent with ``max_restarts=1``
 - attempt: new processes, as a new attempt has them, without a scheduler's or an image's time
 
-"seconds" is from the fault until the last remaining rank calls the function again, median and worst; "lost" counts
-healthy ranks that did not, over all runs. "steps" does training steps of three lengths with and without a wrapper, in
-turn. "leak" is one run with many faults.
+"seconds" is from the fault until the last remaining rank calls the function again, median and
+worst; "lost" counts healthy ranks that did not, over all runs. "steps" does training steps of three
+lengths with and without a wrapper, in turn. "leak" is one run with many faults.
 """
 
 import argparse
@@ -66,32 +68,59 @@ def _ours(kind: str, ranks: int) -> tuple[float, int]:
 def _nvrx(kind: str, ranks: int) -> tuple[float, int]:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # a rank that its wrapper cannot interrupt would wait for its peers
-    return _of_run(run(kind, ranks, worker=_nvrx_worker, most_s=5 * HARD_S, groups_port=server.port), kind, ranks)
+    return _of_run(
+        run(kind, ranks, worker=_nvrx_worker, most_s=5 * HARD_S, groups_port=server.port),
+        kind,
+        ranks,
+    )
 
 
 def _of_run(ended: Run, kind: str, ranks: int) -> tuple[float, int]:
     fault = max(event.seconds for event in ended.of("fault").values())
-    return _result({rank: event.seconds for rank, event in ended.of("enter", 1).items()}, fault, kind, ranks)
+    return _result(
+        {rank: event.seconds for rank, event in ended.of("enter", 1).items()},
+        fault,
+        kind,
+        ranks,
+    )
 
 
 def _result(entered: dict[int, float], fault: float, kind: str, ranks: int) -> tuple[float, int]:
     """Return the seconds until the last rank called again, and how many healthy ranks did not."""
     healthy = set(range(ranks)) - ({FAULTY} if kind in LEAVES else set())
-    seconds = max((entered[rank] - fault for rank in healthy & entered.keys()), default=float("nan"))
+    seconds = max(
+        (entered[rank] - fault for rank in healthy & entered.keys()), default=float("nan")
+    )
     return seconds, len(healthy - entered.keys())
 
 
-def _nvrx_worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
+def _nvrx_worker(
+    rank: int,
+    world: int,
+    port: int,
+    work: tuple[str, dict[str, Any]],
+    events: Any,
+) -> None:
     from nvidia_resiliency_ext import inprocess as nvrx  # noqa: PLC0415 - only this way needs it
 
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     kind, given = work
 
     def say(what: str, value: Any = None) -> None:
         events.put((rank, what, value, time.monotonic()))
 
-    options: dict[str, Any] = {name: dt.timedelta(seconds=value) for name, value in TIMEOUTS.items()}
-    options |= {"completion_timeout": dt.timedelta(seconds=60), "last_call_wait": dt.timedelta(seconds=0.2)}
+    options: dict[str, Any] = {
+        name: dt.timedelta(seconds=value) for name, value in TIMEOUTS.items()
+    }
+    options |= {
+        "completion_timeout": dt.timedelta(seconds=60),
+        "last_call_wait": dt.timedelta(seconds=0.2),
+    }
 
     def store() -> Any:
         return dist.TCPStore("127.0.0.1", given["groups_port"], wait_for_workers=False)
@@ -106,7 +135,8 @@ def _nvrx_worker(rank: int, world: int, port: int, work: tuple[str, dict[str, An
 def _elastic_worker(kind: str, file: str) -> None:
     rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     _write(file, rank, "enter", restart)
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))  # processes start at different times
+    # processes start at different times
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
     dist.barrier()
     group = dist.new_group(timeout=dt.timedelta(seconds=SOFT_S))
     for step in range(30):
@@ -126,7 +156,11 @@ def _write(file: str, rank: int, what: str, value: int) -> None:
 def _read(file: Path, ranks: int) -> tuple[float, int]:
     lines = [line.split() for line in file.read_text().splitlines()]
     fault = next((float(moment) for _, what, _, moment in lines if what == "fault"), 0.0)
-    entered = {int(rank): float(moment) for rank, what, value, moment in lines if (what, value) == ("enter", "1")}
+    entered = {
+        int(rank): float(moment)
+        for rank, what, value, moment in lines
+        if (what, value) == ("enter", "1")
+    }
     return _result(entered, fault, "raise", ranks)
 
 
@@ -146,14 +180,31 @@ def _attempt(kind: str, ranks: int) -> tuple[float, int]:
         return _read(file, ranks)
 
 
-def _launched(work: Callable[[str, str], None], kind: str, file: Path, ranks: int, *, max_restarts: int) -> None:
-    """Run a function under torch's agent; ranks that have not called again are counted by their events."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415 - only two ways need it
+def _launched(
+    work: Callable[[str, str], None],
+    kind: str,
+    file: Path,
+    ranks: int,
+    *,
+    max_restarts: int,
+) -> None:
+    """Run a function under torch's agent; ranks that have not called again are
+    counted by their events.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import (  # noqa: PLC0415 - only two ways need it
+        ChildFailedError,
+    )
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
     rendezvous = {"run_id": work.__name__, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     config = LaunchConfig(
-        1, 1, ranks, max_restarts=max_restarts, monitor_interval=0.1, start_method="spawn", **rendezvous
+        1,
+        1,
+        ranks,
+        max_restarts=max_restarts,
+        monitor_interval=0.1,
+        start_method="spawn",
+        **rendezvous,
     )
     with contextlib.suppress(ChildFailedError):
         elastic_launch(config, work)(kind, str(file))
@@ -171,7 +222,10 @@ WAYS: dict[str, Callable[[str, int], tuple[float, int]]] = {
 
 def restarts(runs: int, sizes: list[int], kinds: list[str], ways: list[str]) -> None:
     """Print a table of these ways."""
-    print(f"\nrestarts: {runs} runs each, in turn; soft timeout {SOFT_S:g} s, hard timeout {HARD_S:g} s")
+    print(
+        f"\nrestarts: {runs} runs each, in turn; soft timeout {SOFT_S:g} s, hard timeout"
+        f" {HARD_S:g} s"
+    )
     print(f"{'ranks':>5} {'fault':8} {'way':8} {'median':>8} {'worst':>8} {'lost':>5}")
     for ranks in sizes:
         for kind in kinds:
@@ -179,15 +233,21 @@ def restarts(runs: int, sizes: list[int], kinds: list[str], ways: list[str]) -> 
             for _ in range(runs):
                 for way in ways:
                     if kind == "blocked" and way in {"torch", "attempt"}:
-                        continue  # torch's agent has no limit of its own, and its peers' timeout ends them as a hang
+                        # torch's agent has no limit of its own, and its peers' timeout ends them as
+                        # a hang
+                        continue
                     found[way].append(WAYS[way](kind, ranks))
             for way, results in found.items():
-                seconds = [value for value, _ in results if value == value]  # noqa: PLR0124 - not a number
+                # not a number
+                seconds = [value for value, _ in results if value == value]  # noqa: PLR0124
                 if results:
                     middle = statistics.median(seconds) if seconds else float("nan")
                     worst = max(seconds, default=float("nan"))
                     lost = sum(count for _, count in results)
-                    print(f"{ranks:5} {kind:8} {way:8} {middle:8.2f} {worst:8.2f} {lost:5}", flush=True)
+                    print(
+                        f"{ranks:5} {kind:8} {way:8} {middle:8.2f} {worst:8.2f} {lost:5}",
+                        flush=True,
+                    )
 
 
 def _step(state: list[torch.Tensor]) -> None:
@@ -209,8 +269,15 @@ def _steps(call: Any, size: int) -> tuple[float, float]:
 
 
 def steps(size: int, rounds: int) -> None:
-    """Print what a wrapper costs a thousand steps without a fault; a step multiplies two matrices of this size."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(get_free_port()))
+    """Print what a wrapper costs a thousand steps without a fault;
+    a step multiplies two matrices of this size.
+    """
+    os.environ.update(
+        RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(get_free_port()),
+    )
 
     def wrapped(call: inprocess.CallWrapper | None = None) -> tuple[float, float]:
         return _steps(call, size)
@@ -224,16 +291,28 @@ def steps(size: int, rounds: int) -> None:
         if not number % 2:
             ours.append(with_restarts())
     wall, cpu = (
-        statistics.median(one[index] / other[index] for one, other in zip(ours, plain, strict=True)) for index in (0, 1)
+        statistics.median(one[index] / other[index] for one, other in zip(ours, plain, strict=True))
+        for index in (0, 1)
     )
     each = statistics.median(seconds for seconds, _ in plain) / STEPS * 1e6
-    more = statistics.median(one[1] - other[1] for one, other in zip(ours, plain, strict=True)) * 1e3
-    print(f"steps: {STEPS} steps of {each:.0f} µs, {rounds} pairs; with a wrapper {wall:.4f} times the time, ", end="")
+    more = (
+        statistics.median(one[1] - other[1] for one, other in zip(ours, plain, strict=True)) * 1e3
+    )
+    print(
+        f"steps: {STEPS} steps of {each:.0f} µs, {rounds} pairs; with a wrapper {wall:.4f} times"
+        " the time, ",
+        end="",
+    )
     print(f"{cpu:.4f} times the CPU time ({more:+.1f} ms)", flush=True)
 
 
 def _leaking(rank: int, port: int, faults: int, answers: Any) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     seen: list[Held | None] = []
 
     def function(call: inprocess.CallWrapper | None = None) -> None:
@@ -256,7 +335,9 @@ def leak(faults: int) -> None:
     answers = context.SimpleQueue()
     port = get_free_port()
     began = time.monotonic()
-    workers = [context.Process(target=_leaking, args=(rank, port, faults, answers)) for rank in range(2)]
+    workers = [
+        context.Process(target=_leaking, args=(rank, port, faults, answers)) for rank in range(2)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -264,7 +345,9 @@ def leak(faults: int) -> None:
     print(f"\nleak: {faults} faults in one run of two ranks, {time.monotonic() - began:.0f} s")
     while not answers.empty():
         rank, seen = answers.get()
-        print(f"rank {rank} after 10 faults {seen[min(10, faults)]}, after {len(seen) - 1} {seen[-1]}")
+        print(
+            f"rank {rank} after 10 faults {seen[min(10, faults)]}, after {len(seen) - 1} {seen[-1]}"
+        )
 
 
 def main() -> None:
@@ -274,11 +357,17 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="restarts, steps or leak; default: all")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help="restarts, steps or leak; default: all",
+    )
     given = parser.parse_args()
     parts = given.parts or ["restarts", "steps", "leak"]
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch"
+        f" {torch.__version__}"
     )
     if "steps" in parts:
         print()

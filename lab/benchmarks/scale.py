@@ -3,10 +3,11 @@
     python lab/benchmarks/scale.py [--nodes 16 128] [--workers 8] [--delay 20] [--limits 5500 3500]
                                      [--cases plain leader host dead upstream] [--svg FILE]
 
-Each node is an agent without a training: the real connections between agents, the real store of a round (a process of
-its own), a recorder, the documents of its workers, and the settlement on a verdict. A few processes hold all agents,
-each with one recorder for all of its agents. They share this machine's cores, so the seconds of many nodes are those of
-this machine; the requests are those of any. The storage refuses what S3 would: requests above its limits for a prefix.
+Each node is an agent without a training: the real connections between agents, the real store of a
+round (a process of its own), a recorder, the documents of its workers, and the settlement on a
+verdict. A few processes hold all agents, each with one recorder for all of its agents. They share
+this machine's cores, so the seconds of many nodes are those of this machine; the requests are those
+of any. The storage refuses what S3 would: requests above its limits for a prefix.
 
 `upstream` reads the same files in another way: each node lists and gets everything.
 """
@@ -60,19 +61,33 @@ CASES = {
 }
 _PROCESSES = 4
 _LIMITS_S = 10.0
-"""Limits of uploads and of the settlement, seconds; longer for so many nodes that this machine needs longer."""
+"""Limits of uploads and of the settlement, seconds;
+longer for so many nodes that this machine needs longer.
+"""
 _NODES_A_SECOND = 10
 _STACK = "\n".join(f'  File "/job/train.py", line {40 + line} in step_{line}' for line in range(30))
 _DEADLINE_S = 240.0
 _TURNS = threading.Semaphore(32)
-"""So many nodes of a process write at a time; more would only wait for each other and for their recorder."""
+"""So many nodes of a process write at a time;
+more would only wait for each other and for their recorder.
+"""
 
 
-_OPERATIONS = {"add", "append", "check", "compare_set", "get", "multi_get", "multi_set", "set", "wait"}
+_OPERATIONS = {
+    "add",
+    "append",
+    "check",
+    "compare_set",
+    "get",
+    "multi_get",
+    "multi_set",
+    "set",
+    "wait",
+}
 """What a node asks of the store; its other attributes do not count."""
 
 
-# --- one node ---------------------------------------------------------------------------------------------------------
+# --- one node -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -91,7 +106,13 @@ class Node:
     def __post_init__(self) -> None:
         identity = Identity(self.uri, "plain", 0, f"worker-{self.number}")
         started = time.time_ns() // 1_000_000
-        node_context = NodeContext("evidence", identity, self.limit_s, incarnation=started, node_folder=self.folder)
+        node_context = NodeContext(
+            "evidence",
+            identity,
+            self.limit_s,
+            incarnation=started,
+            node_folder=self.folder,
+        )
         store = dist.TCPStore("127.0.0.1", self.store_port, is_master=False, wait_for_workers=False)
         counting = Counting(dist.PrefixStore("round", store), self.requests)
         self.reporter = Reporter(node_context, self.place)
@@ -138,7 +159,9 @@ class Node:
     def fail(self) -> None:
         """Let the first worker raise, and tell the other agents."""
         self.reporter.write(self._failure(0, root=True))
-        self.peers.notify(FailureNotice("ValueError", f"worker-{self.number}", self.number, self.ranks[0]))
+        self.peers.notify(
+            FailureNotice("ValueError", f"worker-{self.number}", self.number, self.ranks[0])
+        )
 
     def run(self, fault: threading.Event) -> dict[str, Any]:
         """Wait for the fault, report, settle; return what happened and when."""
@@ -154,11 +177,18 @@ class Node:
             self.peers.stop_listening()
             self.reporter.drain()
         reported = time.time()
-        end = RoundEnd(self.node_context, self.reporter.report, group_rank=self.number, peers=self.peers)
+        end = RoundEnd(
+            self.node_context,
+            self.reporter.report,
+            group_rank=self.number,
+            peers=self.peers,
+        )
         engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
         if self.case == "leader" and self.number == 0:
             engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
-        exit_settings = run_module.ExitSettings(engine, Options(settle_seconds=self.limit_s), self.shutdown_requested)
+        exit_settings = run_module.ExitSettings(
+            engine, Options(settle_seconds=self.limit_s), self.shutdown_requested
+        )
         verdict = run_module.reach_verdict(end, exit_settings)
         return {
             "node": self.number,
@@ -196,7 +226,7 @@ class _Killed(PlainEngine):
         return False
 
 
-# --- a process with several nodes -------------------------------------------------------------------------------------
+# --- a process with several nodes -----------------------------------------------------------------
 
 
 def _agents(options: dict[str, Any]) -> None:
@@ -204,7 +234,9 @@ def _agents(options: dict[str, Any]) -> None:
     logging.disable(logging.ERROR)
     recorder = start_recorder(options["uri"], deadline_seconds=60.0)
     shared = {name: options[name] for name in ("nodes", "workers", "uri", "store_port", "case")}
-    nodes = [Node(number, folder=str(recorder.folder.path), **shared) for number in options["numbers"]]
+    nodes = [
+        Node(number, folder=str(recorder.folder.path), **shared) for number in options["numbers"]
+    ]
     fault = threading.Event()
     pool = ThreadPoolExecutor(len(nodes))
     results = [pool.submit(node.run, fault) for node in nodes]
@@ -225,7 +257,7 @@ def _host() -> None:
     sys.stdin.readline()
 
 
-# --- the job ----------------------------------------------------------------------------------------------------------
+# --- the job --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -263,21 +295,26 @@ class Row:
         total, is_right = self.total, "yes" if self.right else "NO"
         reads = total - self.requests.get("PUT", 0)
         return (
-            f"{self.nodes:6,} {self.nodes * self.workers:8,}  {self.case:8}{total:8,} {total / self.nodes:8.1f} "
-            f"{reads:6,} {self.store:6,} {self.reported_s:9.2f} {self.first_s:7.2f} {self.last_s:7.2f} "
-            f"{self.verdicts:9} {self.concluded:9}  {is_right:5} {self.busiest:7,} {self.refused:8,}"
+            f"{self.nodes:6,} {self.nodes * self.workers:8,}  {self.case:8}{total:8,}"
+            f" {total / self.nodes:8.1f} {reads:6,} {self.store:6,} {self.reported_s:9.2f}"
+            f" {self.first_s:7.2f} {self.last_s:7.2f} {self.verdicts:9} {self.concluded:9} "
+            f" {is_right:5} {self.busiest:7,} {self.refused:8,}"
         )
 
 
 HEADER = (
-    "                         requests             of     store  all have   first    last\n"
-    " nodes  workers  case       of all per node  reads  a node reported s  leaves  leaves  verdicts concluded  right"
-    "  in 1 s  refused"
+    "                         requests             of     store  all have   first    last\n nodes "
+    " workers  case       of all per node  reads  a node reported s  leaves  leaves  verdicts"
+    " concluded  right  in 1 s  refused"
 )
 
 
 def rows(
-    nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[str], limits: tuple[int, int]
+    nodes: Sequence[int],
+    workers: int,
+    delay_ms: float,
+    cases: Sequence[str],
+    limits: tuple[int, int],
 ) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as s3:
         for number in nodes:
@@ -287,23 +324,44 @@ def rows(
                     if case == "upstream":
                         yield _upstream(number, workers, behind, proxy)
                         continue
-                    yield _one((number, workers, case), s3.uri() + "/0", {**os.environ, **behind.environment()}, proxy)
+                    yield _one(
+                        (number, workers, case),
+                        s3.uri() + "/0",
+                        {**os.environ, **behind.environment()},
+                        proxy,
+                    )
 
 
 def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy: Any) -> Row:
     nodes, workers, case = job
     command = [sys.executable, __file__]
     environment = {**environment, "TORCH_CPP_LOG_LEVEL": "FATAL", "RES_OPTIONS": "attempts:0"}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": environment,
+    }
     host = subprocess.Popen([*command, "--host"], **pipes)
     port = json.loads(host.stdout.readline())["port"]
-    dead = set(random.Random(0).sample(range(1, nodes), nodes // 10)) - {nodes // 2} if case == "dead" else set()
+    dead = (
+        set(random.Random(0).sample(range(1, nodes), nodes // 10)) - {nodes // 2}
+        if case == "dead"
+        else set()
+    )
     # node 0, which may be killed, has a process of its own
     living = [number for number in range(1, nodes) if number not in dead]
     parts = [[0], *[living[index::_PROCESSES] for index in range(_PROCESSES)]]
     processes = []
     for part in parts:
-        given = {"nodes": nodes, "workers": workers, "uri": uri, "store_port": port, "case": case, "numbers": part}
+        given = {
+            "nodes": nodes,
+            "workers": workers,
+            "uri": uri,
+            "store_port": port,
+            "case": case,
+            "numbers": part,
+        }
         processes.append(subprocess.Popen([*command, "--agents", json.dumps(given)], **pipes))
     for process in processes:
         json.loads(process.stdout.readline())
@@ -338,7 +396,9 @@ def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy
         concluded=sum(result["concluded"] for result in results),
         refused=proxy.refused,
         busiest=proxy.busiest_second,
-        right=all(result["durable"] and result["ranks"] == [nodes // 2 * workers] for result in results),
+        right=all(
+            result["durable"] and result["ranks"] == [nodes // 2 * workers] for result in results
+        ),
     )
 
 
@@ -351,10 +411,23 @@ def _upstream(nodes: int, workers: int, s3: S3, proxy: LatencyProxy) -> Row:
     began = time.time()
     reading.everything(s3, s3.endpoint, uri)
     took = time.time() - began
-    # each worker wrote a document, each node an entry when it joined and when it failed, and its error
+    # each worker wrote a document, each node an entry when it joined and when it failed, and its
+    # error
     requests = {method: count * nodes for method, count in proxy.requests().items()}
     written = {"PUT": nodes * (workers + 2)}
-    return Row("upstream", nodes, workers, requests | written, 0, 0.0, took, took, 1, nodes, right=True)
+    return Row(
+        "upstream",
+        nodes,
+        workers,
+        requests | written,
+        0,
+        0.0,
+        took,
+        took,
+        1,
+        nodes,
+        right=True,
+    )
 
 
 def _tell(process: Any) -> None:
@@ -370,19 +443,34 @@ def drawing(rows: Sequence[Row]) -> str:
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         lines.setdefault(CASES[row.case], []).append((row.nodes, row.total))
-    return svg(f"Storage requests of a failed job, {rows[0].workers} workers a node", lines, "nodes")
+    return svg(
+        f"Storage requests of a failed job, {rows[0].workers} workers a node", lines, "nodes"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 128])
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--delay", type=float, default=20.0, help="milliseconds added to each request of the storage")
+    parser.add_argument(
+        "--delay",
+        type=float,
+        default=20.0,
+        help="milliseconds added to each request of the storage",
+    )
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument(
-        "--limits", type=int, nargs=2, default=S3_LIMITS, help="most reads and writes in one second; 0: no limit"
+        "--limits",
+        type=int,
+        nargs=2,
+        default=S3_LIMITS,
+        help="most reads and writes in one second; 0: no limit",
     )
-    parser.add_argument("--svg", type=Path, help="file for a drawing of the requests over the nodes")
+    parser.add_argument(
+        "--svg", type=Path, help="file for a drawing of the requests over the nodes"
+    )
     parser.add_argument("--agents", help=argparse.SUPPRESS)
     parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -1,12 +1,14 @@
-"""Many attempts with random faults through the real ``firstfault run``, and what they leave: ``make soak``.
+"""Many attempts with random faults through the real ``firstfault run``, and what they leave:
+``make soak``.
 
     python lab/benchmarks/soak.py [--attempts N] [--seed S]
 
-Half of the attempts are executions of their own; the others are retries in executions of `SERIES` attempts, so that one
-engine lives long. Beside them, for each 100 attempts one more restarts its workers `ROUNDS` times under one agent and
-one recorder. After each attempt no process, no socket and no folder of ours may be left, and the verdict and the exit
-code must be right. Engine, agent and recorder must not grow. torch's and flytekit's own files are counted.
-The exit code is 1 if anything was wrong; build/soak/ then keeps what that execution stored and printed.
+Half of the attempts are executions of their own; the others are retries in executions of `SERIES`
+attempts, so that one engine lives long. Beside them, for each 100 attempts one more restarts its
+workers `ROUNDS` times under one agent and one recorder. After each attempt no process, no socket
+and no folder of ours may be left, and the verdict and the exit code must be right. Engine, agent
+and recorder must not grow. torch's and flytekit's own files are counted. The exit code is 1 if
+anything was wrong; build/soak/ then keeps what that execution stored and printed.
 """
 
 import argparse
@@ -44,8 +46,10 @@ LIMIT_S = 300.0
 _END_S = 10.0
 """How long processes may still end after the command's exit."""
 _GROWN_FILES, _GROWN_THREADS, _GROWN_KIB = 2, 3, 300
-"""What a process may have more after warming up: files and threads in all, KiB of memory for each attempt or round. An
-agent reads all earlier rounds to judge one, which takes about 170 KiB for each round of two workers."""
+"""What a process may have more after warming up: files and threads in all, KiB of memory for each
+attempt or round. An agent reads all earlier rounds to judge one, which takes about 170 KiB for each
+round of two workers.
+"""
 _GROWN_ONCE_KIB = 16 << 10
 """What all attempts together may add: the first big message, and what is imported late."""
 
@@ -115,7 +119,9 @@ class Execution:
 
 
 def planned(attempts: int, seed: int) -> list[Execution]:
-    """Return executions with so many attempts in all, and those that restart; equal for equal seeds."""
+    """Return executions with so many attempts in all, and those that restart;
+    equal for equal seeds.
+    """
     rng = random.Random(seed)
 
     def faults(count: int) -> tuple[Fault, ...]:
@@ -125,7 +131,9 @@ def planned(attempts: int, seed: int) -> list[Execution]:
         return tuple(Fault(kind, rng.randrange(2)) for kind in kinds)
 
     alone = (attempts + 1) // 2
-    found = [Execution(rng.choice(("forked", "spawned", "two_nodes")), faults(1)) for _ in range(alone)]
+    found = [
+        Execution(rng.choice(("forked", "spawned", "two_nodes")), faults(1)) for _ in range(alone)
+    ]
     rest = attempts - alone
     sizes = [SERIES] * (rest // SERIES) + ([rest % SERIES] if rest % SERIES else [])
     found += [Execution(rng.choice(("forked", "two_nodes")), faults(size)) for size in sizes]
@@ -136,7 +144,7 @@ def planned(attempts: int, seed: int) -> list[Execution]:
     return found
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,23 +160,30 @@ def held(pid: int) -> Held | None:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         files = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names only
-        kib, threads = (int(status.partition(f"{name}:")[2].split()[0]) for name in ("VmRSS", "Threads"))
+        kib, threads = (
+            int(status.partition(f"{name}:")[2].split()[0]) for name in ("VmRSS", "Threads")
+        )
     except (OSError, IndexError):  # gone, or a zombie
         return None
     return Held(kib, files, threads)
 
 
 def of_run(marks: Path) -> dict[int, Process]:
-    """Return the processes of a run's pods, by variables in their environment; a zombie has none."""
+    """Return the processes of a run's pods, by variables in their environment;
+    a zombie has none.
+    """
     return {
         pid: process
         for pid, process in processes().items()
-        if process.environment.get("MARKS") == str(marks) and "FLYTE_ATTEMPT_NUMBER" in process.environment
+        if process.environment.get("MARKS") == str(marks)
+        and "FLYTE_ATTEMPT_NUMBER" in process.environment
     }
 
 
 def grown(samples: Sequence[Held]) -> str:
-    """Return how a process has grown from its first samples, without the very first two, to its last; empty: not."""
+    """Return how a process has grown from its first samples, without the very first two,
+    to its last; empty: not.
+    """
     warm = samples[2:]
     part = len(warm) // 3
     if not part:
@@ -185,14 +200,18 @@ def grown(samples: Sequence[Held]) -> str:
     return ", ".join(wrong)
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 def wrong_verdict(fault: Fault, attempt: dict[str, Any], nodes: dict[int, str]) -> str:
     """Return what is wrong with an attempt's verdict; empty: nothing."""
     expected, verdict = FAULTS[fault.kind], attempt["verdict"]
     if fault.kind == "none":
-        return "" if (attempt["status"], verdict) == ("succeeded", None) else "an attempt without a fault failed"
+        return (
+            ""
+            if (attempt["status"], verdict) == ("succeeded", None)
+            else "an attempt without a fault failed"
+        )
     if verdict is None:
         return "no verdict"
     wrong = []
@@ -215,13 +234,15 @@ def exit_code(execution: Execution) -> int:
 
 
 def budgets(execution: Execution) -> tuple[int, int]:
-    """Return the user's and the system's retries that are just enough: a wrong payer changes how many attempts run."""
+    """Return the user's and the system's retries that are just enough:
+    a wrong payer changes how many attempts run.
+    """
     paid = execution.faults[:-1] if not execution.has_rounds else ()
     system = sum(FAULTS[fault.kind].is_node for fault in paid)
     return len(paid) - system, system
 
 
-# --- one execution ----------------------------------------------------------------------------------------------------
+# --- one execution --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -233,14 +254,20 @@ class Outcome:
     wrong: list[tuple[Fault, str]] = field(default_factory=list)
     """Wrong verdicts and exit codes."""
     left: dict[str, str] = field(default_factory=dict)
-    """What remained, each with its kind first ("process", "zombie", "socket" or "folder"), and when it was seen."""
+    """What remained, each with its kind first ("process", "zombie", "socket" or "folder"),
+    and when it was seen.
+    """
     samples: dict[str, list[Held]] = field(default_factory=dict)
     """Of "engine", and of "agent" and "recorder" if it has rounds."""
 
     def problems(self) -> list[str]:
-        growth = [f"{who} grew: {how}" for who, seen in self.samples.items() if (how := grown(seen))]
+        growth = [
+            f"{who} grew: {how}" for who, seen in self.samples.items() if (how := grown(seen))
+        ]
         return (
-            [f"{fault}: {what}" for fault, what in self.wrong] + [" ".join(item) for item in self.left.items()] + growth
+            [f"{fault}: {what}" for fault, what in self.wrong]
+            + [" ".join(item) for item in self.left.items()]
+            + growth
         )
 
 
@@ -254,9 +281,26 @@ class Run:
         self._marks.mkdir(parents=True)
         self._out, self._err = folder / "stdout", folder / "stderr"
         inputs = json.dumps({"faults": [str(fault) for fault in execution.faults]})
-        command = [sys.executable, "-m", "firstfault", "run", str(JOBS), execution.task, "--inputs", inputs, "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "firstfault",
+            "run",
+            str(JOBS),
+            execution.task,
+            "--inputs",
+            inputs,
+            "--json",
+        ]
         user, system = budgets(execution)
-        command += ["--store", str(folder / "store"), "--retries", str(user), "--system-retries", str(system)]
+        command += [
+            "--store",
+            str(folder / "store"),
+            "--retries",
+            str(user),
+            "--system-retries",
+            str(system),
+        ]
         command += ["--timeout", str(LIMIT_S), "--env", f"MARKS={self._marks}"]
         again = {"SOAK_RETRY": "1"} if execution.attempts > 1 else {}
         with self._out.open("w") as out, self._err.open("w") as err:
@@ -283,20 +327,26 @@ class Run:
         return self._outcome
 
     def _step(self, index: int, fault: Fault) -> bool:
-        """Wait for an attempt's or a round's workers, look at all processes, and let the fault happen."""
+        """Wait for an attempt's or a round's workers, look at all processes,
+        and let the fault happen.
+        """
         attempt, restart = (0, index) if self._execution.has_rounds else (index, 0)
         files = [self._marks / f"{attempt}-{restart}-{rank}.json" for rank in range(2)]
         deadline = time.monotonic() + LIMIT_S
         while not all(file.exists() for file in files):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                self._outcome.wrong.append((fault, f"the workers of attempt {attempt}, round {restart} never ran"))
+                self._outcome.wrong.append(
+                    (fault, f"the workers of attempt {attempt}, round {restart} never ran")
+                )
                 return False
             time.sleep(0.02)
         marks = [json.loads(file.read_text()) for file in files]
         self._nodes.append({rank: mark["node"] for rank, mark in enumerate(marks)})
         agent = marks[fault.rank]["agent"]
         children = {pid: one for pid, one in processes().items() if one.parent == agent}
-        recorder = next((pid for pid, one in children.items() if "-m firstfault.recorder" in one.command), None)
+        recorder = next(
+            (pid for pid, one in children.items() if "-m firstfault.recorder" in one.command), None
+        )
         pids = {"engine": self._process.pid, "agent": agent, "recorder": recorder}
         self._look(attempt, pids)
         who, _, name = fault.kind.partition(" ")
@@ -319,14 +369,18 @@ class Run:
         for pid, one in of_run(self._marks).items():
             number = int(one.environment["FLYTE_ATTEMPT_NUMBER"])
             if number < attempt:
-                self._leave(f"process {pid}", f"of attempt {number} during attempt {attempt}: {one.command}")
+                self._leave(
+                    f"process {pid}", f"of attempt {number} during attempt {attempt}: {one.command}"
+                )
         for pid, one in processes().items():
             if (one.parent, one.state) == (self._process.pid, "Z"):
                 self._leave(f"zombie {pid}", f"of the engine during attempt {attempt}")
         folders = set(self._temporary.glob("firstfault-*"))
         if not self._execution.has_rounds:
             for folder in folders & self._folders:
-                self._leave(f"folder {folder.name}", f"of an earlier attempt during attempt {attempt}")
+                self._leave(
+                    f"folder {folder.name}", f"of an earlier attempt during attempt {attempt}"
+                )
         self._folders |= folders
 
     def _leave(self, what: str, how: str = "after the end") -> None:
@@ -349,13 +403,17 @@ class Run:
         judged = faults[-1:] if self._execution.has_rounds else faults
         attempts = result["attempts"]
         if len(attempts) != len(judged):
-            self._outcome.wrong.append((faults[-1], f"{len(attempts)} attempts instead of {len(judged)}"))
+            self._outcome.wrong.append(
+                (faults[-1], f"{len(attempts)} attempts instead of {len(judged)}")
+            )
         for fault, attempt, nodes in zip(judged, attempts, self._nodes, strict=False):
             wrong = wrong_verdict(fault, attempt, nodes)
             if wrong:
                 self._outcome.wrong.append((fault, wrong))
         if status != exit_code(self._execution):
-            self._outcome.wrong.append((faults[-1], f"exit code {status} instead of {exit_code(self._execution)}"))
+            self._outcome.wrong.append(
+                (faults[-1], f"exit code {status} instead of {exit_code(self._execution)}")
+            )
 
     def _look_after(self) -> None:
         """Find what is left after the command's exit."""
@@ -374,25 +432,37 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
 
 def kinds_of_files(names: Iterable[str]) -> dict[str, int]:
-    """Count the names of temporary files by their beginning: what `tempfile` appended is left out."""
+    """Count the names of temporary files by their beginning:
+    what `tempfile` appended is left out.
+    """
     return dict(
-        collections.Counter(re.sub(r"[a-z0-9_]{8}(?=$|\.)", "*", name, count=1) for name in sorted(names)).most_common()
+        collections.Counter(
+            re.sub(r"[a-z0-9_]{8}(?=$|\.)", "*", name, count=1) for name in sorted(names)
+        ).most_common()
     )
 
 
 def report(outcomes: Sequence[Outcome], files: dict[str, int]) -> list[str]:
     faults = collections.Counter(
-        fault.kind for item in outcomes if not item.execution.has_rounds for fault in item.execution.faults
+        fault.kind
+        for item in outcomes
+        if not item.execution.has_rounds
+        for fault in item.execution.faults
     )
     wrong = collections.Counter(
-        fault.kind for item in outcomes if not item.execution.has_rounds for fault in {fault for fault, _ in item.wrong}
+        fault.kind
+        for item in outcomes
+        if not item.execution.has_rounds
+        for fault in {fault for fault, _ in item.wrong}
     )
     lines = [f"{'fault':18}{'attempts':>9}{'right':>7}"]
-    lines += [f"{kind:18}{count:9}{count - wrong[kind]:7}" for kind, count in sorted(faults.items())]
+    lines += [
+        f"{kind:18}{count:9}{count - wrong[kind]:7}" for kind, count in sorted(faults.items())
+    ]
     lines.append(f"{'all':18}{faults.total():9}{(faults - wrong).total():7}")
     left = collections.Counter(what.split()[0] for item in outcomes for what in item.left)
     counts = ", ".join(f"{kind} {left[kind]}" for kind in ("process", "zombie", "socket", "folder"))
@@ -421,7 +491,11 @@ def soak(attempts: int, seed: int) -> int:
         for number, execution in enumerate(planned(attempts, seed)):
             outcome = Run(execution, Path(temporary), KEPT / str(number)).outcome()
             outcomes.append(outcome)
-            what = str(execution.faults[0]) if len(execution.faults) == 1 else f"{len(execution.faults)} faults"
+            what = (
+                str(execution.faults[0])
+                if len(execution.faults) == 1
+                else f"{len(execution.faults)} faults"
+            )
             problems = outcome.problems()
             said = "; ".join([*problems, f"kept in {KEPT / str(number)}"]) if problems else "right"
             print(f"{execution.task:10} {what:18} {outcome.seconds:6.1f} s  {said}", flush=True)
@@ -436,7 +510,9 @@ def soak(attempts: int, seed: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--attempts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

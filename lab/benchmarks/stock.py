@@ -1,4 +1,6 @@
-"""Kfpytorch's tasks, with its default settings or, as "fast" and "good", with torchrun's monitor interval."""
+"""Kfpytorch's tasks, with its default settings or, as "fast" and "good",
+with torchrun's monitor interval.
+"""
 
 import training
 from flytekit import task

@@ -1,4 +1,6 @@
-"""Times from a raise to its durable document and to the first victim, in many rounds of real jobs on S3."""
+"""Times from a raise to its durable document and to the first victim,
+in many rounds of real jobs on S3.
+"""
 
 import asyncio
 import json
@@ -33,7 +35,14 @@ class Raise:
     """When the first other rank's collective failed, or its process died."""
 
 
-def raises(s3: S3, task: str, rounds: int, *, delay_ms: float = 0, start_method: str = "spawn") -> list[Raise]:
+def raises(
+    s3: S3,
+    task: str,
+    rounds: int,
+    *,
+    delay_ms: float = 0,
+    start_method: str = "spawn",
+) -> list[Raise]:
     """Run one job with this number of rounds, each of which ends with a raise."""
     with latency_proxy(s3.endpoint, delay_ms) as proxy, tempfile.TemporaryDirectory() as folder:
         uri = s3.uri("raises")
@@ -48,9 +57,23 @@ def raises(s3: S3, task: str, rounds: int, *, delay_ms: float = 0, start_method:
             # without this, gloo does not always connect again after a restart
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
-        command = [sys.executable, "-m", "firstfault", "run", str(_RAISING), task, "--store", uri, "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "firstfault",
+            "run",
+            str(_RAISING),
+            task,
+            "--store",
+            uri,
+            "--json",
+        ]
         done = subprocess.run(
-            [*command, "--retries", "0"], env=environment, capture_output=True, text=True, check=False
+            [*command, "--retries", "0"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         (attempt,) = json.loads(done.stdout.splitlines()[-1])["attempts"]
         told = asyncio.run(_told(attempt["errors"].removesuffix(f"/{ERRORS}"), s3))
@@ -60,14 +83,18 @@ def raises(s3: S3, task: str, rounds: int, *, delay_ms: float = 0, start_method:
             victims = [int(file.read_text()) for file in Path(folder).glob(f"{number}-*-victim")]
             durable, deaths = told.get(number, (None, []))
             if not raised.exists() or durable is None or not (victims or deaths):
-                raise RuntimeError(f"{task}: round {number} left nothing\n{done.stdout[-500:]}\n{done.stderr[-2000:]}")
+                raise RuntimeError(
+                    f"{task}: round {number} left"
+                    f" nothing\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
+                )
             at = int(raised.read_text())
             found.append(Raise(task, (durable - at) / _NS, (min([*victims, *deaths]) - at) / _NS))
         return found
 
 
 async def _told(uri: str, s3: S3) -> dict[int, tuple[int | None, list[int]]]:
-    """Return for each round when rank 3's first document was durable, and when other ranks failed or died.
+    """Return for each round when rank 3's first document was durable,
+    and when other ranks failed or died.
 
     Nanoseconds since the Unix epoch.
     """
@@ -80,7 +107,9 @@ async def _told(uri: str, s3: S3) -> dict[int, tuple[int | None, list[int]]]:
             if key.rank != _RANK and key.timestamp_ns is not None:
                 others[key.round].append(key.timestamp_ns)
         for item in [item for item in await store.list(ROSTER) if is_error_file(item.name)]:
-            for receipt in decode_presence(await store.get(f"{ROSTER}/{item.name}"), item.name).receipts:
+            for receipt in decode_presence(
+                await store.get(f"{ROSTER}/{item.name}"), item.name
+            ).receipts:
                 key = ErrorKey.parse(receipt.name)
                 if key is None or receipt.rank != _RANK or receipt.fault_to_durable_ns is None:
                     continue

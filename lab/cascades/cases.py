@@ -14,12 +14,15 @@ class Way:
     """How torchrun starts a job of programs."""
 
     door: str = "firstfault"
-    """"firstfault": ``firstfault torchrun``; "variable": torchrun with ``FIRSTFAULT=1``; "forked": the first, but in
-    processes that have loaded torch, which saves seconds."""
+    """"firstfault": ``firstfault torchrun``; "variable": torchrun with ``FIRSTFAULT=1``; "forked":
+    the first, but in processes that have loaded torch, which saves seconds.
+    """
     rendezvous: str = "c10d"
     """"c10d", "static", or "file": c10d over a store of files."""
     folder: str = "own"
-    """"own": each node has a working folder, and nothing in common with the others; "common": they share a folder."""
+    """"own": each node has a working folder, and nothing in common with the others; "common":
+    they share a folder.
+    """
 
     def __str__(self) -> str:
         return f"{self.door}-{self.rendezvous}-{self.folder}"
@@ -35,8 +38,9 @@ class Case:
     scope: str = "rank"
     """What the verdict has to name.
 
-    "rank", "ranks", "node": those that wrote the truth; "one": one of those ranks; "external": one of those nodes,
-    terminated; "somewhere": one of those nodes, or one of its ranks; "undetermined": no rank; "none": no failure.
+    "rank", "ranks", "node": those that wrote the truth; "one": one of those ranks; "external": one
+    of those nodes, terminated; "somewhere": one of those nodes, or one of its ranks;
+    "undetermined": no rank; "none": no failure.
     """
     task: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
@@ -66,7 +70,16 @@ class Case:
 
 _OF_A_RANK = (
     *("raise", "recoverable", "chained", "loader", "backward", "future", "thread", "finally"),
-    *("finally-destroy", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "terminate", "exit-1", "exit-0"),
+    *(
+        "finally-destroy",
+        "SIGKILL",
+        "SIGSEGV",
+        "SIGABRT",
+        "SIGTERM",
+        "terminate",
+        "exit-1",
+        "exit-0",
+    ),
     *("sys.exit-0", "sys.exit-3", "hang", "hang-c", "skip", "mismatch", "memory", "disk", "cuda"),
 )
 _MORE_OF_A_RANK = (
@@ -83,7 +96,9 @@ _EVERYWHERE = {
 }
 _BEFORE_THE_FIRST_COLLECTIVE = ("raise", "SIGKILL", "exit-1", "hang")
 _CULPRITS = (3, 0, 2)
-"""Culprits on two nodes with two ranks each: the last rank, the first one, and the first of the second node."""
+"""Culprits on two nodes with two ranks each: the last rank, the first one,
+and the first of the second node.
+"""
 
 
 def _of_two_nodes(culprit: int) -> list[Case]:
@@ -91,18 +106,29 @@ def _of_two_nodes(culprit: int) -> list[Case]:
     found = [Case(fault, culprit) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
     found += [Case(fault, culprit, scope="node") for fault in _OF_A_NODE]
     found += [Case("agent-told", culprit, scope="external")]
-    found += [Case(fault, culprit, inputs={"early": True}) for fault in _BEFORE_THE_FIRST_COLLECTIVE]
+    found += [
+        Case(fault, culprit, inputs={"early": True}) for fault in _BEFORE_THE_FIRST_COLLECTIVE
+    ]
     slow = (culprit + 1) % 4
     found += [Case(fault, culprit, inputs={"slow": slow}) for fault in ("raise", "SIGKILL")]
     # longer than the victims take to fail, and than the failing worker waits for its document
-    found += [Case("SIGKILL", culprit, inputs={"held": 3.0}), Case("raise", culprit, inputs={"held": 7.0})]
+    found += [
+        Case("SIGKILL", culprit, inputs={"held": 3.0}),
+        Case("raise", culprit, inputs={"held": 7.0}),
+    ]
     return found + _restarted(culprit)
 
 
 def _restarted(culprit: int) -> list[Case]:
     """Return cases with one restart: a fault that passes, and one that does not."""
     return [
-        Case(fault, culprit, task="restarted", inputs={"rounds": rounds}, scope="rank" if rounds > 1 else "none")
+        Case(
+            fault,
+            culprit,
+            task="restarted",
+            inputs={"rounds": rounds},
+            scope="rank" if rounds > 1 else "none",
+        )
         for fault in ("raise", "SIGKILL")
         for rounds in (1, 2)
     ]
@@ -126,26 +152,57 @@ def _with_wrong_clocks() -> list[Case]:
     ]
     # the clock is set while the job runs, and S3 refuses all later requests
     return found + [
-        Case("clock-jump", culprit, scope="somewhere", clock=(culprit // 2, 0), store="s3") for culprit in _CULPRITS
+        Case("clock-jump", culprit, scope="somewhere", clock=(culprit // 2, 0), store="s3")
+        for culprit in _CULPRITS
     ]
 
 
 def _cases() -> list[Case]:
     two = [case for culprit in _CULPRITS for case in _of_two_nodes(culprit)]
-    two += [Case(fault, culprit, scope=scope) for fault, scope in _EVERYWHERE.items() for culprit in (0, 1, 3)]
+    two += [
+        Case(fault, culprit, scope=scope)
+        for fault, scope in _EVERYWHERE.items()
+        for culprit in (0, 1, 3)
+    ]
     four = [Case(fault, 5, nodes=4) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
     four += [Case(fault, 2, nodes=4, scope="node") for fault in _OF_A_NODE]
-    four += [Case("agent-told", 6, nodes=4, scope="external"), Case("deadlock", 0, nodes=4, scope="undetermined")]
+    four += [
+        Case("agent-told", 6, nodes=4, scope="external"),
+        Case("deadlock", 0, nodes=4, scope="undetermined"),
+    ]
     return two + _with_wrong_clocks() + four + _under_nccl() + _under_nccl2()
 
 
 _OF_A_RANK_UNDER_NCCL = (
-    *("raise", "exits", "oom", "SIGKILL", "SIGSEGV", "assert", "late-assert", "illegal", "ecc", "xid"),
+    *(
+        "raise",
+        "exits",
+        "oom",
+        "SIGKILL",
+        "SIGSEGV",
+        "assert",
+        "late-assert",
+        "illegal",
+        "ecc",
+        "xid",
+    ),
     *("hang-loader", "hang-checkpoint", "hang-python", "hang-c", "straggler", "rubbish", "skip"),
     *("mismatch-operation", "mismatch-size", "tensor-hang", "watchdog-stuck", "destroy"),
 )
-_UNDER_NCCL = dict.fromkeys(_OF_A_RANK_UNDER_NCCL, "rank") | {"node-killed": "node", "network": "undetermined"}
-_WIDE = ("hang-python", "late-assert", "oom", "skip", "tensor-hang", "SIGKILL", "node-killed", "mismatch-size")
+_UNDER_NCCL = dict.fromkeys(_OF_A_RANK_UNDER_NCCL, "rank") | {
+    "node-killed": "node",
+    "network": "undetermined",
+}
+_WIDE = (
+    "hang-python",
+    "late-assert",
+    "oom",
+    "skip",
+    "tensor-hang",
+    "SIGKILL",
+    "node-killed",
+    "mismatch-size",
+)
 """Faults that are also recorded on more nodes and with more ranks."""
 
 
@@ -153,7 +210,10 @@ def _under_nccl() -> list[Case]:
     """Return the cases under NCCL; each version of torch's words has faults of every kind."""
     shapes = [(fault, culprit, 2, 2) for culprit in _CULPRITS for fault in _UNDER_NCCL]
     shapes += [(fault, 5, 4, 2) for fault in _WIDE] + [(fault, 11, 2, 8) for fault in _WIDE]
-    versions = [VERSIONS[(place + 2 * (place // len(_UNDER_NCCL))) % len(VERSIONS)] for place in range(len(shapes))]
+    versions = [
+        VERSIONS[(place + 2 * (place // len(_UNDER_NCCL))) % len(VERSIONS)]
+        for place in range(len(shapes))
+    ]
     return [_case(*shape, version) for shape, version in zip(shapes, versions, strict=True)]
 
 
@@ -163,7 +223,10 @@ def _under_nccl2() -> list[Case]:
     cases = [_case(*shape, SECOND[place % 2]) for place, shape in enumerate(shapes)]
     both = ("SIGKILL", "hang-python", "skip", "mismatch-size", "tensor-hang", "network")
     turned = [case for case in cases if case.fault.removeprefix(NCCL) in both]
-    cases += [replace(case, inputs={"version": SECOND[case.inputs["version"] == ABORTS]}) for case in turned]
+    cases += [
+        replace(case, inputs={"version": SECOND[case.inputs["version"] == ABORTS]})
+        for case in turned
+    ]
     return [*cases, _case("skip", 5, 4, 2, RAISES), _case("hang-python", 11, 2, 8, ABORTS)]
 
 
@@ -174,13 +237,18 @@ def _case(fault: str, culprit: int, nodes: int, per_node: int, version: str) -> 
         culprit,
         nodes=nodes,
         scope=_UNDER_NCCL[fault],
-        task={(2, 2): "nccl_two_by_two", (4, 2): "nccl_four_by_two", (2, 8): "nccl_two_by_eight"}[nodes, per_node],
+        task={(2, 2): "nccl_two_by_two", (4, 2): "nccl_four_by_two", (2, 8): "nccl_two_by_eight"}[
+            nodes, per_node
+        ],
         inputs={"version": version},
         per_node=per_node,
     )
 
 
-_WAYS = [Way(*way) for way in itertools.product(("firstfault", "variable"), ("c10d", "static"), ("own", "common"))]
+_WAYS = [
+    Way(*way)
+    for way in itertools.product(("firstfault", "variable"), ("c10d", "static"), ("own", "common"))
+]
 _RESTARTS = Way("variable"), Way("firstfault"), Way("firstfault", folder="common")
 """torch's static rendezvous cannot restart workers."""
 
@@ -189,17 +257,33 @@ def _of_programs() -> list[Case]:
     """Return the cases of programs under torchrun: each fault once, in the ways in turn."""
     cases = [case for case in _of_two_nodes(3) if not case.task]
     cases += [Case(fault, 1, scope=scope) for fault, scope in _EVERYWHERE.items()]
-    cases += [Case("raise", 5, nodes=4), Case("SIGKILL", 2, nodes=4), Case("node-killed", 2, nodes=4, scope="node")]
-    cases += [Case("raise", 3, clock=(1, 5)), Case("SIGKILL", 0, clock=(1, -5)), Case("SIGKILL", 2, clock=(1, 600))]
-    cases += [case for case in _under_nccl() if case.nodes * case.per_node == 4 and case.culprit == 3]
-    cases = [replace(case, way=way) for case, way in zip(cases, itertools.cycle(_WAYS), strict=False)]
+    cases += [
+        Case("raise", 5, nodes=4),
+        Case("SIGKILL", 2, nodes=4),
+        Case("node-killed", 2, nodes=4, scope="node"),
+    ]
+    cases += [
+        Case("raise", 3, clock=(1, 5)),
+        Case("SIGKILL", 0, clock=(1, -5)),
+        Case("SIGKILL", 2, clock=(1, 600)),
+    ]
+    cases += [
+        case for case in _under_nccl() if case.nodes * case.per_node == 4 and case.culprit == 3
+    ]
+    cases = [
+        replace(case, way=way) for case, way in zip(cases, itertools.cycle(_WAYS), strict=False)
+    ]
     restarts = [("recoverable", 1, "none"), ("recoverable", 2, "rank"), ("SIGKILL", 1, "rank")]
     cases += [
         Case(fault, 3, task="restarted", inputs={"rounds": rounds}, scope=scope, way=way)
         for (fault, rounds, scope), way in zip(restarts, _RESTARTS, strict=True)
     ]
     common = Way(folder="common")
-    return [*cases, Case("raise", 3, store="s3", way=common), Case("SIGKILL", 0, store="s3", way=common)]
+    return [
+        *cases,
+        Case("raise", 3, store="s3", way=common),
+        Case("SIGKILL", 0, store="s3", way=common),
+    ]
 
 
 CASES = {case.name: case for case in _cases()}
@@ -207,7 +291,8 @@ CASES = {case.name: case for case in _cases()}
 PROGRAMS = {case.name: case for case in _of_programs()}
 """All cases whose training is a program under torchrun, by name."""
 NOT_KNOWN = {
-    # all processes aborted, without a flight recorder and without counters in the words of the nccl2 backend
+    # all processes aborted, without a flight recorder and without counters in the words of the
+    # nccl2 backend
     "nccl-mismatch-operation-versionnccl2-rank2-of4",
     "nccl-mismatch-size-versionnccl2-rank0-of4",
     "nccl-skip-versionnccl2-rank11-of16",

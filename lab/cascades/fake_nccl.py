@@ -2,20 +2,26 @@
 
 What it imitates:
 
-- Collectives are asynchronous: a call only enqueues. The main thread runs ahead, and blocks when it waits for the GPU,
-  in a C call during which Python runs no signal handler.
-- A collective ends when all members have started it with the same operation and size; otherwise never.
-- A watchdog thread finds timeouts, connections that a peer on another node has closed, and errors of the GPU. It prints
-  torch's words, waits for the dump, aborts the communicators, and ends the process with SIGABRT.
+- Collectives are asynchronous: a call only enqueues. The main thread runs ahead, and blocks when it
+  waits for the GPU, in a C call during which Python runs no signal handler.
+- A collective ends when all members have started it with the same operation and size; otherwise
+  never.
+- A watchdog thread finds timeouts, connections that a peer on another node has closed, and errors
+  of the GPU. It prints torch's words, waits for the dump, aborts the communicators, and ends the
+  process with SIGABRT.
 - The abort comes from a thread that Python does not know.
-- A peer on the same node, or on another one with another local rank, is not missed before the timeout.
-- A rank that times out signals its dump through the store, and the other ranks' monitors print that they saw it.
-- torch 2.15's ProcessGroupNCCL2 has no monitor and no signal. It aborts after the time for dumps, or it aborts the
-  communicators only: then the main thread's wait for the GPU ends, and its next collective raises.
+- A peer on the same node, or on another one with another local rank, is not missed before the
+  timeout.
+- A rank that times out signals its dump through the store, and the other ranks' monitors print that
+  they saw it.
+- torch 2.15's ProcessGroupNCCL2 has no monitor and no signal. It aborts after the time for dumps,
+  or it aborts the communicators only: then the main thread's wait for the GPU ends, and its next
+  collective raises.
 - The flight recorder's JSON, in the place where a build with NCCL has it.
 
-What it does not: data (tensors stay as they are), the communicators' set-up, NCCL's own threads, CUDA contexts that
-hold a lock, and time (seconds stand for minutes). Its watchdog is a Python thread, so it stops where the GIL is held.
+What it does not: data (tensors stay as they are), the communicators' set-up, NCCL's own threads,
+CUDA contexts that hold a lock, and time (seconds stand for minutes). Its watchdog is a Python
+thread, so it stops where the GIL is held.
 """
 
 from __future__ import annotations
@@ -62,9 +68,16 @@ def say(text: str) -> None:
 
 
 def abort() -> None:
-    """End this process by SIGABRT from a thread that Python does not know, as torch's watchdog does."""
+    """End this process by SIGABRT from a thread that Python does not know,
+    as torch's watchdog does.
+    """
     library = ctypes.CDLL(None)
-    library.pthread_create(ctypes.byref(ctypes.c_ulong()), None, ctypes.cast(library.abort, ctypes.c_void_p), None)
+    library.pthread_create(
+        ctypes.byref(ctypes.c_ulong()),
+        None,
+        ctypes.cast(library.abort, ctypes.c_void_p),
+        None,
+    )
     threading.Event().wait()
 
 
@@ -108,7 +121,8 @@ class _Fabric:
     def is_done(self, work: _Work) -> bool:
         rows = [rank * _ROW.size for rank in range(self.size)]
         return all(
-            self._get(row + 8) >= work.number and self._get(row + 16 + 8 * work.number) == work.signature
+            self._get(row + 8) >= work.number
+            and self._get(row + 16 + 8 * work.number) == work.signature
             for row in rows
         )
 
@@ -126,8 +140,8 @@ class _Fabric:
 class Gpu:
     """One GPU with one stream, in which collectives run in order.
 
-    ``lock(mutex)`` waits until the stream is empty, as ``torch.cuda.synchronize`` does; ``unlock(mutex)`` and `check`
-    have to follow.
+    ``lock(mutex)`` waits until the stream is empty, as ``torch.cuda.synchronize`` does;
+    ``unlock(mutex)`` and `check` have to follow.
     """
 
     def __init__(self, version: str) -> None:
@@ -190,7 +204,9 @@ class Gpu:
             return
         work.state = "started"
         fabric.start(work)
-        while not fabric.is_done(work) or (self.cut_after is not None and work.number > self.cut_after):
+        while not fabric.is_done(work) or (
+            self.cut_after is not None and work.number > self.cut_after
+        ):
             if self.aborted:
                 return
             time.sleep(0.005)
@@ -220,7 +236,14 @@ class _Group:
             threading.Event().wait()  # it aborts the process itself, after the same time
         if self.failure is not None and self.gpu.version == nccl_words.RAISES:
             raise RuntimeError(nccl_words.raised_after(self.failure))
-        work = _Work(self, len(self.works) + 1, operation, tensor.numel(), str(tensor.dtype)[6:], time.monotonic())
+        work = _Work(
+            self,
+            len(self.works) + 1,
+            operation,
+            tensor.numel(),
+            str(tensor.dtype)[6:],
+            time.monotonic(),
+        )
         self.works.append(work)
         self.gpu.submit(work)
 
@@ -239,21 +262,30 @@ class _Group:
             for member in self._connected():
                 if self.fabric.is_gone(member):
                     gone_since.setdefault(member, now)
-            closed = next((member for member, since in gone_since.items() if now - since > CLOSED_S), None)
+            closed = next(
+                (member for member, since in gone_since.items() if now - since > CLOSED_S), None
+            )
             if self.gpu.error:
                 self._end(self._failure(open_works[0], cuda_error=self.gpu.error))
             elif closed is not None:
-                self._end(self._failure(open_works[0], peer=f"node-{self.members[closed] // self.per_node}<41772>"))
+                self._end(
+                    self._failure(
+                        open_works[0], peer=f"node-{self.members[closed] // self.per_node}<41772>"
+                    )
+                )
             elif now - open_works[0].enqueued_at > self.timeout_s:
                 self._end(self._failure(open_works[0]), signals=True)
 
     def _connected(self) -> list[int]:
-        """Return the members on other nodes to which this rank has a connection: those with its local rank."""
+        """Return the members on other nodes to which this rank has a connection:
+        those with its local rank.
+        """
         me = self.members[self.rank]
         return [
             place
             for place, member in enumerate(self.members)
-            if member // self.per_node != me // self.per_node and member % self.per_node == me % self.per_node
+            if member // self.per_node != me // self.per_node
+            and member % self.per_node == me % self.per_node
         ]
 
     def _failure(self, work: _Work, **more: str) -> nccl_words.Failure:
@@ -348,7 +380,9 @@ class _Done(dist.Work):
 
 
 def _fake(kind: Any, name: str, group: _Group) -> Any:
-    """Return a process group, or a backend of one, with the collectives that the lab's trainings call."""
+    """Return a process group, or a backend of one,
+    with the collectives that the lab's trainings call.
+    """
 
     class Fake(kind):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -379,14 +413,17 @@ _groups: list[_Group] = []
 def install(version: str, folder: Path) -> Gpu:
     """Register the backend, and the flight recorder; return the GPU.
 
-    `version` is one of ``nccl_words.VERSIONS``; all ranks share the folder, which has the GPUs' connections.
+    `version` is one of ``nccl_words.VERSIONS``; all ranks share the folder, which has the GPUs'
+    connections.
     """
     version = nccl_words.ABORTS if version == "nccl2" else version
     gpu = Gpu(version)
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
 
     # torch 2.15 hooks its own recorder into a backend that Python defines
-    is_hooked = version in nccl_words.SECOND and hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks")
+    is_hooked = version in nccl_words.SECOND and hasattr(
+        dist.distributed_c10d._world, "pg_flight_recorder_hooks"
+    )
 
     def create(options: Any, _backend_options: Any) -> Any:
         name = str(options.group_id)
@@ -406,7 +443,11 @@ def install(version: str, folder: Path) -> Gpu:
         if not _groups and version not in _WITHOUT_MONITOR:
             threading.Thread(target=group.monitor, name="heartbeat-monitor", daemon=True).start()
         _groups.append(group)
-        _kept.append(_fake(*((c10d.Backend, "nccl2") if is_hooked else (dist.ProcessGroup, "lab_nccl")), group))
+        _kept.append(
+            _fake(
+                *((c10d.Backend, "nccl2") if is_hooked else (dist.ProcessGroup, "lab_nccl")), group
+            )
+        )
         return _kept[-1]
 
     dist.Backend.register_backend("lab_nccl", create, extended_api=True, devices=["cpu"])
@@ -418,13 +459,18 @@ def install(version: str, folder: Path) -> Gpu:
 
 
 def _recorded_by(backend: str = "gloo") -> str:
-    """Return what torch 2.15's hook has recorded, which counts from 0, and sees no work start; backend: a name."""
+    """Return what torch 2.15's hook has recorded, which counts from 0, and sees no work start;
+    backend: a name.
+    """
     trace = json.loads(_recorded()) if backend == "nccl2" else {}
     for entry in trace.get("entries", ()):
         entry["profiling_name"] = entry["profiling_name"].replace("nccl:", "nccl2:")
         entry["state"] = entry["state"].replace("started", "scheduled")
     for status in trace.get("pg_status", {}).values():
-        status.update({name: str(max(count - 1, -1)) for name, count in status.items()}, last_started_collective="-1")
+        status.update(
+            {name: str(max(count - 1, -1)) for name, count in status.items()},
+            last_started_collective="-1",
+        )
     return json.dumps(trace)
 
 
@@ -447,7 +493,9 @@ def _recorded(**_options: Any) -> str:
             "retired": work.state == "completed",
             "is_p2p": False,
         }
-        for place, work in enumerate(sorted((w for g in _groups for w in g.works), key=lambda w: w.enqueued_at))
+        for place, work in enumerate(
+            sorted((w for g in _groups for w in g.works), key=lambda w: w.enqueued_at)
+        )
     ]
     status = {
         group.number: {
@@ -461,4 +509,6 @@ def _recorded(**_options: Any) -> str:
         group.number: {"name": group.number, "desc": group.name, "ranks": json.dumps(group.members)}
         for group in _groups
     }
-    return json.dumps({"version": "2.10", "entries": entries, "pg_status": status, "pg_config": config})
+    return json.dumps(
+        {"version": "2.10", "entries": entries, "pg_status": status, "pg_config": config}
+    )

@@ -1,8 +1,8 @@
 """Judges incidents from public threads by the strategy `evidence`: ``incidents.py FILE.jsonl``.
 
-Each line holds what was seen and the root cause that the thread found. What was seen is either prose ("observations":
-who, message), which this module turns into failures as a reader would have found them, or "documents" of single ranks
-(kind, text, signal, exit code) in a world of known size.
+Each line holds what was seen and the root cause that the thread found. What was seen is either
+prose ("observations": who, message), which this module turns into failures as a reader would have
+found them, or "documents" of single ranks (kind, text, signal, exit code) in a world of known size.
 """
 
 import json
@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from firstfault.evidence import Role, classify
-from firstfault.model import ExceptionInfo, JobErrors, Scope, SentSignal, Subject, Verdict, WorkerError, Writer
+from firstfault.model import (
+    ExceptionInfo,
+    JobErrors,
+    Scope,
+    SentSignal,
+    Subject,
+    Verdict,
+    WorkerError,
+    Writer,
+)
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
@@ -22,7 +31,9 @@ _NODE = re.compile(r"\bnode (?P<node>\w+)|\b(?P<agent>agent \d+)")
 _DEATH = re.compile(r"exit ?code:? ?(?P<code>-?\d+)\)? local_rank: (?P<rank>\d+)")
 _TASK = re.compile(r"error: (?P<node>\S+): task (?P<rank>\d+): (?P<what>.+)")
 _TYPED = re.compile(
-    r"^(?:\[rank\d+\]: )?(?P<type>(?:[\w]+(?:\.|::))*[A-Z]\w*(?:Error|Exception|Exit))(?:: ?|\b)(?P<text>.*)", re.DOTALL
+    r"^(?:\[rank\d+\]: )?(?P<type>(?:[\w]+(?:\.|::))*[A-Z]\w*(?:Error|Exception|Exit))(?::"
+    r" ?|\b)(?P<text>.*)",
+    re.DOTALL,
 )
 _TOLD = re.compile(r"Received \w+ death signal")
 _EXIT = re.compile(r"sys\.exit\((?P<code>\d+)\)")
@@ -59,12 +70,22 @@ def _failures(who: str, message: str, at: int) -> list[WorkerError]:
     if task is not None:
         return [_death(int(task["rank"]), "node", -9, at, log_tail=message)]
     if "agent" in who and _TOLD.search(message):
-        told = make_error(None, node=name, at_ms=at, exception=None, category="preemption", subject=Subject.AGENT)
+        told = make_error(
+            None,
+            node=name,
+            at_ms=at,
+            exception=None,
+            category="preemption",
+            subject=Subject.AGENT,
+        )
         return [told]
     ranks = _ranks_of(who)
     ended = _EXIT.search(message)
     if ended is not None and ranks:
-        return [make_error(rank, node=name, at_ms=at, exception="SystemExit", message=ended["code"]) for rank in ranks]
+        return [
+            make_error(rank, node=name, at_ms=at, exception="SystemExit", message=ended["code"])
+            for rank in ranks
+        ]
     typed = _TYPED.match(message)
     kind, text = (typed["type"], typed["text"]) if typed is not None else ("log", message)
     if "Traceback" in message and typed is None:
@@ -75,8 +96,20 @@ def _failures(who: str, message: str, at: int) -> list[WorkerError]:
     if not ranks and node is None:
         return []  # a launcher's summary is not a failure
     if not ranks and node is not None and node["agent"]:
-        return [make_error(None, node=name, at_ms=at, exception=kind, message=text, subject=Subject.AGENT)]
-    return [make_error(rank, node=name, at_ms=at, exception=kind, message=text) for rank in ranks or [None]]
+        return [
+            make_error(
+                None,
+                node=name,
+                at_ms=at,
+                exception=kind,
+                message=text,
+                subject=Subject.AGENT,
+            )
+        ]
+    return [
+        make_error(rank, node=name, at_ms=at, exception=kind, message=text)
+        for rank in ranks or [None]
+    ]
 
 
 def _death(rank: int, node: str, code: int, at: int, **more: Any) -> WorkerError:
@@ -126,14 +159,20 @@ def job_of_documents(incident: dict[str, Any]) -> JobErrors:
             make_error(
                 rank,
                 at_ms=document["at_ms"],
-                exception=ExceptionInfo(document["exception_type"] or "Exception", document["text"])
-                if raised
-                else None,
+                exception=(
+                    ExceptionInfo(document["exception_type"] or "Exception", document["text"])
+                    if raised
+                    else None
+                ),
                 message=document["text"],
                 writer=Writer.WORKER if raised else Writer.AGENT,
                 exit_code=None if raised else document["exit_code"],
                 signal="" if raised else document["signal"],
-                sent_signals=(SentSignal("SIGTERM", "a peer failed"),) if document["kind"] == "stopped" else (),
+                sent_signals=(
+                    (SentSignal("SIGTERM", "a peer failed"),)
+                    if document["kind"] == "stopped"
+                    else ()
+                ),
                 log_tail="" if raised else document["text"],
                 **place,
             )
@@ -152,7 +191,9 @@ def job_of_documents(incident: dict[str, Any]) -> JobErrors:
 
 
 def judge_documents(truth: dict[str, Any], verdict: Verdict) -> str:
-    """Return "right", "wrong" or "undetermined"; naming the node of a rank that is the root cause is right."""
+    """Return "right", "wrong" or "undetermined";
+    naming the node of a rank that is the root cause is right.
+    """
     is_undetermined = verdict.scope is Scope.UNDETERMINED
     if truth.get("undetermined"):
         return "right" if is_undetermined else "wrong"
@@ -172,7 +213,9 @@ def judge(root: dict[str, Any], verdict: Verdict) -> str:
     if is_undetermined:
         return "undetermined"
     if root.get("external"):
-        return "right" if verdict.scope is not Scope.RANK and verdict.node == root["node"] else "wrong"
+        return (
+            "right" if verdict.scope is not Scope.RANK and verdict.node == root["node"] else "wrong"
+        )
     if named is None:
         return "right" if verdict.node == root["node"] else "wrong"
     wanted = set(named) if isinstance(named, list) else {named}
@@ -180,7 +223,9 @@ def judge(root: dict[str, Any], verdict: Verdict) -> str:
 
 
 def judged(file: str) -> Iterator[tuple[dict[str, Any], str, Verdict | None]]:
-    """Yield each incident of a file with the outcome and the verdict; None: it left nothing that can be read."""
+    """Yield each incident of a file with the outcome and the verdict; None:
+    it left nothing that can be read.
+    """
     with open(file, encoding="utf-8") as lines:  # noqa: PTH123 - a path as it was given
         incidents = [json.loads(line) for line in lines]
     for incident in incidents:
@@ -191,7 +236,11 @@ def judged(file: str) -> Iterator[tuple[dict[str, Any], str, Verdict | None]]:
             verdict = evidence(make_job(*failures))
             yield incident, judge(incident["root_cause"], verdict), verdict
         else:
-            yield incident, "undetermined" if incident["root_cause"].get("rank") is not None else "right", None
+            yield (
+                incident,
+                "undetermined" if incident["root_cause"].get("rank") is not None else "right",
+                None,
+            )
 
 
 def main(files: list[str]) -> int:
@@ -199,7 +248,11 @@ def main(files: list[str]) -> int:
     for file in files:
         for incident, outcome, verdict in judged(file):
             counts[outcome] += 1
-            said = f"{verdict.confidence}: {verdict.headline}" if verdict is not None else "nothing that can be read"
+            said = (
+                f"{verdict.confidence}: {verdict.headline}"
+                if verdict is not None
+                else "nothing that can be read"
+            )
             print(f"{incident['id']:5} {outcome:13} {said[:130]}")
     print(dict(counts))
     return 0

@@ -1,4 +1,6 @@
-"""What the lab's faulty ranks use: where they are, the truth that they write down, and ends of processes."""
+"""What the lab's faulty ranks use: where they are, the truth that they write down,
+and ends of processes.
+"""
 
 import ctypes
 import json
@@ -9,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 RENDEZVOUS_S = 15.0
-"""The rendezvous drops a node whose clock is further off, so such a clock is set after the rendezvous."""
+"""The rendezvous drops a node whose clock is further off,
+so such a clock is set after the rendezvous.
+"""
 
 
 def marks() -> Path:
@@ -24,14 +28,22 @@ def rank() -> int:
 def truth(**content: Any) -> None:
     """Write down the fault that is about to happen, atomically."""
     node = os.environ.get("_F_WN") or os.environ["HOSTNAME"]
-    told = {"rank": rank(), "node": node, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(), **content}
+    told = {
+        "rank": rank(),
+        "node": node,
+        "monotonic_ns": time.monotonic_ns(),
+        "time_ns": time.time_ns(),
+        **content,
+    }
     part = marks() / f"truth-{rank()}.part"
     part.write_text(json.dumps(told))
     part.rename(marks() / f"truth-{rank()}.json")
 
 
 def hang_in_c() -> None:
-    """Wait in one C call that holds the GIL; it continues after a signal, as a driver's call does."""
+    """Wait in one C call that holds the GIL; it continues after a signal,
+    as a driver's call does.
+    """
     reader, _ = os.pipe()
     ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
 
@@ -67,5 +79,7 @@ def clock_variables(seconds: float, library: str, file: Path) -> dict[str, str]:
         "FAKETIME_TIMESTAMP_FILE": str(file),
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "clock"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent / "clock"), os.environ.get("PYTHONPATH", "")]
+        ),
     }

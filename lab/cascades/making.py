@@ -23,10 +23,24 @@ _S = 1_000_000_000
 _NO_NAME = "another worker of this node had failed"
 
 LLAMA = {
-    # interruptions of the pre-training of Llama 3 405B (table 5 of its report), and the faults of the lab like them
+    # interruptions of the pre-training of Llama 3 405B (table 5 of its report), and the faults of
+    # the lab like them
     "faulty GPU": (148, ("cuda", "hang-c", "SIGABRT")),
     "GPU HBM3 memory": (72, ("cuda",)),
-    "software bug": (54, ("raise", "chained", "backward", "future", "thread", "finally", "mismatch", "skip", "exit-1")),
+    "software bug": (
+        54,
+        (
+            "raise",
+            "chained",
+            "backward",
+            "future",
+            "thread",
+            "finally",
+            "mismatch",
+            "skip",
+            "exit-1",
+        ),
+    ),
     "network switch or cable": (35, ("node-killed",)),
     "host maintenance": (32, ("agent-told",)),
     "GPU SRAM memory": (19, ("cuda",)),
@@ -135,7 +149,9 @@ def _node_context(archive: zipfile.ZipFile, truth: dict[str, Any]) -> NodeContex
     for name in archive.namelist():
         if "/errors/" in name:
             short = name.rpartition("/")[2]
-            found = decode(archive.read(name), DocumentRef(short, last_modified_ns=truth["times"][name]))
+            found = decode(
+                archive.read(name), DocumentRef(short, last_modified_ns=truth["times"][name])
+            )
             assert isinstance(found, WorkerError)
             documents.append(found)
         elif "/roster/" in name:
@@ -146,7 +162,11 @@ def _node_context(archive: zipfile.ZipFile, truth: dict[str, Any]) -> NodeContex
         by_node[document.node][document.rank].append(document)
     # a killed agent is reported by its own workers, and by other agents
     root = [item for item in documents if item.node == node and item.rank == culprit]
-    others = [entry.place.node for entry in entries if entry.phase is Phase.JOINED and entry.place.node != node]
+    others = [
+        entry.place.node
+        for entry in entries
+        if entry.phase is Phase.JOINED and entry.place.node != node
+    ]
     return NodeContext(
         truth["fault"],
         truth["scope"],
@@ -155,7 +175,10 @@ def _node_context(archive: zipfile.ZipFile, truth: dict[str, Any]) -> NodeContex
         min(document.timestamp_ns or 1 << 62 for document in documents),
         tuple(root),
         tuple(tuple(item) for rank, item in by_node[node].items() if rank not in {culprit, None}),
-        tuple(tuple(tuple(item) for rank, item in by_node[name].items() if rank is not None) for name in others),
+        tuple(
+            tuple(tuple(item) for rank, item in by_node[name].items() if rank is not None)
+            for name in others
+        ),
         tuple(tuple(by_node[name][None]) for name in others),
         tuple(entry.phase for entry in entries if entry.place.node == node),
     )
@@ -233,7 +256,10 @@ class Maker:
         for (kind, node), at in zip(culprits, began_at, strict=False):
             node_context = chance.choice(self._recordings[kind])
             cause = _Cause(
-                node_context, at, node, chance.choice(node.ranks) if node_context.culprit is not None else None
+                node_context,
+                at,
+                node,
+                chance.choice(node.ranks) if node_context.culprit is not None else None,
             )
             written = self._culprits_node(cause)
             if chance.random() < rules.root_missing:
@@ -253,9 +279,17 @@ class Maker:
         chance.shuffle(entries)
         seen = {(item.node, item.rank) for item in kept}
         # a lost node has no documents of its own; its workers' documents stand for it
-        roots = [replace(root, left=(root.node, root.rank) in seen or root.scope == "node") for root in roots]
+        roots = [
+            replace(root, left=(root.node, root.rank) in seen or root.scope == "node")
+            for root in roots
+        ]
         name = "two roots" if len(roots) > 1 else fault
-        return Cascade(name, tuple(roots), Snapshot(tuple(kept), (), tuple(entries), tuple(unreadable)), rules.workers)
+        return Cascade(
+            name,
+            tuple(roots),
+            Snapshot(tuple(kept), (), tuple(entries), tuple(unreadable)),
+            rules.workers,
+        )
 
     def _nodes(self) -> list[_Node]:
         count, rules = self._rules.workers // RANKS_PER_NODE, self._rules
@@ -292,7 +326,8 @@ class Maker:
         delay = int(chance.random() * 0.5 * _S)
         culprit = _Named(cause.node, cause.rank)
         written = [
-            self._written(item, cause, node, None, delay=delay, named=culprit) for item in node_context.agents[index]
+            self._written(item, cause, node, None, delay=delay, named=culprit)
+            for item in node_context.agents[index]
         ]
         for other in node.ranks if node_context.peers[index] else []:
             named: _Named | None = culprit
@@ -339,26 +374,40 @@ class Maker:
             timestamp_ns=moment + node.clock_ns,
             worker=node.name,
             place=node.place(item.place, rank, self._rules.workers),
-            monotonic_ns=moment - cause.at + (node.group_rank + 1) * 1000 * _S if item.monotonic_ns else None,
+            monotonic_ns=(
+                moment - cause.at + (node.group_rank + 1) * 1000 * _S if item.monotonic_ns else None
+            ),
             boot_id=f"boot-{node.name}" if item.boot_id else "",
             caused_by=stopped_for if item.caused_by is not None else None,
-            sent_signals=tuple(replace(sent, reason=text(sent.reason)) for sent in item.sent_signals),
-            stack_dumps=tuple(replace(dump, rank=rank) for dump in item.stack_dumps if dump.rank == item.rank),
+            sent_signals=tuple(
+                replace(sent, reason=text(sent.reason)) for sent in item.sent_signals
+            ),
+            stack_dumps=tuple(
+                replace(dump, rank=rank) for dump in item.stack_dumps if dump.rank == item.rank
+            ),
         )
         # as firstfault writes it today, not as it was recorded
         written = replace(written, fingerprint=compute_fingerprint(written))
         durable = moment + (item.upload_delay_ns or 0) + int(self._random.uniform(0.02, 0.3) * _S)
         name = error_key_for(written)
-        node.receipts.append(Receipt(name, durable=True, fault_to_durable_ns=durable - moment, rank=rank))
+        node.receipts.append(
+            Receipt(name, durable=True, fault_to_durable_ns=durable - moment, rank=rank)
+        )
         ref = DocumentRef(name, last_modified_ns=durable // _S * _S, size=4000)
         return replace(written, documents=(ref,))
 
     def _lose(self, cause: _Cause, written: Iterable[WorkerError]) -> None:
-        """Remove a root's documents; half of them keep a receipt that says that they were not uploaded."""
+        """Remove a root's documents; half of them keep a receipt that says that
+        they were not uploaded.
+        """
         names = {ref.name for item in written if item.rank == cause.rank for ref in item.documents}
         with_word = self._random.random() < 0.5
         kept = [
-            replace(receipt, durable=False, error="the storage did not answer") if receipt.name in names else receipt
+            (
+                replace(receipt, durable=False, error="the storage did not answer")
+                if receipt.name in names
+                else receipt
+            )
             for receipt in cause.node.receipts
             if receipt.name not in names or with_word
         ]
@@ -375,7 +424,12 @@ class Maker:
     def _enter(self, node: _Node, phases: Iterable[Phase]) -> None:
         place = replace(node.place(Place(), None, self._rules.workers), local_rank=None)
         node.entries += [
-            NodePresence(phase, place, tuple(node.ranks), tuple(node.receipts) if phase is not Phase.JOINED else ())
+            NodePresence(
+                phase,
+                place,
+                tuple(node.ranks),
+                tuple(node.receipts) if phase is not Phase.JOINED else (),
+            )
             for phase in phases
         ]
 
@@ -406,22 +460,37 @@ def _mix(known: dict[str, list[NodeContext]]) -> tuple[list[str], list[float]]:
     return list(weights), list(weights.values())
 
 
-def _renamed(value: str, item: WorkerError, cause: _Cause, writer: _Named, named: _Named | None) -> str:
-    """Return a text with the ranks, nodes and addresses of another job; without `named` it names no rank."""
+def _renamed(
+    value: str,
+    item: WorkerError,
+    cause: _Cause,
+    writer: _Named,
+    named: _Named | None,
+) -> str:
+    """Return a text with the ranks, nodes and addresses of another job;
+    without `named` it names no rank.
+    """
     node_context = cause.node_context
     if "[127.0.0.1]:" in value:
         before, _, after = value.partition("[127.0.0.1]:")
         port = after[: len(after) - len(after.lstrip("0123456789"))]
-        value = before + (f"[{named.node.ip}]:{port}" if named is not None else "") + after[len(port) :]
+        value = (
+            before + (f"[{named.node.ip}]:{port}" if named is not None else "") + after[len(port) :]
+        )
     if node_context.node in value or item.node in value:
         if named is None:
             # the agents' words for a worker of their own node
-            value = value.partition(": rank ")[0] if "was stopped by its agent" in value else _NO_NAME
+            value = (
+                value.partition(": rank ")[0] if "was stopped by its agent" in value else _NO_NAME
+            )
         else:
             value = value.replace(
-                f"rank {node_context.culprit} on {node_context.node}", f"rank {named.rank} on {named.node.name}"
+                f"rank {node_context.culprit} on {node_context.node}",
+                f"rank {named.rank} on {named.node.name}",
             )
-            value = value.replace(node_context.node, named.node.name).replace(item.node, writer.node.name)
+            value = value.replace(node_context.node, named.node.name).replace(
+                item.node, writer.node.name
+            )
     return value.replace(f"rank {item.rank} (", f"rank {writer.rank} (")
 
 

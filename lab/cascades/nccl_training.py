@@ -1,7 +1,8 @@
-"""The training loop of the lab's cascades under NCCL: steps that only enqueue, and one wait for the GPU in each.
+"""The training loop of the lab's cascades under NCCL: steps that only enqueue,
+and one wait for the GPU in each.
 
-``tasks.py`` calls it in a task of Flyte's. torchrun starts it as a program: ``nccl_training.py INPUTS``, in JSON. The
-inputs name the fault and the version of torch whose words are printed.
+``tasks.py`` calls it in a task of Flyte's. torchrun starts it as a program: ``nccl_training.py
+INPUTS``, in JSON. The inputs name the fault and the version of torch whose words are printed.
 """
 
 import ctypes
@@ -29,8 +30,8 @@ FAULT_STEP = 3
 TIMEOUT_S = 4.0
 LONG_S = 600.0
 ASSERTED = (
-    "../aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex: block: [54,0,0], thread: [31,0,0] Assertion "
-    "`srcIndex < srcSelectDimSize` failed.\n"
+    "../aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex: block: [54,0,0], thread:"
+    " [31,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
 )
 GPU_ERRORS = {
     "assert": ("device-side assert triggered", ASSERTED),
@@ -114,7 +115,9 @@ def _tensor_group() -> dist.ProcessGroup:
 
 
 def _await_all() -> None:
-    """Wait until all ranks are here: on two cores, sixteen of them take longer to connect than a collective waits."""
+    """Wait until all ranks are here: on two cores,
+    sixteen of them take longer to connect than a collective waits.
+    """
     (marks() / f"ready-{rank()}").touch()
     while len(list(marks().glob("ready-*"))) < dist.get_world_size():
         time.sleep(0.05)
@@ -123,8 +126,8 @@ def _await_all() -> None:
 def out_of_memory(wanted: str = "2.00 GiB", free: str = "814.12 MiB") -> None:
     """Raise what torch raises when a GPU's memory is used up."""
     raise torch.OutOfMemoryError(
-        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of 79.10 GiB of which {free} is "
-        "free. Process 1171 has 78.29 GiB memory in use."
+        f"CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity of 79.10 GiB"
+        f" of which {free} is free. Process 1171 has 78.29 GiB memory in use."
     )
 
 

@@ -33,7 +33,9 @@ class Objects:
     uri = "memory://cascade"
     has_ordered_pages = True
 
-    def __init__(self, objects: Mapping[str, tuple[int | None, Callable[[], bytes]]], page: int = 1000) -> None:
+    def __init__(
+        self, objects: Mapping[str, tuple[int | None, Callable[[], bytes]]], page: int = 1000
+    ) -> None:
         self.objects = objects
         self._page = page
         self._names = sorted(objects)
@@ -50,7 +52,10 @@ class Objects:
         for bad in snapshot.unreadable:
             objects[f"{ERRORS}/{bad.name}"] = (None, lambda: b"\xff\xff")
         for entry in snapshot.roster:
-            objects[f"{ROSTER}/{roster_key_for(entry)}"] = (None, lambda entry=entry: encode_presence(entry))
+            objects[f"{ROSTER}/{roster_key_for(entry)}"] = (
+                None,
+                lambda entry=entry: encode_presence(entry),
+            )
         return cls(objects)
 
     async def page(self, after: str = "") -> Page:
@@ -66,9 +71,14 @@ class Objects:
         self.lists += 1
         prefix = f"{folder}/" if folder else ""
         names = [name.removeprefix(prefix) for name in self._names if name.startswith(prefix)]
-        return [ObjectInfo(name, _SIZE, self.objects[prefix + name][0]) for name in names if "/" not in name]
+        return [
+            ObjectInfo(name, _SIZE, self.objects[prefix + name][0])
+            for name in names
+            if "/" not in name
+        ]
 
-    async def get(self, path: str, *, limit: int | None = None) -> bytes:  # noqa: ARG002 - the protocol
+    # the protocol
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:  # noqa: ARG002
         """See `firstfault.store.Store`."""
         self.gets += 1
         if path not in self.objects:
@@ -76,9 +86,16 @@ class Objects:
         return self.objects[path][1]()
 
 
-def looked_at(objects: Objects, strategy: str | AggregationStrategy, expected_nodes: int | None = None) -> JobErrors:
+def looked_at(
+    objects: Objects, strategy: str | AggregationStrategy, expected_nodes: int | None = None
+) -> JobErrors:
     """Return the job as a reader sees it that opens only the documents that `strategy` needs."""
     needs = get_reading_needs(get_strategy(strategy))
     return asyncio.run(
-        look(objects, Request(Layout.of(objects.uri), lambda _: needs, Patience(expected_nodes=expected_nodes)))
+        look(
+            objects,
+            Request(
+                Layout.of(objects.uri), lambda _: needs, Patience(expected_nodes=expected_nodes)
+            ),
+        )
     )

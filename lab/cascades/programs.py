@@ -17,7 +17,9 @@ _KILLED_AGENTS = ("agent-killed", "store-killed", "node-killed")
 
 
 def run_program(case: Case, folder: Path, common: str = "") -> Job:
-    """Run a case with a program as its training; its files are in a folder. ValueError: nothing was injected."""
+    """Run a case with a program as its training; its files are in a folder. ValueError:
+    nothing was injected.
+    """
     assert case.way is not None
     environments = {}
     if case.clock is not None:
@@ -27,7 +29,10 @@ def run_program(case: Case, folder: Path, common: str = "") -> Job:
         environments[node] = {**clock, "LAB_CLOCK": f"-{node} {seconds:+g}"}
     inputs = {"kind": case.fault.removeprefix(NCCL), "culprit": case.culprit, **case.inputs}
     program = HERE / ("nccl_training.py" if case.is_nccl else "training.py")
-    options = [f"--nproc-per-node={case.per_node}", *["--max-restarts=1"] * (case.task == "restarted")]
+    options = [
+        f"--nproc-per-node={case.per_node}",
+        *["--max-restarts=1"] * (case.task == "restarted"),
+    ]
     job = run_job(
         folder,
         [str(program), json.dumps(inputs)],
@@ -43,7 +48,9 @@ def run_program(case: Case, folder: Path, common: str = "") -> Job:
 
 
 def files_of(job: Job) -> Files:
-    """Return all files of a job in local folders; if each node has its own, those of the node with the most."""
+    """Return all files of a job in local folders; if each node has its own,
+    those of the node with the most.
+    """
     return max((_with_copies(Path(prefix)) for prefix in job.prefixes), key=len)
 
 
@@ -61,7 +68,11 @@ def _with_copies(prefix: Path) -> Files:
     for path in (prefix / "firstfault" / "roster").iterdir():
         if is_bundle(path.name):
             found = unpack(path.read_bytes())
-            copies |= {f"firstfault/{name}": (data, None) for name, data in found.items() if name.endswith(".pb")}
+            copies |= {
+                f"firstfault/{name}": (data, None)
+                for name, data in found.items()
+                if name.endswith(".pb")
+            }
     return copies | in_folder(prefix)
 
 
@@ -72,7 +83,9 @@ def complaints_of(case: Case, job: Job, files: Files) -> list[str]:
     found = job.complaints(killed=int(case.fault.removeprefix(NCCL) in _KILLED_AGENTS))
     truth = truth_of(case, job.told)
     read = build_job(files, case.nodes)
-    verdicts = [run_strategy(get_strategy("evidence"), seen) for seen in (read, on_own_machines(read))]
+    verdicts = [
+        run_strategy(get_strategy("evidence"), seen) for seen in (read, on_own_machines(read))
+    ]
     for verdict in verdicts:
         if judge(truth, verdict) != "right" or not is_decided_right(truth, verdict):
             found.append(f"wrong: {verdict.headline}, {verdict.why}; {truth}")
@@ -92,7 +105,9 @@ def truth_of(case: Case, told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def faketime() -> Path:
-    """Return Debian's `faketime`, which makes one process's clock wrong. ValueError: it isn't installed."""
+    """Return Debian's `faketime`, which makes one process's clock wrong. ValueError:
+    it isn't installed.
+    """
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     if not found:
         raise ValueError("needs libfaketime; apt-get install faketime")

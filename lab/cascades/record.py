@@ -1,8 +1,9 @@
 """Runs the cases of the lab and records their documents: ``make cascades``.
 
-Each case becomes one zip file: the documents and the roster as they were in the storage, their times, and the truth as
-the injector wrote it. An existing file is not recorded again. A program under torchrun that does not end as it should,
-or whose nodes print a wrong verdict, is not recorded.
+Each case becomes one zip file: the documents and the roster as they were in the storage, their
+times, and the truth as the injector wrote it. An existing file is not recorded again. A program
+under torchrun that does not end as it should, or whose nodes print a wrong verdict, is not
+recorded.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ HERE = Path(__file__).parent
 
 
 def main(wanted: list[str]) -> int:
-    """Record the missing cases whose names begin with one of `wanted`, or all; return the number of failed recordings.
+    """Record the missing cases whose names begin with one of `wanted`, or all;
+    return the number of failed recordings.
 
-    "torchrun" stands for all programs. "--judge": run and judge those cases that are named, and keep nothing.
+    "torchrun" stands for all programs. "--judge": run and judge those cases that are named, and
+    keep nothing.
     """
     if wanted[:1] == ["--judge"]:
         with Lab() as lab:
@@ -56,7 +59,9 @@ def main(wanted: list[str]) -> int:
         for case in [*CASES.values(), *PROGRAMS.values()]:
             file = (RECORDED if case.way is None else OF_PROGRAMS) / f"{case.name}.zip"
             names = (case.name, "torchrun" if case.way is not None else case.name)
-            if file.exists() or (wanted and not any(name.startswith(tuple(wanted)) for name in names)):
+            if file.exists() or (
+                wanted and not any(name.startswith(tuple(wanted)) for name in names)
+            ):
                 continue
             began = time.monotonic()
             try:
@@ -98,7 +103,9 @@ class Lab(contextlib.ExitStack):
                 _pack(case, file, run.told, run.files, run.ended.attempt["engine"]["job"])
                 return
             is_on_s3 = case.store == "s3"
-            job = programs.run_program(case, Path(folder), self._started().uri("lab") if is_on_s3 else "")
+            job = programs.run_program(
+                case, Path(folder), self._started().uri("lab") if is_on_s3 else ""
+            )
             files = _on_s3(self._started(), job.prefixes[0]) if is_on_s3 else programs.files_of(job)
             complaints = programs.complaints_of(case, job, files)
             if complaints:
@@ -111,7 +118,10 @@ class Lab(contextlib.ExitStack):
         with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
             run = self.run(case, Path(folder))
             outcome, verdict = judged(programs.truth_of(case, run.told), run.files)
-        print(f"{case.name}: {outcome}: {verdict.headline if verdict is not None else 'no failure'}", flush=True)
+        print(
+            f"{case.name}: {outcome}: {verdict.headline if verdict is not None else 'no failure'}",
+            flush=True,
+        )
         return outcome == "right"
 
     def run(self, case: Case, folder: Path) -> Run:
@@ -140,14 +150,21 @@ class Lab(contextlib.ExitStack):
             raise ValueError(f"nothing was injected: {headline}; {ended.stderr[-500:]}")
         errors: str = ended.attempt["errors"]
         prefix = errors.removesuffix("/firstfault/errors")
-        files = _on_s3(self._started(), prefix) if case.store == "s3" else programs.in_folder(Path(prefix))
+        files = (
+            _on_s3(self._started(), prefix)
+            if case.store == "s3"
+            else programs.in_folder(Path(prefix))
+        )
         return Run(ended, told, prefix, files)
 
     def _started(self) -> S3:
         if self._server is None:
-            folder = self.enter_context(tempfile.TemporaryDirectory(prefix="cascade-s3-", ignore_cleanup_errors=True))
+            folder = self.enter_context(
+                tempfile.TemporaryDirectory(prefix="cascade-s3-", ignore_cleanup_errors=True)
+            )
             self._server = self.enter_context(serving(Path(folder)))
-            os.environ.update(self._server.environment())  # the runs read the documents of their pods
+            # the runs read the documents of their pods
+            os.environ.update(self._server.environment())
         return self._server
 
 
@@ -155,20 +172,32 @@ def _on_s3(server: S3, uri: str) -> Files:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     found = {}
     with contextlib.closing(server.client()) as client:
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/firstfault/")
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=bucket, Prefix=f"{prefix}/firstfault/"
+        )
         listed = [item for page in pages for item in page.get("Contents", [])]
-        for item in (item for item in listed if item["Key"].endswith(".pb")):  # not a bundle of copies
+        # not a bundle of copies
+        for item in (item for item in listed if item["Key"].endswith(".pb")):
             data = client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
-            found[item["Key"].removeprefix(f"{prefix}/")] = (data, int(item["LastModified"].timestamp()) * 10**9)
+            found[item["Key"].removeprefix(f"{prefix}/")] = (
+                data,
+                int(item["LastModified"].timestamp()) * 10**9,
+            )
     return found
 
 
 def _pack(case: Case, file: Path, told: list[dict[str, Any]], files: Files, engine: str) -> None:
-    truth = {**programs.truth_of(case, told), "job": engine, "times": {name: when for name, (_, when) in files.items()}}
+    truth = {
+        **programs.truth_of(case, told),
+        "job": engine,
+        "times": {name: when for name, (_, when) in files.items()},
+    }
     part = file.with_suffix(".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, (data, _) in files.items():
-            archive.writestr(name, neutral(data, RosterEntry if "/roster/" in name else WorkerErrorDocument))
+            archive.writestr(
+                name, neutral(data, RosterEntry if "/roster/" in name else WorkerErrorDocument)
+            )
         archive.writestr("truth.json", json.dumps(truth, indent=1))
     shutil.move(part, file)
 

@@ -1,6 +1,7 @@
 """Judges strategies on the recorded cascades: ``make replay``.
 
-All pods of a recording ran on one machine with one clock; they are judged as if each node had its own machine.
+All pods of a recording ran on one machine with one clock; they are judged as if each node had its
+own machine.
 """
 
 import argparse
@@ -35,7 +36,9 @@ TARGETS = {"high": 0.995, "medium": 0.90}
 """Least share of right verdicts, by confidence; `low` promises nothing."""
 _CONFIDENCES = ("high", "medium", "low")
 Files: TypeAlias = "dict[str, tuple[bytes, int | None]]"
-"""Content and time, nanoseconds, of files below an output prefix; None: a copy that another node has handed over."""
+"""Content and time, nanoseconds, of files below an output prefix; None:
+a copy that another node has handed over.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,11 @@ def on_own_machines(job: JobErrors) -> JobErrors:
 
 
 def _on_its_own_machine(failure: WorkerError) -> WorkerError:
-    return replace(failure, boot_id=f"{failure.boot_id}-{failure.node}") if failure.boot_id else failure
+    return (
+        replace(failure, boot_id=f"{failure.boot_id}-{failure.node}")
+        if failure.boot_id
+        else failure
+    )
 
 
 def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
@@ -124,30 +131,54 @@ def is_decided_right(truth: dict[str, Any], verdict: Verdict | None) -> bool:
 
 def verdict_of(cascade: Cascade, strategy: str) -> Verdict | None:
     """Return a strategy's verdict, None if nothing failed in the last round."""
-    if not cascade.job.failures and not any(entry.phase is Phase.FAILED for entry in cascade.job.roster):
+    if not cascade.job.failures and not any(
+        entry.phase is Phase.FAILED for entry in cascade.job.roster
+    ):
         return None
     return run_strategy(BENCHMARKS.get(strategy) or get_strategy(strategy), cascade.job)
 
 
 def child_failed_error(job: JobErrors) -> Verdict:
-    """Return torch's "Root Cause (first observed failure)" of the node whose box has the earliest second.
+    """Return torch's "Root Cause (first observed failure)" of the node whose box
+    has the earliest second.
 
-    Torch prints one box per node and does not compare them, so this is more than a person sees. Its times are whole
-    seconds; of equal times it takes the first rank.
+    Torch prints one box per node and does not compare them, so this is more than a person sees. Its
+    times are whole seconds; of equal times it takes the first rank.
     """
-    spoken = [item for item in job.failures if item.subject is Subject.WORKER and not item.sent_signals]
+    spoken = [
+        item for item in job.failures if item.subject is Subject.WORKER and not item.sent_signals
+    ]
     if not spoken:
         return nothing_said(job, TORCH)
     first = min(
-        spoken, key=lambda item: ((item.timestamp_ns or 0) // 10**9, item.place.group_rank or 0, item.rank or 0)
+        spoken,
+        key=lambda item: (
+            (item.timestamp_ns or 0) // 10**9,
+            item.place.group_rank or 0,
+            item.rank or 0,
+        ),
     )
-    return build_verdict(job, first, strategy=TORCH, why=["the first that was observed"], confidence="low")
+    return build_verdict(
+        job,
+        first,
+        strategy=TORCH,
+        why=["the first that was observed"],
+        confidence="low",
+    )
 
 
 def last_written(job: JobErrors) -> Verdict:
-    """Return the document written last by the storage's clock, which is in a single error.pb that all pods write."""
+    """Return the document written last by the storage's clock,
+    which is in a single error.pb that all pods write.
+    """
     root = max(find_root_candidates(job), key=_written)
-    return build_verdict(job, root, strategy=LAST_WRITTEN, why=["its document was written last"], confidence="low")
+    return build_verdict(
+        job,
+        root,
+        strategy=LAST_WRITTEN,
+        why=["its document was written last"],
+        confidence="low",
+    )
 
 
 def _written(failure: WorkerError) -> tuple[object, ...]:
@@ -161,13 +192,41 @@ BENCHMARKS = {TORCH: child_failed_error, LAST_WRITTEN: last_written}
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables; return 1 if a verdict of `evidence` is not as expected, or a confidence promises too much."""
+    """Print the tables; return 1 if a verdict of `evidence` is not as expected,
+    or a confidence promises too much.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="how the names of the recordings begin; default: all")
-    parser.add_argument("-v", action="store_true", dest="verbose", help="explain wrong verdicts; with names: all")
-    parser.add_argument("--incidents", nargs="*", default=[], metavar="FILE", help="incidents to calibrate on as well")
-    parser.add_argument("--simulated", type=int, default=0, metavar="N", help="simulated cascades to calibrate on")
-    parser.add_argument("--generated", nargs="*", type=Path, default=[], metavar="FOLDER", help="campaigns, likewise")
+    parser.add_argument(
+        "names", nargs="*", help="how the names of the recordings begin; default: all"
+    )
+    parser.add_argument(
+        "-v",
+        action="store_true",
+        dest="verbose",
+        help="explain wrong verdicts; with names: all",
+    )
+    parser.add_argument(
+        "--incidents",
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="incidents to calibrate on as well",
+    )
+    parser.add_argument(
+        "--simulated",
+        type=int,
+        default=0,
+        metavar="N",
+        help="simulated cascades to calibrate on",
+    )
+    parser.add_argument(
+        "--generated",
+        nargs="*",
+        type=Path,
+        default=[],
+        metavar="FOLDER",
+        help="campaigns, likewise",
+    )
     options = parser.parse_args(arguments)
     calibration = Calibration()
     bad = 0
@@ -195,7 +254,9 @@ def main(arguments: list[str]) -> int:
 class Tally:
     """What became of the verdicts on cascades."""
 
-    table: dict[str, dict[str, Counter[str]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Counter)))
+    table: dict[str, dict[str, Counter[str]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Counter))
+    )
     """Outcomes, by row and strategy."""
     decisions: Counter[str] = field(default_factory=Counter)
     """Right decisions, by strategy."""
@@ -205,41 +266,64 @@ class Tally:
         outcome, decided = judge(cascade.truth, verdict), is_decided_right(cascade.truth, verdict)
         counts = self.table[_row(cascade)][strategy]
         counts[outcome] += 1
-        counts["sure"] += outcome == "wrong" and verdict is not None and verdict.confidence == "high"
+        counts["sure"] += (
+            outcome == "wrong" and verdict is not None and verdict.confidence == "high"
+        )
         self.decisions[strategy] += decided
         return decided and outcome == ("undetermined" if cascade.name in NOT_KNOWN else "right")
 
 
 @dataclass(slots=True)
 class Calibration:
-    """Counts of verdicts that name a rank, ranks or a node: a confidence means something only if it is counted."""
+    """Counts of verdicts that name a rank, ranks or a node:
+    a confidence means something only if it is counted.
+    """
 
     counts: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
     """By source, confidence, and whether the verdict was right."""
 
     def add(self, source: str, confidence: str, outcome: str) -> None:
-        """Count a verdict by where its cascade comes from; one that names nothing claims nothing."""
+        """Count a verdict by where its cascade comes from;
+        one that names nothing claims nothing.
+        """
         if outcome in {"right", "wrong"}:
             self.counts[source, confidence, outcome == "right"] += 1
 
     def of(self, confidence: str, source: str = "") -> tuple[int, int]:
-        """Return how many verdicts were right, and how many there were; of all sources unless one is given."""
-        chosen = {key: count for key, count in self.counts.items() if key[1] == confidence and source in {"", key[0]}}
+        """Return how many verdicts were right, and how many there were;
+        of all sources unless one is given.
+        """
+        chosen = {
+            key: count
+            for key, count in self.counts.items()
+            if key[1] == confidence and source in {"", key[0]}
+        }
         return sum(count for key, count in chosen.items() if key[2]), sum(chosen.values())
 
     def missed(self) -> list[str]:
         """Return the confidences whose verdicts are right less often than they have to be."""
         shares = {level: self.of(level) for level in TARGETS}
-        return [level for level, (right, count) in shares.items() if count and right < TARGETS[level] * count]
+        return [
+            level
+            for level, (right, count) in shares.items()
+            if count and right < TARGETS[level] * count
+        ]
 
     def table(self) -> str:
         rows = [*dict.fromkeys(source for source, _, _ in self.counts), ""]
-        lines = [f"{'right of those with a confidence of':36}" + "".join(f"{level:>24}" for level in _CONFIDENCES)]
+        lines = [
+            f"{'right of those with a confidence of':36}"
+            + "".join(f"{level:>24}" for level in _CONFIDENCES)
+        ]
         lines += [
-            f"{source or 'all':36}" + "".join(_share(*self.of(level, source)) for level in _CONFIDENCES)
+            f"{source or 'all':36}"
+            + "".join(_share(*self.of(level, source)) for level in _CONFIDENCES)
             for source in rows
         ]
-        targets = "".join(f"{f'{100 * TARGETS[level]:g} %' if level in TARGETS else '':>24}" for level in _CONFIDENCES)
+        targets = "".join(
+            f"{f'{100 * TARGETS[level]:g} %' if level in TARGETS else '':>24}"
+            for level in _CONFIDENCES
+        )
         return "\n".join([*lines, f"{'at least':36}{targets}"])
 
 
@@ -258,7 +342,11 @@ def _source(cascade: Cascade) -> str:
         return "recorded, programs under torchrun"
     if "-version2.15-" in cascade.name:
         return "recorded, torch 2.15's NCCL"
-    return "recorded, NCCL's behaviour" if cascade.truth["fault"].startswith(NCCL) else "recorded, gloo"
+    return (
+        "recorded, NCCL's behaviour"
+        if cascade.truth["fault"].startswith(NCCL)
+        else "recorded, gloo"
+    )
 
 
 def _calibrate_on_others(calibration: Calibration, files: list[str], simulated: int) -> None:
@@ -273,7 +361,9 @@ def _calibrate_on_others(calibration: Calibration, files: list[str], simulated: 
 
 
 def _calibrate_on_generated(calibration: Calibration, folders: list[Path]) -> None:
-    """Count the outcomes of campaigns of `make generated`; a verdict that tells another story is wrong."""
+    """Count the outcomes of campaigns of `make generated`;
+    a verdict that tells another story is wrong.
+    """
     for folder in folders:
         for file in folder.glob("*/outcome.json"):
             found = json.loads(file.read_text())
@@ -283,7 +373,9 @@ def _calibrate_on_generated(calibration: Calibration, folders: list[Path]) -> No
 
 
 def _row(cascade: Cascade) -> str:
-    """Return a cascade's row: its fault, its options and how torchrun started it, without rank and number of nodes."""
+    """Return a cascade's row: its fault, its options and how torchrun started it,
+    without rank and number of nodes.
+    """
     if cascade.name in PROGRAMS:
         return f"torchrun: {PROGRAMS[cascade.name].way}"
     fault: str = cascade.truth["fault"]
@@ -293,19 +385,28 @@ def _row(cascade: Cascade) -> str:
 
 def _explain(cascade: Cascade, verdict: Verdict | None) -> None:
     outcome = (
-        f"{judge(cascade.truth, verdict)}, decision {'right' if is_decided_right(cascade.truth, verdict) else 'WRONG'}"
+        f"{judge(cascade.truth, verdict)}, decision"
+        f" {'right' if is_decided_right(cascade.truth, verdict) else 'WRONG'}"
     )
     print(
-        f"\n{cascade.name}: {outcome}; truth {cascade.truth['scope']} {cascade.truth['ranks']} {cascade.truth['nodes']}"
+        f"\n{cascade.name}: {outcome}; truth {cascade.truth['scope']} {cascade.truth['ranks']}"
+        f" {cascade.truth['nodes']}"
     )
     if verdict is not None:
         print(f"  {verdict.confidence}: {verdict.headline}")
         for line in verdict.why:
             print(f"  - {line}")
     for failure in cascade.job.failures:
-        what = failure.exception.message.splitlines()[:1] if failure.exception else failure.message[:90]
+        what = (
+            failure.exception.message.splitlines()[:1]
+            if failure.exception
+            else failure.message[:90]
+        )
         counts = [(item.group, item.enqueued, item.completed) for item in failure.collectives]
-        print(f"    {failure.rank} {failure.node[-9:]} {failure.what} {what} {counts} {failure.in_flight or ''}")
+        print(
+            f"    {failure.rank} {failure.node[-9:]} {failure.what} {what} {counts}"
+            f" {failure.in_flight or ''}"
+        )
 
 
 _WIDTH = 31
@@ -320,7 +421,10 @@ def _print(tally: Tally) -> None:
         for name in STRATEGIES:
             total[name] += row[name]
     print(f"{'all':34}" + "".join(_cell(total[name]) for name in STRATEGIES))
-    print(f"{'decided right':34}" + "".join(f"{tally.decisions[name]:>{_WIDTH - 23}}{'':23}" for name in STRATEGIES))
+    print(
+        f"{'decided right':34}"
+        + "".join(f"{tally.decisions[name]:>{_WIDTH - 23}}{'':23}" for name in STRATEGIES)
+    )
 
 
 def _cell(counts: Counter[str]) -> str:

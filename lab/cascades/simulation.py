@@ -1,10 +1,11 @@
 """Judges strategies on large simulated cascades with a known root cause: ``make simulation``.
 
-Each is made from a recorded cascade of the lab. The documents of the culprit, of its node and of the other nodes are
-dealt out to the ranks of a large job, with other ranks, nodes, addresses and times; each node has its own clock. Then
-some documents are removed. The simulation shows that the rules hold with many, late, missing and contradictory
-documents. It does not show other texts, other orders, backends other than gloo, or a storage that fails. Victims name
-the peers that the rules below choose; the members of a real ring name their neighbours.
+Each is made from a recorded cascade of the lab. The documents of the culprit, of its node and of
+the other nodes are dealt out to the ranks of a large job, with other ranks, nodes, addresses and
+times; each node has its own clock. Then some documents are removed. The simulation shows that the
+rules hold with many, late, missing and contradictory documents. It does not show other texts, other
+orders, backends other than gloo, or a storage that fails. Victims name the peers that the rules
+below choose; the members of a real ring name their neighbours.
 """
 
 import argparse
@@ -38,7 +39,9 @@ STRATEGIES = ("evidence", BY_GROUPS, "earliest", LAST_WRITTEN, TORCH)
 
 
 def judge(cascade: Cascade, verdict: Verdict) -> str:
-    """Return "right", "wrong", or "undetermined"; "honest" if the root left no document and no rank is named."""
+    """Return "right", "wrong", or "undetermined";
+    "honest" if the root left no document and no rank is named.
+    """
     if verdict.scope is Scope.UNDETERMINED:
         return "undetermined" if any(root.left for root in cascade.roots) else "honest"
     named = [root for root in cascade.roots if _names(verdict, root)]
@@ -75,8 +78,12 @@ class Tally:
         return sum(self.outcomes.values(), Counter())
 
 
-def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple[dict[str, Tally], list[float]]:
-    """Make one cascade for each seed; return the results of each strategy, and the seconds of assembling."""
+def simulate(
+    rules: Rules, seeds: Iterable[int], verbose: bool = False
+) -> tuple[dict[str, Tally], list[float]]:
+    """Make one cascade for each seed; return the results of each strategy,
+    and the seconds of assembling.
+    """
     tallies = {name: Tally() for name in STRATEGIES}
     assembling = []
     for cascade in cascades(rules, seeds):
@@ -104,7 +111,9 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
 
 
 def judged(count: int) -> Iterator[tuple[str, Verdict]]:
-    """Yield the outcome and the verdict of `evidence` on each of the first simulated cascades that names a culprit."""
+    """Yield the outcome and the verdict of `evidence` on each of the first simulated
+    cascades that names a culprit.
+    """
     for cascade in cascades(Rules(), range(1, count + 1)):
         job = assemble(cascade.snapshot, expected_nodes=cascade.workers // RANKS_PER_NODE)
         verdict = run_strategy(get_strategy("evidence"), job)
@@ -129,7 +138,10 @@ def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> 
     count = len(assembling)
     width = 42
     lines = [
-        f"{count} cascades of {rules.workers} workers, clocks wrong by up to {rules.clock_error_s:g} s",
+        (
+            f"{count} cascades of {rules.workers} workers, clocks wrong by up to"
+            f" {rules.clock_error_s:g} s"
+        ),
         f"{'':18}" + "".join(f"{name:>{width}}" for name in tallies),
         f"{'fault':18}" + f"{'right  wrong  honestly  undetermined':>{width}}" * len(tallies),
     ]
@@ -138,17 +150,19 @@ def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> 
     rows.append(("all", [tally.total() for tally in tallies.values()]))
     for fault, cells in rows:
         numbers = "".join(
-            f"{cell['right']:>12}{cell['wrong']:>7}{cell['honest']:>10}{cell['undetermined']:>13}" for cell in cells
+            f"{cell['right']:>12}{cell['wrong']:>7}{cell['honest']:>10}{cell['undetermined']:>13}"
+            for cell in cells
         )
         lines.append(f"{fault:18}{numbers}")
     for name, tally in tallies.items():
         total = tally.total()
         good = total["right"] + total["honest"]
         lines.append(
-            f"{name}: right, or undetermined where the root left nothing, {100 * good / count:.2f} %; wrong with high "
-            f"confidence {100 * tally.sure_and_wrong / count:.2f} %; of {sum(tally.outcomes['two roots'].values())} "
-            f"with two roots the first one first in {tally.first_first}; "
-            f"{1000 * statistics.median(tally.seconds):.0f} ms a verdict (max {1000 * max(tally.seconds):.0f})"
+            f"{name}: right, or undetermined where the root left nothing, {100 * good / count:.2f}"
+            f" %; wrong with high confidence {100 * tally.sure_and_wrong / count:.2f} %; of"
+            f" {sum(tally.outcomes['two roots'].values())} with two roots the first one first in"
+            f" {tally.first_first}; {1000 * statistics.median(tally.seconds):.0f} ms a verdict (max"
+            f" {1000 * max(tally.seconds):.0f})"
         )
     opened = tallies[BY_GROUPS].opened
     lines.append(f"{BY_GROUPS}: {statistics.median(opened):.0f} objects opened (max {max(opened)})")
@@ -157,7 +171,9 @@ def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> 
 
 
 def measure(workers: int) -> str:
-    """Return the time and memory of a verdict on one large cascade, from the documents' bytes, in a new process."""
+    """Return the time and memory of a verdict on one large cascade, from the documents' bytes,
+    in a new process.
+    """
     rules = Rules(workers=workers, late=0, unreadable=0, root_missing=0, two_roots=0)
     cascade = next(cascades(rules, [1]))
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +183,10 @@ def measure(workers: int) -> str:
                 archive.writestr(f"errors/{item.documents[0].name}", encode(item))
             for entry in cascade.snapshot.roster:
                 archive.writestr(f"roster/{roster_key_for(entry)}", encode_presence(entry))
-            times = {item.documents[0].name: item.documents[0].last_modified_ns for item in cascade.snapshot.documents}
+            times = {
+                item.documents[0].name: item.documents[0].last_modified_ns
+                for item in cascade.snapshot.documents
+            }
             archive.writestr("times.json", json.dumps(times))
         command = [sys.executable, __file__, "--judge", str(file), "--workers", str(workers)]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
@@ -180,7 +199,9 @@ def judge_file(file: str, workers: int) -> str:
         names = [name for name in archive.namelist() if name.startswith("errors/")]
         size = sum(archive.getinfo(name).file_size for name in names)
         roster = [
-            decode_presence(archive.read(name), name) for name in archive.namelist() if name.startswith("roster/")
+            decode_presence(archive.read(name), name)
+            for name in archive.namelist()
+            if name.startswith("roster/")
         ]
         began = time.perf_counter()
         documents = []
@@ -190,7 +211,9 @@ def judge_file(file: str, workers: int) -> str:
             assert isinstance(found, WorkerError)
             documents.append(found)
     decoded = time.perf_counter()
-    job = assemble(Snapshot(tuple(documents), (), tuple(roster)), expected_nodes=workers // RANKS_PER_NODE)
+    job = assemble(
+        Snapshot(tuple(documents), (), tuple(roster)), expected_nodes=workers // RANKS_PER_NODE
+    )
     assembled = time.perf_counter()
     verdict = run_strategy(get_strategy("evidence"), job)
     ended = time.perf_counter()
@@ -198,9 +221,10 @@ def judge_file(file: str, workers: int) -> str:
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     return (
-        f"{len(names)} documents of {workers} workers ({size / 1e6:.0f} MB): {verdict.headline}\n"
-        f"verdict {ended - assembled:.2f} s, after {decoded - began:.2f} s of reading and decoding and "
-        f"{assembled - decoded:.2f} s of assembling; {peak:.0f} MB at most in the whole process"
+        f"{len(names)} documents of {workers} workers ({size / 1e6:.0f} MB):"
+        f" {verdict.headline}\nverdict {ended - assembled:.2f} s, after {decoded - began:.2f} s of"
+        f" reading and decoding and {assembled - decoded:.2f} s of assembling; {peak:.0f} MB at"
+        " most in the whole process"
     )
 
 
@@ -209,9 +233,19 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cascades", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=1024)
-    parser.add_argument("--clock", type=float, default=5.0, help="seconds by which clocks are wrong at most")
+    parser.add_argument(
+        "--clock",
+        type=float,
+        default=5.0,
+        help="seconds by which clocks are wrong at most",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--large", type=int, default=16_384, help="workers of the cascade that is timed; 0: none")
+    parser.add_argument(
+        "--large",
+        type=int,
+        default=16_384,
+        help="workers of the cascade that is timed; 0: none",
+    )
     parser.add_argument("--judge", metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("-v", action="store_true", dest="verbose")
     options = parser.parse_args(arguments)
@@ -227,7 +261,11 @@ def main(arguments: list[str]) -> int:
     ours = tallies["evidence"]
     total = ours.total()
     good = total["right"] + total["honest"]
-    return 0 if good >= 0.99 * options.cascades and ours.sure_and_wrong <= 0.001 * options.cascades else 1
+    return (
+        0
+        if good >= 0.99 * options.cascades and ours.sure_and_wrong <= 0.001 * options.cascades
+        else 1
+    )
 
 
 if __name__ == "__main__":

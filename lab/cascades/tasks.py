@@ -1,4 +1,6 @@
-"""The lab's trainings as tasks of Flyte's, by number of nodes and workers: ``firstfault run`` starts them in pods."""
+"""The lab's trainings as tasks of Flyte's, by number of nodes and workers:
+``firstfault run`` starts them in pods.
+"""
 
 import sys
 from pathlib import Path
@@ -13,16 +15,34 @@ from lab.cascades import nccl_training, training
 
 
 def _elastic(nodes: int, workers: int, **more: object) -> Elastic:
-    return Elastic(nnodes=nodes, nproc_per_node=workers, start_method="fork", increase_shared_mem=False, **more)
+    return Elastic(
+        nnodes=nodes,
+        nproc_per_node=workers,
+        start_method="fork",
+        increase_shared_mem=False,
+        **more,
+    )
 
 
 @task(task_config=_elastic(2, 2))
-def two_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
+def two_by_two(
+    kind: str = "",
+    culprit: int = 3,
+    slow: int = -1,
+    early: bool = False,
+    held: float = 0.0,
+) -> float:
     return training.train(kind, culprit, slow=slow, early=early, held=held)
 
 
 @task(task_config=_elastic(4, 2))
-def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
+def four_by_two(
+    kind: str = "",
+    culprit: int = 3,
+    slow: int = -1,
+    early: bool = False,
+    held: float = 0.0,
+) -> float:
     return training.train(kind, culprit, slow=slow, early=early, held=held)
 
 

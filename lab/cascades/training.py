@@ -1,6 +1,8 @@
-"""The training loop of the cascade lab: every rank computes and reduces; one rank fails and writes down the truth.
+"""The training loop of the cascade lab: every rank computes and reduces;
+one rank fails and writes down the truth.
 
-``tasks.py`` calls it in a task of Flyte's. torchrun starts it as a program: ``training.py INPUTS``, in JSON.
+``tasks.py`` calls it in a task of Flyte's. torchrun starts it as a program: ``training.py INPUTS``,
+in JSON.
 """
 
 import ctypes
@@ -23,7 +25,15 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # in a pod, only this folder is on the path
 
-from lab.cascades.injecting import clock_variables, descendants, end_node, hang_in_c, marks, rank, truth
+from lab.cascades.injecting import (
+    clock_variables,
+    descendants,
+    end_node,
+    hang_in_c,
+    marks,
+    rank,
+    truth,
+)
 
 if TYPE_CHECKING or "flytekit" not in sys.modules:  # a program
     from firstfault_torch import RecoverableError
@@ -32,13 +42,20 @@ else:
 
 
 def _set_clock() -> None:
-    """Restart this pod with a wrong wall clock, if the case asks for that. The node of a program has it already."""
+    """Restart this pod with a wrong wall clock, if the case asks for that. The node of a
+    program has it already.
+    """
     pod, _, rest = os.environ.get("LAB_CLOCK", "").partition(" ")
-    if not pod or not os.environ.get("HOSTNAME", "").endswith(pod) or "FAKETIME_TIMESTAMP_FILE" in os.environ:
+    if (
+        not pod
+        or not os.environ.get("HOSTNAME", "").endswith(pod)
+        or "FAKETIME_TIMESTAMP_FILE" in os.environ
+    ):
         return
     seconds, _, library = rest.partition(" ")
     clock = clock_variables(float(seconds), library, marks() / "clock")
-    os.execve(sys.executable, sys.orig_argv, {**os.environ, **clock})  # noqa: S606 - the same command again
+    # the same command again
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **clock})  # noqa: S606
 
 
 _set_clock()
@@ -55,8 +72,12 @@ def listens(pid: int) -> bool:
     """Whether a process hosts a store: it listens on a TCP port."""
     listening = set()
     for table in ("tcp", "tcp6"):
-        rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
-        listening |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and not row[1].endswith(":0000")}
+        rows = [
+            line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+        ]
+        listening |= {
+            f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and not row[1].endswith(":0000")
+        }
     own = 0
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -243,7 +264,8 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "SIGSEGV": lambda: ctypes.string_at(0),
     "SIGABRT": os.abort,
     "SIGTERM": lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(LONG_S)),
-    "terminate": lambda: ctypes.CDLL("libstdc++.so.6")["_ZSt9terminatev"](),  # noqa: PLW0108 - loaded late
+    # loaded late
+    "terminate": lambda: ctypes.CDLL("libstdc++.so.6")["_ZSt9terminatev"](),  # noqa: PLW0108
     "exit-1": lambda: os._exit(1),
     "exit-0": lambda: os._exit(0),
     "sys.exit-0": lambda: sys.exit(0),
@@ -254,7 +276,11 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "mismatch": mismatch,
     "memory": exhaust,
     "disk": fill_disk,
-    "cuda": lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: an illegal memory access was encountered")),
+    "cuda": (
+        lambda: (_ for _ in ()).throw(
+            RuntimeError("CUDA error: an illegal memory access was encountered")
+        )
+    ),
     "agent-killed": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(LONG_S)),
     "agent-told": lambda: (os.kill(os.getppid(), signal.SIGTERM), time.sleep(LONG_S)),
     "recoverable-subclass": fetch,
@@ -268,7 +294,12 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "clock-jump": set_clock_and_raise,
 }
 """What a faulty rank does instead of the step's collective."""
-SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told", "all-killed": "SIGKILL"}
+SEVERAL = {
+    "all-ranks": "raise",
+    "two-ranks": "raise",
+    "all-told": "agent-told",
+    "all-killed": "SIGKILL",
+}
 """Faults of several ranks: what each of them does."""
 
 
@@ -289,7 +320,9 @@ def hold_recorder(seconds: float) -> None:
     for pid in descendants(os.getppid()):
         if "firstfault.recorder" in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGSTOP)
-            subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"], start_new_session=True)
+            subprocess.Popen(
+                ["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"], start_new_session=True
+            )
             return
     raise LookupError("this node has no recorder")
 
@@ -300,13 +333,23 @@ def meet(kind: str, held: float = 0.0) -> None:
         hold_recorder(held)
     truth(kind=kind)
     if kind == "two-ranks":
-        raise ValueError(f"the batch of rank {rank()} has no labels") if rank() % 2 else KeyError(f"rank {rank()}")
+        raise (
+            ValueError(f"the batch of rank {rank()} has no labels")
+            if rank() % 2
+            else KeyError(f"rank {rank()}")
+        )
     name = "agent-killed" if kind == "store-killed" else SEVERAL.get(kind, kind)
     FAULTS[name]()
 
 
 def train(
-    kind: str = "", culprit: int = 3, *, slow: int = -1, early: bool = False, held: float = 0.0, rounds: int = 0
+    kind: str = "",
+    culprit: int = 3,
+    *,
+    slow: int = -1,
+    early: bool = False,
+    held: float = 0.0,
+    rounds: int = 0,
 ) -> float:
     """Train; `culprit` fails, as `kind` says. If `rounds` is given, only in so many rounds."""
     if rounds and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) >= rounds:
@@ -318,7 +361,9 @@ def train(
     total = torch.zeros(1)
     dist.barrier()
     if "FAKETIME_TIMESTAMP_FILE" in os.environ:
-        Path(os.environ["FAKETIME_TIMESTAMP_FILE"]).write_text(os.environ["LAB_CLOCK"].split()[1] + "\n")
+        Path(os.environ["FAKETIME_TIMESTAMP_FILE"]).write_text(
+            os.environ["LAB_CLOCK"].split()[1] + "\n"
+        )
     time.sleep(1.0)  # the agents connect to each other in the background
     dist.barrier()
     for step in range(STEPS):

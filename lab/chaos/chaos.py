@@ -1,8 +1,10 @@
-"""Kills each process of a failing job at each step, breaks the storage, tries bad inputs, and counts what held.
+"""Kills each process of a failing job at each step, breaks the storage, tries bad inputs,
+and counts what held.
 
     python lab/chaos/chaos.py [PYTEST-ARGUMENT...]
 
-It runs tests and prints one table, faults by promises. It fails if a promise was broken or a test failed.
+It runs tests and prints one table, faults by promises. It fails if a promise was broken or a test
+failed.
 """
 
 import os
@@ -17,7 +19,13 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from lab.chaos.steps import CASES, EXIT_CODE, NO_HALF, PROMISES, TEXT_KEPT  # noqa: E402 - the path comes first
+from lab.chaos.steps import (  # noqa: E402 - the path comes first
+    CASES,
+    EXIT_CODE,
+    NO_HALF,
+    PROMISES,
+    TEXT_KEPT,
+)
 
 KILLS = ["tests/lab/test_kills.py"]
 STORAGE = [
@@ -88,7 +96,10 @@ def main(arguments: list[str]) -> int:
     held = sum(counts["held"] for row in table.values() for counts in row.values())
     broken = sum(counts["broken"] for row in table.values() for counts in row.values())
     seconds = time.monotonic() - began
-    print(f"{tried} faults tried, {held} promises held, {broken} broken, in {seconds / 60:.1f} minutes")
+    print(
+        f"{tried} faults tried, {held} promises held, {broken} broken, in {seconds / 60:.1f}"
+        " minutes"
+    )
     print(f"{len(inputs)} tests of bad inputs, {inputs.count(True)} passed")
     return 1 if failed or broken or not tried else 0
 
@@ -96,21 +107,42 @@ def main(arguments: list[str]) -> int:
 def as_markdown(table: Table) -> str:
     lines = ["| Fault | " + " | ".join(PROMISES) + " |", "|---|" + "---|" * len(PROMISES)]
     for fault, row in table.items():
-        cells = [f"{row[name]['held']} of {row[name].total()}" if name in row else "" for name in PROMISES]
+        cells = [
+            f"{row[name]['held']} of {row[name].total()}" if name in row else ""
+            for name in PROMISES
+        ]
         lines.append(f"| {fault} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _results(files: list[str], spread: str, arguments: list[str]) -> list[tuple[str, str, dict[str, str], bool]]:
+def _results(
+    files: list[str], spread: str, arguments: list[str]
+) -> list[tuple[str, str, dict[str, str], bool]]:
     """Run tests, two at a time; return each one's name, case, properties, and whether it passed."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         report = Path(folder) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", spread, f"--junitxml={report}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "2",
+            "--dist",
+            spread,
+            f"--junitxml={report}",
+        ]
         environment = {**os.environ, "FIRSTFAULT_CHAOS": "all"}
-        ended = subprocess.run([*command, *files, *arguments], cwd=ROOT, env=environment, check=False)
+        ended = subprocess.run(
+            [*command, *files, *arguments],
+            cwd=ROOT,
+            env=environment,
+            check=False,
+        )
         if ended.returncode not in {0, 1, 5}:
             raise SystemExit(ended.returncode)  # pytest has said why
-        tests = ET.parse(report).getroot().iter("testcase")  # noqa: S314 - pytest has just written it
+        # pytest has just written it
+        tests = ET.parse(report).getroot().iter("testcase")  # noqa: S314
         return [
             (
                 *_split(test.get("name", "")),
@@ -127,7 +159,9 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _promises(name: str, properties: dict[str, str], passed: bool) -> dict[str, str]:
-    """Return each promise that a test is about, and whether it held; all are broken if it came to no result."""
+    """Return each promise that a test is about, and whether it held;
+    all are broken if it came to no result.
+    """
     if name in PROMISED:
         return {PROMISED[name]: "held" if passed else "broken"}
     return properties or dict.fromkeys(PROMISES, "broken")

@@ -1,4 +1,6 @@
-"""The steps of a failure, the cases that strike a process at them, and what is promised in each case."""
+"""The steps of a failure, the cases that strike a process at them,
+and what is promised in each case.
+"""
 
 import itertools
 import signal
@@ -15,8 +17,8 @@ PROMISES = (NO_HALF, NOTHING_LEFT, SAME_VERDICT, EXIT_CODE, TEXT_KEPT)
 class Step:
     """A moment at which a process is struck.
 
-    Without a function: when a file is written, and does not have its final name yet. If the process that writes it is
-    killed, half of it stays.
+    Without a function: when a file is written, and does not have its final name yet. If the process
+    that writes it is killed, half of it stays.
     """
 
     process: str
@@ -30,11 +32,17 @@ class Step:
 
 
 STEPS = {
-    "record": Step("worker", begins="firstfault_torch.worker.worker_monitor:WorkerMonitor.fails", struck=PROCESSES),
+    "record": Step(
+        "worker",
+        begins="firstfault_torch.worker.worker_monitor:WorkerMonitor.fails",
+        struck=PROCESSES,
+    ),
     "spool": Step("worker", path="/spool/", struck=PROCESSES),
     "upload": Step("recorder", path="/firstfault/errors/", struck=PROCESSES),
     "await": Step("agent", begins="firstfault_torch.rounds.election:VerdictElection.settle"),
-    "conclude": Step("agent", begins="firstfault_torch.conclusion.conclude_on_node:conclude_on_node"),
+    "conclude": Step(
+        "agent", begins="firstfault_torch.conclusion.conclude_on_node:conclude_on_node"
+    ),
     "seal": Step("agent", begins="firstfault_torch.conclusion.sealed_verdict:seal_verdict"),
     "publish": Step("recorder", path="/error.pb"),
     "leave": Step("agent", begins="firstfault.recorder.process:RecorderProcess.end"),
@@ -65,8 +73,14 @@ class Case:
 
     @property
     def task(self) -> str:
-        """The task: what follows a death of the agent, and the wait for other agents, need two nodes."""
-        return "two_nodes" if self.process == "agent" or "worker" not in STEPS[self.step].struck else "one_node"
+        """The task: what follows a death of the agent, and the wait for other agents,
+        need two nodes.
+        """
+        return (
+            "two_nodes"
+            if self.process == "agent" or "worker" not in STEPS[self.step].struck
+            else "one_node"
+        )
 
     @property
     def is_recorded(self) -> bool:

@@ -1,4 +1,6 @@
-"""A job of two workers, on one node or two: one rank raises a long exception, the other one waits."""
+"""A job of two workers, on one node or two: one rank raises a long exception,
+the other one waits.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Measures ``firstfault show`` on large logs, recorded ones padded with steps: seconds, and the process's memory."""
+"""Measures ``firstfault show`` on large logs, recorded ones padded with steps: seconds,
+and the process's memory.
+"""
 
 import gzip
 import os
@@ -11,7 +13,9 @@ from pathlib import Path
 RECORDED = Path(__file__).parent / "recorded" / "torchrun-2-raise-rank1-time.log.gz"
 PADDING = {
     "steps": "step {0} loss 2.{0} lr 3.0e-4 tokens/s 9000 grad_norm 1.2\n",
-    "steps, and a word of errors in each": "[rank{1}]: 2031-05-06 07:08:09,123 INFO step {0} error 0.{0} failures 0\n",
+    "steps, and a word of errors in each": (
+        "[rank{1}]: 2031-05-06 07:08:09,123 INFO step {0} error 0.{0} failures 0\n"
+    ),
 }
 SIZES = {"10 MB": 10_000_000, "1 GB": 1_000_000_000}
 
@@ -22,7 +26,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "job.out"
         for what, form in PADDING.items():
-            print(f"| {what} | {' | '.join(_measured(log, form, size) for size in SIZES.values())} |", flush=True)
+            print(
+                f"| {what} | {' | '.join(_measured(log, form, size) for size in SIZES.values())} |",
+                flush=True,
+            )
 
 
 def _measured(log: Path, form: str, size: int) -> str:
@@ -32,7 +39,9 @@ def _measured(log: Path, form: str, size: int) -> str:
             stream.write(block[: size - stream.tell()])
         stream.write(b"\n" + gzip.decompress(RECORDED.read_bytes()))
     began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-m", "firstfault", "show", str(log)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "firstfault", "show", str(log)], stdout=subprocess.PIPE
+    ) as process:
         said = process.stdout.read() if process.stdout is not None else b""
         _, _, used = os.wait4(process.pid, 0)
     if b"no labels" not in said:

@@ -21,7 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-for _rank, _local in (("SLURM_PROCID", "SLURM_LOCALID"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")):
+for _rank, _local in (
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+):
     if "RANK" not in os.environ and _rank in os.environ:
         os.environ |= {"RANK": os.environ[_rank], "LOCAL_RANK": os.environ[_local]}
 os.environ["HOSTNAME"] = socket.gethostname()
@@ -58,19 +61,26 @@ training.FAULTS |= {
     "nan": _check_loss,
     "shape": lambda: torch.ones(3, 4) @ torch.ones(5, 6),
     "state": lambda: torch.nn.Linear(4, 4).load_state_dict(torch.nn.Linear(4, 5).state_dict()),
-    "loader-killed": lambda: list(torch.utils.data.DataLoader([0, 1], num_workers=1, worker_init_fn=_end)),
+    "loader-killed": lambda: list(
+        torch.utils.data.DataLoader([0, 1], num_workers=1, worker_init_fn=_end)
+    ),
     "file": lambda: Path("/data/shard-00017.tar").read_bytes(),
     "cuda-oom": nccl_training.out_of_memory,
     "explained": lambda: sys.exit("ERROR: label 1003 is out of range, vocabulary has 1000 entries"),
     "logged": _log_and_exit,
     "import": lambda: __import__("flash_attention_4"),
     "import-all": lambda: __import__("flash_attention_4"),
-    "argument-all": lambda: argparse.ArgumentParser("train.py").parse_args(["--learnig-rate", "0.1"]),
+    "argument-all": (
+        lambda: argparse.ArgumentParser("train.py").parse_args(["--learnig-rate", "0.1"])
+    ),
 }
 
 
 def _say(style: str, step: int) -> None:
-    text = f"step {step} loss {2.5 / (step + 1) + random.random() / 10:.4f} tokens/s {random.randint(9000, 9900)}"
+    text = (
+        f"step {step} loss {2.5 / (step + 1) + random.random() / 10:.4f} tokens/s"
+        f" {random.randint(9000, 9900)}"
+    )
     if style == "ranks":
         print(f"[Rank {rank()}] {text}")
     elif style == "logging":
@@ -78,14 +88,22 @@ def _say(style: str, step: int) -> None:
     elif style == "json":
         print(json.dumps({"time": time.time(), "level": "INFO", "rank": rank(), "message": text}))
     elif style == "bar" and rank() == 0:
-        sys.stderr.write(f"\rEpoch 0: {step * 16:3}%|{'█' * step:<7}| {step}/6 [00:0{step}<00:04, {step}.21it/s]")
+        sys.stderr.write(
+            f"\rEpoch 0: {step * 16:3}%|{'█' * step:<7}| {step}/6 [00:0{step}<00:04, {step}.21it/s]"
+        )
     elif style != "quiet" and rank() == 0:
         print(text)
 
 
 def speak(style: str, decoys: bool, endless: bool) -> None:
-    """Print progress as `style` says from now on, and with `decoys` also errors that are handled."""
-    form = f"%(asctime)s %(levelname)s [rank {rank()}] %(name)s: %(message)s" if style == "logging" else None
+    """Print progress as `style` says from now on,
+    and with `decoys` also errors that are handled.
+    """
+    form = (
+        f"%(asctime)s %(levelname)s [rank {rank()}] %(name)s: %(message)s"
+        if style == "logging"
+        else None
+    )
     logging.basicConfig(format=form, level=logging.INFO)
     if style in {"ranks", "bar"}:
         faulthandler.enable()
@@ -95,7 +113,13 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
         __import__("rich.traceback").traceback.install()
     if style == "json":
         sys.excepthook = lambda *error: print(
-            json.dumps({"level": "ERROR", "rank": rank(), "exc_info": "".join(traceback.format_exception(*error))})
+            json.dumps(
+                {
+                    "level": "ERROR",
+                    "rank": rank(),
+                    "exc_info": "".join(traceback.format_exception(*error)),
+                }
+            )
         )
     steps, reduce = itertools.count(), dist.all_reduce
 
@@ -107,7 +131,9 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
                 {}["index-v2"]
             except KeyError:
                 LOG.exception("no cached index, building it again")
-            LOG.warning("shard 12: ConnectionResetError(104, 'Connection reset by peer'), attempt 1 of 5")
+            LOG.warning(
+                "shard 12: ConnectionResetError(104, 'Connection reset by peer'), attempt 1 of 5"
+            )
         if endless:
             (marks() / f"step-{rank()}-{step}").touch()
             time.sleep(0.3)
@@ -119,8 +145,9 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
 def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: str = "") -> None:
     """Train: `culprit` meets `kind`, and rank `decoys` handles errors.
 
-    kind: a fault, "endless" for a training that something else ends, or a success; `then`: the fault of the next rank
-    after torchrun's restart. nccl: the version of torch whose words the lab's NCCL prints; empty for gloo.
+    kind: a fault, "endless" for a training that something else ends, or a success; `then`: the
+    fault of the next rank after torchrun's restart. nccl: the version of torch whose words the
+    lab's NCCL prints; empty for gloo.
     """
     if then and ((marks() / "again").exists() or list(marks().glob("truth-*.json"))):
         (marks() / "again").touch()
@@ -130,7 +157,10 @@ def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: s
     speak(style, decoys == rank(), kind == "endless")
     if kind == "endless":
         training.STEPS = 500
-    is_noisy, kind = kind == "success-noisy", "" if kind in {"endless", "success", "success-noisy"} else kind
+    is_noisy, kind = (
+        kind == "success-noisy",
+        ("" if kind in {"endless", "success", "success-noisy"} else kind),
+    )
     if nccl:
         nccl_training.train(kind, culprit, nccl)
     else:
@@ -142,10 +172,16 @@ def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: s
 
 
 def make_noise_at_exit() -> None:
-    """Print what a healthy training may print at its end: retries, ignored exceptions, warnings of libraries."""
+    """Print what a healthy training may print at its end: retries, ignored exceptions,
+    warnings of libraries.
+    """
     for attempt in (1, 2):
-        LOG.error("upload of metrics failed: HTTP 503 Service Unavailable, retrying (%s/5)", attempt)
-    warnings.warn("process group was not destroyed before exit, which can leak resources", stacklevel=1)
+        LOG.error(
+            "upload of metrics failed: HTTP 503 Service Unavailable, retrying (%s/5)", attempt
+        )
+    warnings.warn(
+        "process group was not destroyed before exit, which can leak resources", stacklevel=1
+    )
     if rank() == 1:
         held = type("Loader", (), {"__del__": lambda _: {}["workers"]})()
         del held  # Python prints "Exception ignored in" and the traceback
@@ -171,7 +207,10 @@ if __name__ == "__main__":
     elif _launcher == "ray":
         import ray  # an environment of its own
 
-        from lab.consoles.program import Trainer as _Trainer  # Ray's workers import it, and so have all faults
+        # Ray's workers import it, and so have all faults
+        from lab.consoles.program import (
+            Trainer as _Trainer,
+        )
 
         ray.init(num_cpus=WORLD, include_dashboard=False)
         _actors = [ray.remote(_Trainer).remote() for _ in range(WORLD)]

@@ -1,7 +1,9 @@
-"""Records what jobs without firstfault show on their console, with the injector's truth: ``make consoles``.
+"""Records what jobs without firstfault show on their console, with the injector's truth:
+``make consoles``.
 
-The lab's programs run under the launchers of ``plans.toml``. What each node printed, and when, becomes some logs, in
-which the nodes' streams are merged as schedulers merge them. Logs that exist are not recorded again. All are scored.
+The lab's programs run under the launchers of ``plans.toml``. What each node printed, and when,
+becomes some logs, in which the nodes' streams are merged as schedulers merge them. Logs that exist
+are not recorded again. All are scored.
 """
 
 import datetime as dt
@@ -56,24 +58,44 @@ def _listed(names: str) -> list[str]:
 
 
 def runs() -> Iterator[Run]:
-    """Yield all runs, those of each launcher in turn; what varies without a plan depends on the name."""
+    """Yield all runs, those of each launcher in turn;
+    what varies without a plan depends on the name.
+    """
     plans = PLANS["launchers"]
     faults = {launcher: _listed(plan["faults"]) for launcher, plan in plans.items()}
     for number in range(max(map(len, faults.values()))):
         for place, (launcher, plan) in enumerate(plans.items()):
             if number < len(faults[launcher]):
-                attempts, culprit = faults[launcher][number].split(">"), (3, 1, 2, 0)[(number + place) % 4]
+                attempts, culprit = (
+                    faults[launcher][number].split(">"),
+                    (3, 1, 2, 0)[(number + place) % 4],
+                )
                 name = f"{launcher}-{'-then-'.join(attempts)}-rank{culprit}"
-                shapes, count, chance = _listed(plan["shapes"]), plan["logs"], zlib.crc32(name.encode())
-                decoys = (culprit + 1) % 4 if attempts[-1].startswith("success") or chance % 4 == 0 else -1
+                shapes, count, chance = (
+                    _listed(plan["shapes"]),
+                    plan["logs"],
+                    zlib.crc32(name.encode()),
+                )
+                decoys = (
+                    (culprit + 1) % 4
+                    if attempts[-1].startswith("success") or chance % 4 == 0
+                    else -1
+                )
                 nccl = VERSIONS[number % len(VERSIONS)] if launcher.endswith("nccl") else ""
-                inputs = {"culprit": culprit, "style": STYLES[chance % len(STYLES)], "decoys": decoys, "nccl": nccl}
+                inputs = {
+                    "culprit": culprit,
+                    "style": STYLES[chance % len(STYLES)],
+                    "decoys": decoys,
+                    "nccl": nccl,
+                }
                 chosen = [shapes[(number * count + step) % len(shapes)] for step in range(count)]
                 yield Run(name, launcher, attempts, chosen, inputs)
 
 
 def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is right to say of a run, from what the injector wrote in its last attempt; see `score.judge`."""
+    """Return what is right to say of a run, from what the injector wrote in its last attempt;
+    see `score.judge`.
+    """
     fault = run.faults[-1]
     category, also, word = PLANS["faults"][fault]
     ranks = [] if fault in GROUPS["no_rank"] else sorted(item["rank"] for item in told)
@@ -86,7 +108,9 @@ def truth_of(run: Run, told: list[dict[str, Any]]) -> dict[str, Any]:
     }
     truth |= {"category": category, "also": also.split(), "word": word}
     # Slurm doesn't requeue what a user cancelled; a SIGTERM that reaches torchrun may be a drain
-    is_retried = fault in GROUPS["retried"] and not (fault == "cancel" and run.launcher.startswith("srun"))
+    is_retried = fault in GROUPS["retried"] and not (
+        fault == "cancel" and run.launcher.startswith("srun")
+    )
     return truth | {"any": fault in GROUPS["several"], "retry": is_retried}
 
 
@@ -104,7 +128,9 @@ def main(wanted: list[str]) -> int:
             continue
         for shape in missing:
             name = f"{run.name}-{shape}"
-            (score.RECORDED / f"{name}.log.gz").write_bytes(gzip.compress(shaped(shape, streams), 9, mtime=0))
+            (score.RECORDED / f"{name}.log.gz").write_bytes(
+                gzip.compress(shaped(shape, streams), 9, mtime=0)
+            )
             with score.INDEX.open("a") as index:
                 index.write(json.dumps({"name": name, **truth_of(run, told)}) + "\n")
         print(f"{run.name}: {len(missing)} logs", flush=True)
@@ -118,12 +144,17 @@ def record(run: Run) -> tuple[list[Stream], list[dict[str, Any]]]:
         ValueError: nothing was injected, or the job did not end as it should.
     """
     streams: list[Stream] = [[] for _ in PLANS["launchers"][run.launcher]["nodes"]]
-    then, last = ({"then": run.faults[1]} if run.launcher == "torchrun-restart" else {}), run.faults[-1]
+    then, last = (
+        ({"then": run.faults[1]} if run.launcher == "torchrun-restart" else {}),
+        run.faults[-1],
+    )
     for fault in run.faults[: len(run.faults) - len(then)]:
         inputs = {**run.inputs, **then, "kind": "endless" if fault in GROUPS["external"] else fault}
         with tempfile.TemporaryDirectory(prefix="console-", ignore_cleanup_errors=True) as folder:
             printed, codes = run_job(run.launcher, fault, inputs, Path(folder))
-            told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("truth-*.json"))]
+            told = [
+                json.loads(path.read_text()) for path in sorted(Path(folder).glob("truth-*.json"))
+            ]
         streams = [before + after for before, after in zip(streams, printed, strict=True)]
     is_success = last.startswith("success")
     if any(codes) == is_success or not (told or is_success or last in GROUPS["external"]):
@@ -132,10 +163,27 @@ def record(run: Run) -> tuple[list[Stream], list[dict[str, Any]]]:
     return streams, told
 
 
-def run_job(launcher: str, fault: str, inputs: dict[str, Any], folder: Path) -> tuple[list[Stream], list[int]]:
-    """Start the launcher on each node, strike from outside if the fault does so, and wait for the end."""
-    given = {"python": sys.executable, "root": ROOT, "here": HERE, "marks": folder, "port": get_free_port()}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FIRSTFAULT", "SLURM"))}
+def run_job(
+    launcher: str,
+    fault: str,
+    inputs: dict[str, Any],
+    folder: Path,
+) -> tuple[list[Stream], list[int]]:
+    """Start the launcher on each node, strike from outside if the fault does so,
+    and wait for the end.
+    """
+    given = {
+        "python": sys.executable,
+        "root": ROOT,
+        "here": HERE,
+        "marks": folder,
+        "port": get_free_port(),
+    }
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("FIRSTFAULT", "SLURM"))
+    }
     environment |= {name: value.format(**given) for name, value in PLANS["environment"].items()}
     # not among the arguments, because some launchers print these
     environment |= {"LAB_INPUTS": json.dumps(inputs), "LAB_LAUNCHER": launcher}
@@ -190,8 +238,13 @@ def _strike(fault: str, launcher: str, jobs: list[subprocess.Popen[bytes]], fold
     while not (folder / "step-0-4").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     if launcher.startswith("srun"):
-        signalled = {"ctrl-c": ["--signal=INT"], "cancel": [], "time-limit": ["--state=PENDING"]}[fault]
-        configured = {**os.environ, "SLURM_CONF": PLANS["environment"]["SLURM_CONF"].format(root=ROOT)}
+        signalled = {"ctrl-c": ["--signal=INT"], "cancel": [], "time-limit": ["--state=PENDING"]}[
+            fault
+        ]
+        configured = {
+            **os.environ,
+            "SLURM_CONF": PLANS["environment"]["SLURM_CONF"].format(root=ROOT),
+        }
         subprocess.run(["scancel", "--name=train", *signalled], env=configured, check=True)
         return
     for job in jobs:
@@ -210,8 +263,13 @@ def shaped(shape: str, streams: list[Stream]) -> bytes:
         elif shape == "buffer":
             pieces += _cut(stream, rb"(?s).{4096}")
         else:
-            pieces += [(when, _line(shape, number, when, line)) for when, line in _cut(stream, rb"[^\n]*\n")]
-    return b"".join(data for _, data in (pieces if shape == "node" else sorted(pieces, key=itemgetter(0))))
+            pieces += [
+                (when, _line(shape, number, when, line))
+                for when, line in _cut(stream, rb"[^\n]*\n")
+            ]
+    return b"".join(
+        data for _, data in (pieces if shape == "node" else sorted(pieces, key=itemgetter(0)))
+    )
 
 
 def _cut(stream: Stream, into: bytes) -> Iterator[tuple[float, bytes]]:
@@ -227,13 +285,26 @@ def _cut(stream: Stream, into: bytes) -> Iterator[tuple[float, bytes]]:
 
 
 def _line(shape: str, number: int, when: float, line: bytes) -> bytes:
-    stamp, line = dt.datetime.fromtimestamp(when, tz=dt.timezone.utc).isoformat(), line.rstrip(b"\n") + b"\n"
+    stamp, line = (
+        dt.datetime.fromtimestamp(when, tz=dt.timezone.utc).isoformat(),
+        line.rstrip(b"\n") + b"\n",
+    )
     if shape == "json":
         pod = {"pod_name": f"llama-worker-{number}", "container_name": "pytorch"}
-        found = {"log": line.decode(errors="replace"), "stream": "stderr", "time": stamp, "kubernetes": pod}
+        found = {
+            "log": line.decode(errors="replace"),
+            "stream": "stderr",
+            "time": stamp,
+            "kubernetes": pod,
+        }
         return json.dumps(found).encode() + b"\n"
     node = "gpu-a" if number == 0 else "gpu-b"
-    return PLANS["shapes"][shape].format(number=number, next=number + 1, node=node, stamp=stamp).encode() + line
+    return (
+        PLANS["shapes"][shape]
+        .format(number=number, next=number + 1, node=node, stamp=stamp)
+        .encode()
+        + line
+    )
 
 
 if __name__ == "__main__":

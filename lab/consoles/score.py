@@ -1,4 +1,6 @@
-"""Scores how the recorded console logs are read, and prints the tables of docs/project/accuracy.md."""
+"""Scores how the recorded console logs are read,
+and prints the tables of docs/project/accuracy.md.
+"""
 
 import contextlib
 import gzip
@@ -21,10 +23,15 @@ from lab.cascades import replay
 RECORDED = Path(__file__).parent / "recorded"
 INDEX = RECORDED / "index.jsonl"
 OUTCOMES = ("right", "story", "partial", "undetermined", "wrong", "sure", "unread")
-"""story: the ranks are right, and the word is missing; sure: wrong with high confidence; unread: no answer."""
+"""story: the ranks are right, and the word is missing; sure: wrong with high confidence; unread:
+no answer.
+"""
 FAILED = (10, 11)
 """The command's exit codes for a failure: not to be retried, and retryable."""
-_BOX = re.compile(rb"Root Cause \(first observed failure\):.*?time +: (\S+).*?rank +: (\d+) \(local_rank", re.DOTALL)
+_BOX = re.compile(
+    rb"Root Cause \(first observed failure\):.*?time +: (\S+).*?rank +: (\d+) \(local_rank",
+    re.DOTALL,
+)
 
 
 class Scored(NamedTuple):
@@ -48,8 +55,8 @@ def index() -> dict[str, dict[str, Any]]:
 def judge(truth: dict[str, Any], code: int, answer: dict[str, Any]) -> str:
     """Return one of `OUTCOMES`.
 
-    `ranks` of the truth is None if nothing failed, and empty if no rank is guilty: then no ranks are right, and so is
-    the `node` if there is one. `any`: some of the ranks are enough.
+    `ranks` of the truth is None if nothing failed, and empty if no rank is guilty: then no ranks
+    are right, and so is the `node` if there is one. `any`: some of the ranks are enough.
     """
     verdict = answer.get("verdict") or {}
     wrong = "sure" if verdict.get("confidence") == "high" else "wrong"
@@ -58,7 +65,11 @@ def judge(truth: dict[str, Any], code: int, answer: dict[str, Any]) -> str:
     if truth["ranks"] is None or code == 0:
         return "right" if truth["ranks"] is None and code == 0 else wrong
     said, want, number = set(verdict["ranks"]), set(truth["ranks"]), int(truth["node"] == "gpu-b")
-    if not want and said and verdict["node"] not in {truth["node"], f"llama-worker-{number}", f"worker-{number + 1}"}:
+    if (
+        not want
+        and said
+        and verdict["node"] not in {truth["node"], f"llama-worker-{number}", f"worker-{number + 1}"}
+    ):
         return wrong
     if want and not said:
         return "undetermined"
@@ -99,7 +110,9 @@ def _scored(truth: dict[str, Any], data: bytes, log: Path) -> Scored:
 def all_scored(wanted: Iterable[str] = (), every: int = 1) -> list[Scored]:
     """Score every so many-th of the logs whose names begin with one of `wanted`, or of all."""
     starts = tuple(wanted) or ("",)
-    rows = [(name, row) for name, row in sorted(index().items()) if name.startswith(starts)][::every]
+    rows = [(name, row) for name, row in sorted(index().items()) if name.startswith(starts)][
+        ::every
+    ]
     return [score_log(row, read_recorded(name)) for name, row in rows]
 
 
@@ -110,12 +123,18 @@ def by_launcher(rows: list[Scored]) -> str:
     for name in (*sorted({row.truth["launcher"] for row in rows}), "all"):
         these = [row for row in rows if name in {row.truth["launcher"], "all"}]
         counts = Counter(word for row in these for word in (row.outcome, *row.more))
-        lines.append(f"| {name} | {len(these)} | " + " | ".join(str(counts[column]) for column in columns) + " |")
+        lines.append(
+            f"| {name} | {len(these)} | "
+            + " | ".join(str(counts[column]) for column in columns)
+            + " |"
+        )
     return "\n".join(lines)
 
 
 def by_category(rows: list[Scored]) -> str:
-    """Return a table of right answers on the same faults: with firstfault in the job, from a log, and torch's box."""
+    """Return a table of right answers on the same faults: with firstfault in the job, from a log,
+    and torch's box.
+    """
     found: dict[str, list[list[bool]]] = defaultdict(lambda: [[], [], []])
     categories = {}
     for row in rows:
@@ -127,8 +146,13 @@ def by_category(rows: list[Scored]) -> str:
         if (cascade := replay.load(file)).truth["fault"] in categories:
             right = replay.judge(cascade.truth, replay.verdict_of(cascade, "evidence")) == "right"
             found[categories[cascade.truth["fault"]]][0].append(right)
-    lines = ["| category | with firstfault in the job | from the console log | torch's box |", "|---|---|---|---|"]
-    everything = [[right for these in found.values() for right in these[column]] for column in range(3)]
+    lines = [
+        "| category | with firstfault in the job | from the console log | torch's box |",
+        "|---|---|---|---|",
+    ]
+    everything = [
+        [right for these in found.values() for right in these[column]] for column in range(3)
+    ]
     for category, columns in (*sorted(found.items()), ("all", everything)):
         cells = (f"{sum(these)} of {len(these)}" if these else "" for these in columns)
         lines.append(f"| {category} | {' | '.join(cells)} |")
@@ -136,11 +160,15 @@ def by_category(rows: list[Scored]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables; -v explains what is not right. Return 1 if an answer is wrong with high confidence."""
+    """Print the tables; -v explains what is not right. Return 1 if an answer is
+    wrong with high confidence.
+    """
     rows = all_scored(name for name in arguments if name != "-v")
     for row in rows if "-v" in arguments else ():
         if row.outcome != "right":
-            print(f"{row.outcome:<13} {row.truth['name']:<52} {row.truth['ranks']} {row.answer[:120]}")
+            print(
+                f"{row.outcome:<13} {row.truth['name']:<52} {row.truth['ranks']} {row.answer[:120]}"
+            )
     print(by_launcher(rows), by_category(rows), sep="\n\n")
     return int(any(row.outcome == "sure" for row in rows))
 

@@ -1,6 +1,8 @@
-"""Checks the small print of reports on logs: flags each line that the log doesn't prove, as far as a program can.
+"""Checks the small print of reports on logs: flags each line that the log doesn't prove,
+as far as a program can.
 
-It reads the log itself, with expressions of its own, so that it doesn't repeat a mistake of the reader.
+It reads the log itself, with expressions of its own, so that it doesn't repeat a mistake of the
+reader.
 """
 
 import argparse
@@ -25,38 +27,48 @@ MAX_COLUMNS = 80
 """Of a headline, and of each line of a report whose text isn't quoted."""
 
 _RANKS_STATED = re.compile(
-    r"(?:world[_ ]?size|nranks|SLURM_NTASKS|SLURM_NPROCS|num_processes|--ntasks|process_count(?:\(\))?)"
+    r"(?:world[_"
+    r" ]?size|nranks|SLURM_NTASKS|SLURM_NPROCS|num_processes|--ntasks|process_count(?:\(\))?)"
     r"[\"')]*[ =:]{1,3}[\"'(]*(\d{1,6})\b"
-    r"|MEMBER: \d+/(\d{1,6})|with (\d{1,6}) processes|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of )(\d{1,6})\b|world=(\d{1,6})"
-    r"|(?:mpirun|mpiexec|prterun|horovodrun)\b[^\n]{0,200}? -np? (\d{1,6})\b|\bsrun\b[^\n]{0,200}? -n ?(\d{1,6})\b",
+    r"|MEMBER: \d+/(\d{1,6})|with (\d{1,6}) processes|\b[Rr]ank[ :=]{1,2}\d{1,6}(?:/| of"
+    r" )(\d{1,6})\b|world=(\d{1,6})"
+    r"|(?:mpirun|mpiexec|prterun|horovodrun)\b[^\n]{0,200}? -np? (\d{1,6})\b|\bsrun\b[^\n]{0,200}?"
+    r" -n ?(\d{1,6})\b",
     re.IGNORECASE,
 )
 """What states the number of ranks."""
 _NODES_STATED = re.compile(
-    r"(?:--nnodes|--nodes|\bnnodes|SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|\bNNODES)[\"')]*[ =:]{1,3}[\"'(]*(\d{1,5})\b"
+    r"(?:--nnodes|--nodes|\bnnodes|SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|\bNNODES)[\"')]*["
+    r" =:]{1,3}[\"'(]*(\d{1,5})\b"
     r"|(?:srun|sbatch|salloc)[^\n]{0,200}? -N ?(\d{1,5})\b|\bon (\d{1,5}) nodes?\b",
     re.IGNORECASE,
 )
 """What states the number of nodes."""
 _PER_NODE = re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,3})\b")
 _RANK_NAMED = re.compile(
-    r"(?<![a-z])(?<!local[_ -])(?<!node[_ -])(?:\[rank ?|(?:global_)?rank[ =:]{1,3})(\d{1,6})\b(?!, pid=)",
+    r"(?<![a-z])(?<!local[_ -])(?<!node[_ -])(?:\[rank ?|(?:global_)?rank[ =:]{1,3})(\d{1,6})\b(?!,"
+    r" pid=)",
     re.IGNORECASE,
 )
 _CURRENT_RANK = re.compile(r"[Rr]ank of (?:the )?(?:current|this) process:? (\d{1,6})")
 _RANK_LIST = re.compile(r"[Rr]anks?[:= ]{0,3}(?:\w+\()?\[(\d+(?:, ?\d+)+)\]")
 _HOST_NAMED = re.compile(
-    r"^\W*([A-Za-z][\w.-]*-?\d[\w.-]*):\d+:\d+ \[\d+\]|srun: error: ([\w.-]+): tasks?|\*\*\* (?:JOB|STEP) \S+ ON (\S+) "
+    r"^\W*([A-Za-z][\w.-]*-?\d[\w.-]*):\d+:\d+ \[\d+\]|srun: error: ([\w.-]+): tasks?|\*\*\*"
+    r" (?:JOB|STEP) \S+ ON (\S+) "
     r"|^ *host +: (\S+)|Node failure on ([\w.-]+)",
     re.MULTILINE,
 )
 _LAUNCHER_STOPS = re.compile(
-    r"closing signal|srun: (?:launch/slurm: _step_signal: )?(?:Terminating|Force Terminated|error: [^\n]*: Terminated"
-    r"|Job step aborted)|CANCELLED|Killing subprocess|job to be terminated|terminated by the (?:runtime|launcher)"
+    r"closing signal|srun: (?:launch/slurm: _step_signal: )?(?:Terminating|Force Terminated|error:"
+    r" [^\n]*: Terminated"
+    r"|Job step aborted)|CANCELLED|Killing subprocess|job to be terminated|terminated by the"
+    r" (?:runtime|launcher)"
     r"|Terminating (?:remaining|all|process|worker)|[Ss]topping (?:all|remaining)"
     r"|: tasks? [\d,\[\]-]+: (?:Terminated|Killed)"
-    r"|processes were sent|SIGTERM|signal 15|terminated normally, but|APPLICATION TERMINATED|BAD TERMINATION"
-    r"|kill(?:ed|ing) (?:all|the other|remaining)|sent an abort|exited on signal|TERM_|PBS: job killed"
+    r"|processes were sent|SIGTERM|signal 15|terminated normally, but|APPLICATION TERMINATED|BAD"
+    r" TERMINATION"
+    r"|kill(?:ed|ing) (?:all|the other|remaining)|sent an abort|exited on signal|TERM_|PBS: job"
+    r" killed"
     r"|ended|exited with|failed|died",
     re.IGNORECASE,
 )
@@ -112,7 +124,7 @@ def check_report(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
     yield from _check_columns(text)
 
 
-# --- sizes ------------------------------------------------------------------------------------------------------------
+# --- sizes ----------------------------------------------------------------------------------------
 
 
 def _numbers(form: re.Pattern[str], log: str) -> list[int]:
@@ -123,25 +135,41 @@ def _check_size(report: dict[str, Any], log: str) -> Iterator[Flag]:
     job = report["job"]
     minimums = set(job.get("at_least") or ())
     nodes_stated, per_node = set(_numbers(_NODES_STATED, log)), set(_numbers(_PER_NODE, log))
-    ranks_stated = set(_numbers(_RANKS_STATED, log)) | {a * b for a in nodes_stated | {1} for b in per_node}
+    ranks_stated = set(_numbers(_RANKS_STATED, log)) | {
+        a * b for a in nodes_stated | {1} for b in per_node
+    }
     named = {rank for rank in _numbers(_RANK_NAMED, log) if rank < 100_000}
-    hosts = {next(filter(None, found.groups())).partition(".")[0] for found in _HOST_NAMED.finditer(log)}
+    hosts = {
+        next(filter(None, found.groups())).partition(".")[0] for found in _HOST_NAMED.finditer(log)
+    }
     if (ranks := job["ranks"]) and "ranks" not in minimums:
         if ranks not in ranks_stated:
-            yield Flag("ranks", f"{ranks} ranks, but the log states {sorted(ranks_stated) or 'no number'}")
+            yield Flag(
+                "ranks", f"{ranks} ranks, but the log states {sorted(ranks_stated) or 'no number'}"
+            )
         elif named and max(named) >= ranks and not any(size > ranks for size in ranks_stated):
             yield Flag("ranks", f"{ranks} ranks, but the log names rank {max(named)}")
-    if ranks and "ranks" in minimums and ranks > 1 + max(named, default=-1) and ranks not in ranks_stated:
+    if (
+        ranks
+        and "ranks" in minimums
+        and ranks > 1 + max(named, default=-1)
+        and ranks not in ranks_stated
+    ):
         known = {rank for ranks in report["victims_by_state"].values() for rank in ranks}
         if ranks > 1 + max({*known, *report["verdict"]["ranks"]}, default=0):
-            yield Flag("ranks", f"at least {ranks} ranks, but the highest named one is {max(named, default=None)}")
+            yield Flag(
+                "ranks",
+                f"at least {ranks} ranks, but the highest named one is {max(named, default=None)}",
+            )
     if (nodes := job["nodes"]) and "nodes" not in minimums and nodes not in nodes_stated:
-        yield Flag("nodes", f"{nodes} nodes, but the log states {sorted(nodes_stated) or 'no number'}")
+        yield Flag(
+            "nodes", f"{nodes} nodes, but the log states {sorted(nodes_stated) or 'no number'}"
+        )
     if (nodes := job["nodes"]) and "nodes" not in minimums and len(hosts) > nodes:
         yield Flag("nodes", f"{nodes} nodes, but lines are from {len(hosts)} hosts")
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 
 def _parse_ranks(text: str) -> set[int]:
@@ -167,18 +195,30 @@ def _check_missing(report: dict[str, Any], log: str) -> Iterator[Flag]:
 def _check_stops(report: dict[str, Any], log: str) -> Iterator[Flag]:
     stopped = report["victims_by_state"].get("stopped", [])
     listed, hosts = set(_PROCESS_STOPPED.findall(log)), set(_BOX_HOST.findall(log))
-    if listed and len(hosts) > 1 and len(stopped) > len(listed) + len(_TERMINATED_IN_BOX.findall(log)):
-        yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but the agents list only {len(listed)} processes")
+    if (
+        listed
+        and len(hosts) > 1
+        and len(stopped) > len(listed) + len(_TERMINATED_IN_BOX.findall(log))
+    ):
+        yield Flag(
+            "stopped",
+            f"ranks {stopped[:9]} were stopped, but the agents list only {len(listed)} processes",
+        )
     is_said = stopped or "stopped by" in (report["followers"] or "")
     if is_said and not _LAUNCHER_STOPS.search(log):
-        yield Flag("stopped", f"ranks {stopped[:9]} were stopped, but no line of a launcher ends them")
+        yield Flag(
+            "stopped", f"ranks {stopped[:9]} were stopped, but no line of a launcher ends them"
+        )
     for rank in stopped:
-        ended = rf"\brank[ =:\[]*{rank}\b[^\n]{{0,80}}\b(?:exited normally|finished successfully|exit code:? 0\b)"
+        ended = (
+            rf"\brank[ =:\[]*{rank}\b[^\n]{{0,80}}\b(?:exited normally|finished successfully|exit"
+            r" code:? 0\b)"
+        )
         if re.search(ended, log, re.IGNORECASE):
             yield Flag("stopped", f"rank {rank} was stopped, but it ended normally")
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 def _cited_lines(names: list[str], lines: list[str], around: int) -> list[str]:
@@ -197,12 +237,21 @@ def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
     cited = _cited_lines(cited_names, log.split("\n"), 1)
     begins = _cited_lines(cited_names[:1], log.split("\n"), 0)[:1]
     when = root.get("time") or report["verdict"]["timestamp"]
-    if when and not any(found[0][-8:] for line in cited for found in _STAMP.finditer(line) if found[0][-8:-3] in when):
+    if when and not any(
+        found[0][-8:]
+        for line in cited
+        for found in _STAMP.finditer(line)
+        if found[0][-8:-3] in when
+    ):
         # a zone moves hours
         minutes = {found[0][-5:] for line in cited for found in _STAMP.finditer(line)}
         if when[14:19] not in minutes:
-            yield Flag("time", f"{when}, but the cited lines have {sorted(minutes)[:5] or 'no time'}")
-    if "when it happened" in unknown and any(re.search(r"\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d", line) for line in begins):
+            yield Flag(
+                "time", f"{when}, but the cited lines have {sorted(minutes)[:5] or 'no time'}"
+            )
+    if "when it happened" in unknown and any(
+        re.search(r"\d{4}-\d\d-\d\d[T_ ]\d\d:\d\d", line) for line in begins
+    ):
         yield Flag("time", "when it happened is unknown, but the cited lines have a date")
     hosts = {next(filter(None, found.groups())) for found in _HOST_NAMED.finditer(log)}
     for sentence in unknown:
@@ -210,7 +259,7 @@ def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
             yield Flag("order", sentence)
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
@@ -234,17 +283,28 @@ def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
 
 def _check_cause(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
     files = (next(filter(None, found.groups())) for found in _FRAME.finditer(log))
-    if report.get("fault") == "your code" and not any(_LIBRARY.search(file) is None for file in files):
+    if report.get("fault") == "your code" and not any(
+        _LIBRARY.search(file) is None for file in files
+    ):
         yield Flag("your code", "the log has no frame outside of libraries")
-    if report["verdict"].get("code") == "USER:Cancelled" and re.search(r"\broot cause\b|\bpreempt", text):
-        yield Flag("root cause", "the job was canceled, so nothing failed first, and nothing shows a preemption")
+    if report["verdict"].get("code") == "USER:Cancelled" and re.search(
+        r"\broot cause\b|\bpreempt", text
+    ):
+        yield Flag(
+            "root cause",
+            "the job was canceled, so nothing failed first, and nothing shows a preemption",
+        )
     if "all were at" in str(report.get("next")) and report["job"].get("at_least"):
         yield Flag("all were at", "the log doesn't state how many ranks there are")
 
 
 def _check_repetitions(report: dict[str, Any]) -> Iterator[Flag]:
     first, verdict = report["first_line"], report["verdict"]
-    if "undetermined" in first and not verdict["headline"].startswith("undetermined") and not verdict["suspects"]:
+    if (
+        "undetermined" in first
+        and not verdict["headline"].startswith("undetermined")
+        and not verdict["suspects"]
+    ):
         yield Flag("undetermined", f"{first!r}, but the cause is known")
     for sentence, count in Counter(report["unknown"]).items():
         if count > 1:
@@ -259,12 +319,16 @@ def _check_columns(text: str) -> Iterator[Flag]:
             yield Flag("columns", f"{len(line)} in {line[:60]!r}")
 
 
-# --- logs -------------------------------------------------------------------------------------------------------------
+# --- logs -----------------------------------------------------------------------------------------
 
 
 def _show(*arguments: str) -> str:
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(SystemExit),
+    ):
         command(["show", *arguments])
     return out.getvalue()
 
@@ -290,9 +354,16 @@ def _recorded() -> Iterator[tuple[str, list[Flag]]]:
 def main(arguments: list[str]) -> int:
     """Check logs, folders of logs, or the recorded ones; return 1 if a line is flagged."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("logs", nargs="*", type=Path, help="logs, or folders of *.log; default: the recorded ones")
+    parser.add_argument(
+        "logs",
+        nargs="*",
+        type=Path,
+        help="logs, or folders of *.log; default: the recorded ones",
+    )
     given = parser.parse_args(arguments).logs
-    paths = [file for path in given for file in (sorted(path.glob("*.log")) if path.is_dir() else [path])]
+    paths = [
+        file for path in given for file in (sorted(path.glob("*.log")) if path.is_dir() else [path])
+    ]
     kinds: Counter[str] = Counter()
     count = 0
     for name, flags in ((path.stem, check_log(path)) for path in paths) if given else _recorded():

@@ -1,6 +1,8 @@
-"""Scores how logs of unknown launchers and in unknown shapes are read, made of the recorded console logs.
+"""Scores how logs of unknown launchers and in unknown shapes are read,
+made of the recorded console logs.
 
-1. Leave one launcher out: each launcher's rows are removed from ``launchers.toml``, and its own logs are read.
+1. Leave one launcher out: each launcher's rows are removed from ``launchers.toml``, and its own
+   logs are read.
 2. Restyle: recorded logs get prefixes, wrappers, endings and additions that no table lists.
 """
 
@@ -32,8 +34,13 @@ ROWS = {
 COSTLY = ("wrong", "sure", "retry!")
 VARIANTS = 500
 _SEED = 47
-_WORDS = tuple("amber basalt cobalt delta ember fjord garnet harbor iris juniper krill lotus".split())  # noqa: SIM905 - as a list, each would be a line
-_ENDINGS = "ended abnormally, exit status {}|finished badly (code={})|crashed with exit code {}|died: exitcode {}"
+_WORDS = tuple(
+    "amber basalt cobalt delta ember fjord garnet harbor iris juniper krill lotus".split()  # noqa: SIM905 - as a list, each would be a line
+)
+_ENDINGS = (
+    "ended abnormally, exit status {}|finished badly (code={})|crashed with exit code {}|died:"
+    " exitcode {}"
+)
 _HANDLED = (
     "cache miss for shard 7, will retry",
     "Traceback (most recent call last):",
@@ -54,17 +61,23 @@ Change = Callable[[random.Random, Lines], Lines]
 
 
 def get_outcome(row: Scored) -> str:
-    """Return a log's outcome; "retry!" if it is right, but a retry is recommended that must not happen."""
+    """Return a log's outcome; "retry!" if it is right,
+    but a retry is recommended that must not happen.
+    """
     return (
-        "retry!" if row.outcome == "right" and row.truth["retry"] is False and "retry" not in row.more else row.outcome
+        "retry!"
+        if row.outcome == "right" and row.truth["retry"] is False and "retry" not in row.more
+        else row.outcome
     )
 
 
-# --- leave one launcher out -------------------------------------------------------------------------------------------
+# --- leave one launcher out -----------------------------------------------------------------------
 
 
 def leave_out(launcher: str) -> list[Scored]:
-    """Read a launcher's logs without its rows; without torchrun, its boxes aren't recognized either."""
+    """Read a launcher's logs without its rows; without torchrun,
+    its boxes aren't recognized either.
+    """
     table, take = launchers.TABLE, collector.Boxes.take
     launchers.TABLE = launchers.LauncherTable(without=ROWS[launcher])
     if launcher == "torchrun":
@@ -77,35 +90,54 @@ def leave_out(launcher: str) -> list[Scored]:
         labels.read_prefix.cache_clear()
 
 
-# --- shapes that no table lists ---------------------------------------------------------------------------------------
+# --- shapes that no table lists -------------------------------------------------------------------
 
 
 def _put_prefix(chance: random.Random, lines: Lines) -> Lines:
     """Put one prefix before all lines: a word in brackets, with an equals sign or a time."""
     word, other = chance.sample(_WORDS, 2)
     form = chance.choice(
-        ["<{word}/{other}> ", "{word}={other} | ", "[{word}] ", "{word}.{other}: ", "{time} {word} >> "]
+        [
+            "<{word}/{other}> ",
+            "{word}={other} | ",
+            "[{word}] ",
+            "{word}.{other}: ",
+            "{time} {word} >> ",
+        ]
     )
     return [
-        form.format(word=word, other=other, time=f"2031-05-06 07:{number // 60 % 60:02}:{number % 60:02}") + line
+        form.format(
+            word=word, other=other, time=f"2031-05-06 07:{number // 60 % 60:02}:{number % 60:02}"
+        )
+        + line
         for number, line in enumerate(lines)
     ]
 
 
 def _wrap_in_json(chance: random.Random, lines: Lines) -> Lines:
     keys = chance.sample(_WORDS, 3)
-    return [json.dumps({keys[0]: number, keys[1]: line, keys[2]: "stderr"}) for number, line in enumerate(lines)]
+    return [
+        json.dumps({keys[0]: number, keys[1]: line, keys[2]: "stderr"})
+        for number, line in enumerate(lines)
+    ]
 
 
 def _change_endings(chance: random.Random, lines: Lines) -> Lines:
     """Replace the words in which a launcher reports an exit code."""
     ending = chance.choice(_ENDINGS.split("|"))
-    return [re.sub(r"[Ee]xited with exit code (\d+)", lambda code: ending.format(code[1]), line) for line in lines]
+    return [
+        re.sub(r"[Ee]xited with exit code (\d+)", lambda code: ending.format(code[1]), line)
+        for line in lines
+    ]
 
 
 def _cut(chance: random.Random, lines: Lines) -> Lines:
     """Leave out some of the lines above the first one about a failure."""
-    failures = (number for number, line in enumerate(lines) if re.search(r"(?i)error|traceback|signal|watchdog", line))
+    failures = (
+        number
+        for number, line in enumerate(lines)
+        if re.search(r"(?i)error|traceback|signal|watchdog", line)
+    )
     first = next(failures, 0)
     return lines[chance.randint(0, first // 2) :]
 
@@ -156,7 +188,7 @@ def restyle(number: int) -> tuple[list[str], Scored]:
     return chosen, score.score_log({**truth, "name": f"{name}-{number}"}, "\n".join(lines).encode())
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def _row(name: str, rows: Iterable[Scored]) -> str:
@@ -166,7 +198,9 @@ def _row(name: str, rows: Iterable[Scored]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print both tables; -v lists what is costly. Return 1 if a changed log is called failed though it succeeded."""
+    """Print both tables; -v lists what is costly. Return 1 if a changed log is called
+    failed though it succeeded.
+    """
     left_out = {launcher: leave_out(launcher) for launcher in ROWS}
     print("| left out | logs | right | costly |", "|---|---|---|---|", sep="\n")
     for launcher, rows in left_out.items():
@@ -177,9 +211,18 @@ def main(arguments: list[str]) -> int:
     for change in _ORDER:
         print(_row(change, (row for changes, row in restyled if change in changes)))
     print(_row("all", (row for _, row in restyled)))
-    for changes, row in [*(([launcher], row) for launcher, rows in left_out.items() for row in rows), *restyled]:
+    for changes, row in [
+        *(([launcher], row) for launcher, rows in left_out.items() for row in rows),
+        *restyled,
+    ]:
         if "-v" in arguments and get_outcome(row) in COSTLY:
-            print(get_outcome(row), "+".join(changes), row.truth["name"], row.truth["ranks"], row.answer[:100])
+            print(
+                get_outcome(row),
+                "+".join(changes),
+                row.truth["name"],
+                row.truth["ranks"],
+                row.answer[:100],
+            )
     return int(any(row.truth["ranks"] is None and row.outcome in COSTLY for _, row in restyled))
 
 

@@ -19,7 +19,9 @@ BATCH = 2
 
 
 def timeout_of(kind: str) -> dt.timedelta:
-    """Return the timeout of collectives: a hang is noticed after it, an exit in the middle long before."""
+    """Return the timeout of collectives: a hang is noticed after it,
+    an exit in the middle long before.
+    """
     return dt.timedelta(seconds=80 if kind == "leave" else 8)
 
 

@@ -1,4 +1,6 @@
-"""Trains with Lightning, whose own launcher starts the second rank: ``lightning_alone.py raise`` fails there."""
+"""Trains with Lightning, whose own launcher starts the second rank:
+``lightning_alone.py raise`` fails there.
+"""
 
 import sys
 

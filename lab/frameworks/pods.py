@@ -1,4 +1,6 @@
-"""Runs a task of the framework lab in two pods, whichever plugin it belongs to, and keeps what a user sees of it."""
+"""Runs a task of the framework lab in two pods, whichever plugin it belongs to,
+and keeps what a user sees of it.
+"""
 
 import importlib
 import json
@@ -46,5 +48,9 @@ def run(module: str, folder: Path, inputs: Mapping[str, Any]) -> Ended:
             time.sleep(0.05)
         codes = [pod.exit_code for pod in pods]
     outputs = prefix / "outputs.pb"
-    shown = show_outputs(task, LiteralMap.FromString(outputs.read_bytes())) if outputs.exists() else {}
-    return Ended(codes, shown, "\n".join((folder / f"{index}.log").read_text() for index in range(NODES)))
+    shown = (
+        show_outputs(task, LiteralMap.FromString(outputs.read_bytes())) if outputs.exists() else {}
+    )
+    return Ended(
+        codes, shown, "\n".join((folder / f"{index}.log").read_text() for index in range(NODES))
+    )

@@ -1,4 +1,6 @@
-"""A task of stock kfpytorch on one node, which a local execution runs in this process: ``stock_local.py raise``."""
+"""A task of stock kfpytorch on one node, which a local execution runs in this process:
+``stock_local.py raise``.
+"""
 
 import sys
 

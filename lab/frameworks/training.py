@@ -1,4 +1,5 @@
-"""Trainings of the framework lab: tiny models under real frameworks; one rank fails as the case asks.
+"""Trainings of the framework lab: tiny models under real frameworks;
+one rank fails as the case asks.
 
 ``firstfault run`` starts them; the task's inputs name the framework, the fault and the rank.
 """
@@ -46,7 +47,7 @@ class StepError(Exception):
     """What a program raises in place of everything."""
 
 
-# --- ways to end a program --------------------------------------------------------------------------------------------
+# --- ways to end a program ------------------------------------------------------------------------
 
 
 def plain(kind: str, rank: int) -> None:
@@ -84,7 +85,9 @@ def wraps(kind: str, rank: int) -> None:
 
 
 def tidies_up(kind: str, rank: int) -> None:
-    """Leave with success when the process is asked to end, as some programs do to save a checkpoint."""
+    """Leave with success when the process is asked to end,
+    as some programs do to save a checkpoint.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     loop(kind, rank)
 
@@ -93,12 +96,19 @@ def hydra(kind: str, rank: int) -> None:
     """Run below hydra.main, which catches exceptions and exits."""
     import hydra as hydra_  # noqa: PLC0415 - not installed everywhere
 
-    sys.argv = ["train.py", "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
+    sys.argv = [
+        "train.py",
+        "hydra.run.dir=.",
+        "hydra.output_subdir=null",
+        "hydra/job_logging=disabled",
+    ]
     folder = str(Path(__file__).parent)
-    hydra_.main(version_base=None, config_path=folder, config_name="hydra")(lambda _: loop(kind, rank))()
+    hydra_.main(version_base=None, config_path=folder, config_name="hydra")(
+        lambda _: loop(kind, rank)
+    )()
 
 
-# --- frameworks -------------------------------------------------------------------------------------------------------
+# --- frameworks -----------------------------------------------------------------------------------
 
 
 def lightning(kind: str, rank: int) -> None:
@@ -152,7 +162,14 @@ def _lightning_hooks(kind: str, rank: int) -> Any:
     import lightning as light  # noqa: PLC0415 - not installed everywhere
 
     class Hooks(light.Callback):
-        def on_train_batch_end(self, _trainer: Any, _module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self,
+            _trainer: Any,
+            _module: Any,
+            _outputs: Any,
+            _batch: Any,
+            batch_idx: int,
+        ) -> None:
             if kind == "callback" and batch_idx == STEPS - 2 and is_faulty(rank):
                 raise KeyError("val_loss")
 
@@ -201,7 +218,12 @@ def transformers(kind: str, rank: int) -> None:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    hub.Trainer(Model(), arguments, train_dataset=Data(kind, rank, named=True), callbacks=[Hooks()]).train()
+    hub.Trainer(
+        Model(),
+        arguments,
+        train_dataset=Data(kind, rank, named=True),
+        callbacks=[Hooks()],
+    ).train()
 
 
 def accelerate(kind: str, rank: int) -> None:
@@ -223,7 +245,7 @@ def accelerate(kind: str, rank: int) -> None:
     accelerator.end_training()
 
 
-# --- torch's own ------------------------------------------------------------------------------------------------------
+# --- torch's own ----------------------------------------------------------------------------------
 
 
 def _train_model(
@@ -233,7 +255,9 @@ def _train_model(
     save: Callable[[torch.nn.Module], object] = lambda _: None,
 ) -> None:
     dist.init_process_group("gloo", timeout=timeout_of(kind))
-    layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.ReLU(), torch.nn.Linear(16, FEATURES))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 16), torch.nn.ReLU(), torch.nn.Linear(16, FEATURES)
+    )
     model = prepare(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = iter(loader(kind, rank))
@@ -245,8 +269,8 @@ def _train_model(
         optimizer.zero_grad()
     save(model)
     dist.barrier()
-    # DDP's reducer must not be the last to hold the group: it would wait, with Python's lock, for a thread that may
-    # wait for this lock (torch 2.13)
+    # DDP's reducer must not be the last to hold the group: it would wait, with Python's lock, for a
+    # thread that may wait for this lock (torch 2.13)
     del model
     dist.destroy_process_group()
 
@@ -265,7 +289,9 @@ def fsdp(kind: str, rank: int) -> None:
 
 
 def tensor_parallel(kind: str, rank: int) -> None:
-    """Train with tensors that are split between the ranks of a node, and gradients that all nodes share."""
+    """Train with tensors that are split between the ranks of a node,
+    and gradients that all nodes share.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - one use
     from torch.distributed.tensor.parallel import (  # noqa: PLC0415
         ColwiseParallel,
@@ -274,8 +300,12 @@ def tensor_parallel(kind: str, rank: int) -> None:
     )
 
     def split(model: torch.nn.Module) -> torch.nn.Module:
-        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
-        return parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = init_device_mesh(
+            "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor")
+        )
+        return parallelize_module(
+            model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        )
 
     _train_model(kind, rank, split)
 
@@ -286,7 +316,11 @@ def ddp(kind: str, rank: int) -> None:
 
 def compiled(kind: str, rank: int) -> None:
     _train_model(
-        kind, rank, lambda model: torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager")
+        kind,
+        rank,
+        lambda model: torch.compile(
+            torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager"
+        ),
     )
 
 
@@ -315,11 +349,18 @@ def _folder() -> Path:
     return folder
 
 
-JOB: dict[str, Any] = {"nnodes": 2, "nproc_per_node": 2, "start_method": "fork", "increase_shared_mem": False}
+JOB: dict[str, Any] = {
+    "nnodes": 2,
+    "nproc_per_node": 2,
+    "start_method": "fork",
+    "increase_shared_mem": False,
+}
 
 
 def run(framework: str, fault: str, rank: int) -> int:
-    """Train with the function of a framework; fail as `fault` says on `rank`; return this process's rank."""
+    """Train with the function of a framework; fail as `fault` says on `rank`;
+    return this process's rank.
+    """
     getattr(sys.modules[__name__], framework)(fault, rank)
     return int(os.environ["RANK"])
 

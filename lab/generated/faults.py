@@ -13,7 +13,9 @@ _KINDS: dict[str, dict[str, Any]] = {
     "dies": _ENDS,
     "hangs": {**_ENDS, "hangs": True, "together": False},
 }
-"""What is true of most faults of a kind; one that dies ends the process, or its agent, without an exception."""
+"""What is true of most faults of a kind; one that dies ends the process, or its agent,
+without an exception.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,9 @@ class Fault:
     """"rank", or "node": the whole node is at fault."""
     hangs: bool = False
     in_loader: bool = True
-    """Whether it may be met in a data set, a collate function or a hook: it does not need the group."""
+    """Whether it may be met in a data set, a collate function or a hook:
+    it does not need the group.
+    """
     together: bool = True
     """Whether several ranks may have it at once."""
     retry: bool | None = False
@@ -47,7 +51,9 @@ def _read_fault(body: str, kind: str = "raises", retry: bool | str = False, **fi
     return Fault(
         body.strip("\n"),
         said=tuple(fields.pop("said", ())),
-        categories=tuple(category for name in names for category in (_USER if name == "user" else (name,))),
+        categories=tuple(
+            category for name in names for category in (_USER if name == "user" else (name,))
+        ),
         retry=None if retry == "either" else bool(retry),
         **{**_KINDS[kind], **fields},
     )
@@ -55,5 +61,7 @@ def _read_fault(body: str, kind: str = "raises", retry: bool | str = False, **fi
 
 FAULTS = {
     name: _read_fault(**fields)
-    for name, fields in parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+    for name, fields in parse_toml(
+        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    ).items()
 }

@@ -1,6 +1,8 @@
-"""Composes a training from a seed: shapes that people use, one fault whose truth is known, and decoys.
+"""Composes a training from a seed: shapes that people use, one fault whose truth is known,
+and decoys.
 
-The same seed composes the same program. `Plan` is what was drawn, `source_of` the program that follows from it.
+The same seed composes the same program. `Plan` is what was drawn, `source_of` the program that
+follows from it.
 """
 
 import random
@@ -19,7 +21,9 @@ TIMEOUT_S = 4
 AGAIN = 10_000
 """Programs of seeds from here on try a step, or the training, again."""
 HANDLED = 20_000
-"""Programs of seeds from here on handle an exception and continue, so that a rank is out of step with its peers."""
+"""Programs of seeds from here on handle an exception and continue,
+so that a rank is out of step with its peers.
+"""
 _CLOCKS = (0.0, 0.0, 0.0, 0.4, -3.0, 30.0)
 """Seconds by which a node's clock is off."""
 
@@ -75,7 +79,11 @@ def plan_of(seed: int) -> Plan:
 def _plan_of_handled(seed: int) -> Plan:
     """Return a program in which a rank handles an exception once, after a collective."""
     chance = random.Random(seed)
-    raising = [name for name, what in FAULTS.items() if what.raises and what.has_code and what.in_loader and what.said]
+    raising = [
+        name
+        for name, what in FAULTS.items()
+        if what.raises and what.has_code and what.in_loader and what.said
+    ]
     return Plan(
         seed=seed,
         loop=sorted(shapes.HANDLED_STEPS)[seed % len(shapes.HANDLED_STEPS)],
@@ -100,7 +108,9 @@ def _plan_of_failing(seed: int) -> Plan:
     fault = "" if chance.random() < 0.08 else chance.choice(sorted(FAULTS))
     what = FAULTS.get(fault)
     is_again = seed >= AGAIN and chance.random()
-    loop = chance.choice(sorted(shapes.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS))
+    loop = chance.choice(
+        sorted(shapes.TRIED_STEPS if is_again and is_again < 0.5 else shapes.LOOPS)
+    )
     places = ["step"]
     if what is not None and what.raises and what.in_loader:
         places += [*shapes.PLACES_OF.get(loop, []), "hook", "checkpoint"]
@@ -131,7 +141,8 @@ def _plan_of_failing(seed: int) -> Plan:
         step=chance.randrange(1, STEPS - 1),
         loaders=chance.choice([0, 1, 2, 4]),
         decoys=tuple(
-            (chance.randrange(WORLD), chance.choice(sorted(shapes.DECOYS))) for _ in range(chance.choice([0, 0, 1, 2]))
+            (chance.randrange(WORLD), chance.choice(sorted(shapes.DECOYS)))
+            for _ in range(chance.choice([0, 0, 1, 2]))
         ),
         clocks=tuple(chance.choice(_CLOCKS) for _ in range(NODES)),
     )
@@ -151,7 +162,8 @@ def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
     what = f"{plan.fault or 'no fault'} in {plan.place} of ranks {list(plan.guilty)}"
     title = f'"""Seed {plan.seed}: {what}; {plan.loop} loop, {plan.wrapper} around it."""'
     decoys = "".join(
-        f"    if RANK == {rank} and step == {plan.step - 1}:\n{textwrap.indent(shapes.DECOYS[name], ' ' * 8)}"
+        f"    if RANK == {rank} and step =="
+        f" {plan.step - 1}:\n{textwrap.indent(shapes.DECOYS[name], ' ' * 8)}"
         for rank, name in plan.decoys
     )
     body = plan.what.body if plan.what is not None else "pass"

@@ -1,4 +1,6 @@
-"""Runs a generated training on two nodes that a process which has imported torch forks, and judges the verdict."""
+"""Runs a generated training on two nodes that a process which has imported torch forks,
+and judges the verdict.
+"""
 
 import importlib.util
 import json
@@ -32,7 +34,9 @@ class Outcome:
     """How firstfault judged one program."""
 
     result: str
-    """"right", "partial" (some of the guilty), "story" (right ranks, wrong words), "undetermined", "wrong", "stuck"."""
+    """"right", "partial" (some of the guilty), "story" (right ranks, wrong words), "undetermined",
+    "wrong", "stuck".
+    """
     confidence: str = ""
     said: str = ""
     """The headline."""
@@ -47,7 +51,9 @@ class Outcome:
 
 
 def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
-    """Run a program and judge what firstfault says of it. Program, logs, documents and outcome stay in `folder`."""
+    """Run a program and judge what firstfault says of it. Program, logs,
+    documents and outcome stay in `folder`.
+    """
     plan = plan_of(seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -69,7 +75,9 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     for node in nodes:
         node.join()
     commands = tuple(sorted(command[:100] for command in left.values()))
-    outcome = replace(judged(plan, folder, is_stuck=is_stuck), seconds=round(seconds, 2), left=commands)
+    outcome = replace(
+        judged(plan, folder, is_stuck=is_stuck), seconds=round(seconds, 2), left=commands
+    )
     (folder / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1))
     return outcome
 
@@ -82,15 +90,31 @@ def _node(plan: Plan, number: int, port: int, folder: Path) -> None:
         os.dup2(source, stream)
     shift = plan.clocks[number]
     os.environ["GENERATED_CLOCK_S"] = str(shift)  # for the recorder, which is a new process
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_CLOCK), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(_CLOCK), os.environ.get("PYTHONPATH", "")]
+    ).rstrip(os.pathsep)
     _loaded("generated_clock", _CLOCK / "sitecustomize.py")
     firstfault_torch.failures.capture.read_boot_id = lambda: f"boot-of-worker-{number}"
     os.chdir(folder)
-    endpoint: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": "generated"}
-    endpoint |= {"start_method": "fork", "max_restarts": 0, "monitor_interval": 0.1, "local_addr": "127.0.0.1"}
+    endpoint: dict[str, Any] = {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": f"127.0.0.1:{port}",
+        "run_id": "generated",
+    }
+    endpoint |= {
+        "start_method": "fork",
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "local_addr": "127.0.0.1",
+    }
     config = LaunchConfig(NODES, NODES, WORKERS, **endpoint)
     try:
-        launch(config, _train, str(folder / "train.py"), engine=PlainEngine(str(folder), node=f"worker-{number}"))
+        launch(
+            config,
+            _train,
+            str(folder / "train.py"),
+            engine=PlainEngine(str(folder), node=f"worker-{number}"),
+        )
     except NodeFailedError as error:
         print(f"verdict: {error}", flush=True)
 
@@ -112,22 +136,37 @@ def judged(plan: Plan, folder: Path, *, is_stuck: bool = False) -> Outcome:
 
     A rank that was stopped before it met its fault is not guilty.
     """
-    met = {rank: skew for rank, skew in zip(plan.guilty, plan.skew, strict=True) if (folder / f"met-{rank}").exists()}
+    met = {
+        rank: skew
+        for rank, skew in zip(plan.guilty, plan.skew, strict=True)
+        if (folder / f"met-{rank}").exists()
+    }
     if met:
         plan = replace(plan, guilty=tuple(met), skew=tuple(met.values()))
     expected = f"ranks {list(plan.guilty)}: {plan.fault}" if plan.what is not None else "no failure"
     if is_stuck:
         return Outcome("stuck", expected=expected)
     # with its name, the current rules judge, not those that sealed the verdict
-    reader = MultiErrorFileOutputReader(str(folder / "0"), strategy="evidence", expected_nodes=NODES)
+    reader = MultiErrorFileOutputReader(
+        str(folder / "0"), strategy="evidence", expected_nodes=NODES
+    )
     conclusion = reader.conclude()
     if conclusion is None:
-        return Outcome("right" if plan.what is None else "wrong", said="no failure", expected=expected)
+        return Outcome(
+            "right" if plan.what is None else "wrong", said="no failure", expected=expected
+        )
     verdict = conclusion.verdict
     result, reason = _result(plan, verdict, reader.report(conclusion).answers.code, folder)
-    if result in {"right", "partial"} and plan.what is not None and plan.what.retry is not None and not plan.once:
+    if (
+        result in {"right", "partial"}
+        and plan.what is not None
+        and plan.what.retry is not None
+        and not plan.once
+    ):
         is_sought = conclusion.decision.retry == plan.what.retry
-        result, reason = (result, reason) if is_sought else ("story", f"retry: {conclusion.decision.retry}")
+        result, reason = (
+            (result, reason) if is_sought else ("story", f"retry: {conclusion.decision.retry}")
+        )
     return Outcome(
         result,
         verdict.confidence,
@@ -157,8 +196,11 @@ def _result(plan: Plan, verdict: Verdict, code: str, folder: Path) -> tuple[str,
     if wrong := _wrong_words(plan, fault, verdict, code, folder):
         return "story", wrong
     if plan.fails_at_once and named != set(plan.guilty):
-        # of exceptions on their way out the worker knows; processes that end within the same moment are a race
-        return ("story" if verdict.confidence == "high" and fault.raises else "partial"), "failed at once"
+        # of exceptions on their way out the worker knows; processes that end within the same moment
+        # are a race
+        return (
+            "story" if verdict.confidence == "high" and fault.raises else "partial"
+        ), "failed at once"
     return ("right" if named == set(plan.guilty) else "partial"), ""
 
 
@@ -182,17 +224,23 @@ def _wrong_words(plan: Plan, fault: Fault, verdict: Verdict, code: str, folder: 
 
 def _diverges(plan: Plan) -> bool:
     """Whether a rank handles its fault and tries again alone: what fails then is true, too."""
-    return plan.wrapper in shapes.TRIED_TRAININGS or (plan.loop in shapes.TRIED_STEPS and plan.place != "data")
+    return plan.wrapper in shapes.TRIED_TRAININGS or (
+        plan.loop in shapes.TRIED_STEPS and plan.place != "data"
+    )
 
 
 def _more_categories(plan: Plan) -> tuple[str, ...]:
-    """Return what else is true of a fault: its thread died and the rank waits, or only a line was printed."""
+    """Return what else is true of a fault: its thread died and the rank waits,
+    or only a line was printed.
+    """
     is_in_thread = plan.loop == "prefetch" and plan.place in {"data", "thread"}
     return ("hang",) * is_in_thread + ("exit",) * (plan.wrapper == "exits-with-word")
 
 
 def _of_mismatch(plan: Plan, verdict: Verdict) -> tuple[str, str]:
-    """Which of two ranks passed the wrong shape may be unknowable: then both are named, not with high confidence."""
+    """Which of two ranks passed the wrong shape may be unknowable: then both are named,
+    not with high confidence.
+    """
     named = set(verdict.ranks) | {suspect.rank for suspect in verdict.suspects}
     if set(verdict.ranks) == set(plan.guilty):
         return "right", ""
@@ -202,10 +250,16 @@ def _of_mismatch(plan: Plan, verdict: Verdict) -> tuple[str, str]:
 
 
 def _is_in_fault(code: str, folder: Path) -> bool:
-    """Whether a place, "train.py:41 in fault", is in the function `fault`, or in one that it defines."""
+    """Whether a place, "train.py:41 in fault", is in the function `fault`,
+    or in one that it defines.
+    """
     lines = (folder / "train.py").read_text().splitlines()
     first = lines.index("def fault():") + 1
-    last = next(number for number, line in enumerate(lines, 1) if number > first and line and not line[0].isspace())
+    last = next(
+        number
+        for number, line in enumerate(lines, 1)
+        if number > first and line and not line[0].isspace()
+    )
     number = code.partition(":")[2].partition(" ")[0]
     return code.startswith("train.py:") and number.isdigit() and first < int(number) < last
 
@@ -213,5 +267,9 @@ def _is_in_fault(code: str, folder: Path) -> bool:
 def _agree(folder: Path) -> bool:
     said = set()
     for log in folder.glob("worker-*.log"):
-        said |= {line for line in log.read_text(errors="replace").splitlines() if line.startswith("verdict: ")}
+        said |= {
+            line
+            for line in log.read_text(errors="replace").splitlines()
+            if line.startswith("verdict: ")
+        }
     return len(said) <= 1

@@ -1,11 +1,15 @@
-"""Pieces of source from which a training is composed: loops, wrappers, communication, handlers, clean-ups, decoys."""
+"""Pieces of source from which a training is composed: loops, wrappers, communication, handlers,
+clean-ups, decoys.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from firstfault.utils.toml import parse_toml
 
-_SHAPES: dict[str, Any] = parse_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SHAPES: dict[str, Any] = parse_toml(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 HEAD, COMMON, TURN = (str(_SHAPES[name]) for name in ("head", "common", "turn"))
 PLACES_OF: dict[str, list[str]] = _SHAPES["places"]
 """Where a fault may be met besides a step, by loop."""
@@ -13,7 +17,10 @@ LOOPS: dict[str, str] = _SHAPES["loops"]
 WRAPPERS: dict[str, str] = _SHAPES["wrappers"]
 TRIED_STEPS = {"retried-steps": LOOPS["retried-steps"], **_SHAPES["retried-loops"]}
 """Loops that try a step again."""
-TRIED_TRAININGS = {**{name: WRAPPERS[name] for name in ("retried", "retried-anew")}, **_SHAPES["retried-wrappers"]}
+TRIED_TRAININGS = {
+    **{name: WRAPPERS[name] for name in ("retried", "retried-anew")},
+    **_SHAPES["retried-wrappers"],
+}
 """What tries the training again."""
 HANDLED_STEPS: dict[str, str] = _SHAPES["handled-loops"]
 """Loops that handle a step's exception and continue, out of step with their peers."""

@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-os.environ.setdefault("RES_OPTIONS", "attempts:0")  # torch's stores ask the name service for each connection
+# torch's stores ask the name service for each connection
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
 from lab.harmless.pairs import InvalidPlanError, NotPossibleError, find_differences, run_pair

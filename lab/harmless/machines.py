@@ -45,7 +45,8 @@ def enter_machine(name: str, folder: Path, number: int) -> None:
         user = _FIRST_USER + number
         _give_to_user(folder, user)
         if name == "another user":
-            # Somebody else was here first: the working folder and the names among temporary files are theirs.
+            # Somebody else was here first: the working folder and the names among temporary files
+            # are theirs.
             os.chown(folder / "runs", 0, 0)
             for taken in (".firstfault", f".firstfault-{user}"):
                 (folder / "tmp" / taken).mkdir()
@@ -78,9 +79,13 @@ def _become_user(folder: Path, user: int) -> None:
 
 
 def _open_interpreter_to_all_users() -> None:
-    """Let other users run this Python in this process's view, if it's installed in a private folder such as /root."""
+    """Let other users run this Python in this process's view,
+    if it's installed in a private folder such as /root.
+    """
     prefix = Path(sys.base_prefix).resolve()
-    private = next((path for path in (*reversed(prefix.parents), prefix) if not path.stat().st_mode & 1), None)
+    private = next(
+        (path for path in (*reversed(prefix.parents), prefix) if not path.stat().st_mode & 1), None
+    )
     if private is None:
         return
     own_mounts()
@@ -93,7 +98,8 @@ def _open_interpreter_to_all_users() -> None:
 
 def _find_temporary_folders(folder: Path) -> list[str]:
     """Return all folders for temporary files, but those that hold the job's own folder."""
-    common = [path for path in ("/tmp", "/var/tmp") if not folder.is_relative_to(path)]  # noqa: S108 - to mount on them
+    # to mount on them
+    common = [path for path in ("/tmp", "/var/tmp") if not folder.is_relative_to(path)]  # noqa: S108
     return [*common, str(folder / "tmp")]
 
 

@@ -50,7 +50,9 @@ class Ended:
     codes: tuple[int | None, ...]
     """The exit code of each node; negative: the signal that ended it; None: it had to be killed."""
     files: dict[str, str]
-    """Digest of each file that the program wrote, by name; names of starts, checkpoints and results are among them."""
+    """Digest of each file that the program wrote, by name; names of starts,
+    checkpoints and results are among them.
+    """
     output: tuple[str, ...]
     """The sorted lines of standard output of all nodes."""
     errors: tuple[str, ...]
@@ -71,11 +73,15 @@ class _Side:
     """For a user id of its own."""
     port: int
     uses_forks: bool
-    """Whether a node is a fork of a process that has loaded torch, and needs no imports; otherwise a new process."""
+    """Whether a node is a fork of a process that has loaded torch, and needs no imports;
+    otherwise a new process.
+    """
 
     def build_environment(self, node: int) -> dict[str, str]:
         """Return the variables of a node."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FIRSTFAULT")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("FIRSTFAULT")
+        }
         environment |= {
             "HARMLESS_OUT": str(self.folder / "out"),
             "HARMLESS_PLAN": self.plan.to_json(),
@@ -83,19 +89,27 @@ class _Side:
             "TMPDIR": str(self.folder / "tmp"),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
-        # With a shared store, torch 2.13 doesn't publish its address again for a node that joins later
+        # With a shared store, torch 2.13 doesn't publish its address again for a node that joins
+        # later
         environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.plan.joins else {}
         if self.side == "firstfault":
             environment |= {"FIRSTFAULT_NODE": f"host-{node}"}
             environment |= {"FIRSTFAULT": "1"} if self.plan.door != "firstfault" else {}
-            environment |= {"FIRSTFAULT_DECISIONS": self.plan.decisions} if self.plan.decisions else {}
+            environment |= (
+                {"FIRSTFAULT_DECISIONS": self.plan.decisions} if self.plan.decisions else {}
+            )
             environment |= {"FIRSTFAULT_HANG": "warn:1"} if self.plan.native_wait else {}
         return environment
 
     def build_command(self, node: int) -> list[str]:
         """Return what Python runs on a node, after the interpreter's name."""
         if self.plan.door == "ranks":
-            return [str(Path(__file__).with_name("launcher.py")), str(self.plan.workers), str(self.port), str(PROGRAM)]
+            return [
+                str(Path(__file__).with_name("launcher.py")),
+                str(self.plan.workers),
+                str(self.port),
+                str(PROGRAM),
+            ]
         uses_door = self.side == "firstfault" and self.plan.door == "firstfault"
         return [
             "-m",
@@ -152,7 +166,9 @@ class _Job:
         """Wait until so many ranks train; False if the job ended before."""
         deadline = time.monotonic() + READY_SECONDS
         while len(list((self.folder / "out").glob("ready-*"))) < number:
-            if time.monotonic() > deadline or not any(process.is_alive() for process in self.nodes.values()):
+            if time.monotonic() > deadline or not any(
+                process.is_alive() for process in self.nodes.values()
+            ):
                 return False
             time.sleep(_POLL_SECONDS)
         return True
@@ -175,7 +191,9 @@ class _Job:
             # each worker has a session of its own, so they are found by their parents
             found = processes()
             pids += [
-                pid for pid, process in found.items() if _descends(pid, agent or 0, found) and process.state != "Z"
+                pid
+                for pid, process in found.items()
+                if _descends(pid, agent or 0, found) and process.state != "Z"
             ]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -241,7 +259,8 @@ def _be_node(side: _Side, node: int, environment: dict[str, str]) -> None:
         print(error, file=sys.stderr)
         sys.exit(_NOT_POSSIBLE)
     if not side.uses_forks or side.plan.door != "firstfault":
-        os.execve(sys.executable, [sys.executable, *side.build_command(node)], dict(os.environ))  # noqa: S606 - our own words
+        # our own words
+        os.execve(sys.executable, [sys.executable, *side.build_command(node)], dict(os.environ))  # noqa: S606
     if side.side == "torchrun":
         run_torchrun(side.build_arguments(node))
     else:
@@ -250,7 +269,8 @@ def _be_node(side: _Side, node: int, environment: dict[str, str]) -> None:
 
 
 def run_pair(plan: Plan, folder: Path, *, uses_forks: bool = False) -> tuple[Ended, Ended]:
-    """Run a plan on both sides at the same time; return what plain torchrun left, and what firstfault left.
+    """Run a plan on both sides at the same time; return what plain torchrun left,
+    and what firstfault left.
 
     Raises:
         NotPossibleError: this machine can't run it.
@@ -273,12 +293,16 @@ def run_pair(plan: Plan, folder: Path, *, uses_forks: bool = False) -> tuple[End
     plain, ours = [job.end() for job in jobs]
     expected = {1} if plan.signals else {0}
     if {*plain.codes} != expected:
-        raise InvalidPlanError(f"under torchrun the nodes exited with {plain.codes}: {jobs[0].folder}/err-0")
+        raise InvalidPlanError(
+            f"under torchrun the nodes exited with {plain.codes}: {jobs[0].folder}/err-0"
+        )
     return plain, ours
 
 
 def find_differences(plain: Ended, ours: Ended) -> list[str]:
-    """Return a line for each thing that a job under firstfault did in another way than under torchrun."""
+    """Return a line for each thing that a job under firstfault did in another
+    way than under torchrun.
+    """
     found = []
     if plain.codes != ours.codes:
         found.append(f"exit codes {list(plain.codes)} became {list(ours.codes)}")
@@ -288,7 +312,9 @@ def find_differences(plain: Ended, ours: Ended) -> list[str]:
             found.append(f"file {name}: {before} became {after}")
     found += _compare_lines("stdout", plain.output, ours.output)
     found += _compare_lines("stderr of a rank", plain.errors, ours.errors)
-    found += [f"left behind: {line[:100]}" for line in ours.leftovers if line not in plain.leftovers]
+    found += [
+        f"left behind: {line[:100]}" for line in ours.leftovers if line not in plain.leftovers
+    ]
     return found
 
 

@@ -1,4 +1,6 @@
-"""Draws jobs that firstfault must leave alone: healthy ones, and jobs that fail once and then work."""
+"""Draws jobs that firstfault must leave alone: healthy ones,
+and jobs that fail once and then work.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import random
 from dataclasses import asdict, dataclass
 
 SAVE_SECONDS = 3.0
-"""How long a rank saves its checkpoint after SIGTERM: longer than the grace period of a failure's siblings."""
+"""How long a rank saves its checkpoint after SIGTERM:
+longer than the grace period of a failure's siblings.
+"""
 HABITS = (
     "atexit",
     "children",
@@ -67,7 +71,9 @@ class Plan:
     kind: str
     """"habit", "fault", "signal", "elastic", "machine", "mode" or "ranks"."""
     door: str = "firstfault"
-    """"firstfault" torchrun, "variable" (``FIRSTFAULT=1 torchrun``), or "ranks" (the variable, another launcher)."""
+    """"firstfault" torchrun, "variable" (``FIRSTFAULT=1 torchrun``), or "ranks" (the variable,
+    another launcher).
+    """
     nodes: int = 1
     workers: int = 2
     max_restarts: int = 0
@@ -84,7 +90,9 @@ class Plan:
     joins: bool = False
     """Whether the second node starts when the first one trains."""
     native_wait: bool = False
-    """Whether rank 0 waits in a native call that holds Python's lock, for longer than a stall warning takes."""
+    """Whether rank 0 waits in a native call that holds Python's lock,
+    for longer than a stall warning takes.
+    """
     machine: str = ""
 
     def to_json(self) -> str:
@@ -99,7 +107,9 @@ class Plan:
         parts += [f"decisions {self.decisions}"] if self.decisions else []
         for sent in self.signals:
             receiver = "all of node" if sent.to_all_processes else "agent"
-            parts.append(f"{sent.name} to {receiver} {sent.node} at {sent.seconds:g} s, then {self.handler}")
+            parts.append(
+                f"{sent.name} to {receiver} {sent.node} at {sent.seconds:g} s, then {self.handler}"
+            )
         parts += ["a node joins"] if self.joins else []
         parts += ["native wait"] if self.native_wait else []
         parts += [self.machine] if self.machine else []
@@ -107,18 +117,33 @@ class Plan:
         return f"{self.nodes} x {self.workers} {self.door}: {', '.join(parts)}"
 
 
-_KINDS = ("habit", "fault", "habit", "signal", "fault", "ranks", "elastic", "mode", "machine", "stall")
+_KINDS = (
+    "habit",
+    "fault",
+    "habit",
+    "signal",
+    "fault",
+    "ranks",
+    "elastic",
+    "mode",
+    "machine",
+    "stall",
+)
 
 
 def draw_plan(seed: int) -> Plan:
-    """Return the plan of a seed: the same on each machine, and each kind once in ten seeds or more."""
+    """Return the plan of a seed: the same on each machine,
+    and each kind once in ten seeds or more.
+    """
     draw = random.Random(f"harmless {seed}")
     kind = _KINDS[seed % len(_KINDS)]
     return _DRAWERS[kind](seed, draw)
 
 
 def _draw_habit(seed: int, draw: random.Random) -> Plan:
-    """A healthy job, in two of three cases with a restart: then the agents also stop the ranks' siblings."""
+    """A healthy job, in two of three cases with a restart:
+    then the agents also stop the ranks' siblings.
+    """
     is_restarted = draw.random() < 2 / 3
     return Plan(
         seed,
@@ -126,7 +151,8 @@ def _draw_habit(seed: int, draw: random.Random) -> Plan:
         door=draw.choice(("firstfault", "variable")),
         nodes=draw.choice((1, 1, 2)),
         max_restarts=2 if is_restarted else 0,
-        # After a restart, torch's ranks don't always find each other: gloo connects to addresses of ended ranks.
+        # After a restart, torch's ranks don't always find each other: gloo connects to addresses of
+        # ended ranks.
         communicates=not is_restarted,
         habits=tuple(draw.sample(HABITS, draw.choice((1, 1, 2)))),
         fault=draw.choice(FAULTS) if is_restarted else "",
@@ -157,13 +183,18 @@ def _draw_signal(seed: int, draw: random.Random) -> Plan:
         "signal",
         nodes=nodes,
         workers=draw.choice((1, 2)),
-        signals=tuple(SentSignal(node, seconds, to_all_processes=to_all) for node, seconds in enumerate(moments)),
+        signals=tuple(
+            SentSignal(node, seconds, to_all_processes=to_all)
+            for node, seconds in enumerate(moments)
+        ),
         handler=draw.choice(("exit", "_exit", "die")),
     )
 
 
 def _draw_elastic(seed: int, draw: random.Random) -> Plan:
-    """A node joins a job of one node, and the ranks save their checkpoints before they start again."""
+    """A node joins a job of one node, and the ranks save their checkpoints
+    before they start again.
+    """
     return Plan(
         seed,
         "elastic",

@@ -1,6 +1,7 @@
 """A rank of a job that firstfault must leave alone; torchrun or another launcher starts it.
 
-HARMLESS_PLAN is the plan, HARMLESS_OUT the folder for what must be the same with and without firstfault.
+HARMLESS_PLAN is the plan, HARMLESS_OUT the folder for what must be the same with and without
+firstfault.
 """
 
 from __future__ import annotations
@@ -59,12 +60,16 @@ def main() -> None:
     habits = PLAN["habits"]
     if "wrapper" in habits and _AGAIN not in os.environ:
         # A program that starts the training: the rank's own process never trains.
-        done = subprocess.run([sys.executable, __file__], env={**os.environ, _AGAIN: "1"}, check=False)
+        done = subprocess.run(
+            [sys.executable, __file__], env={**os.environ, _AGAIN: "1"}, check=False
+        )
         sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
     if "exec" in habits and os.environ.get(_AGAIN, "") not in {"2", "1"}:
         if PLAN["communicates"] and PLAN["seed"] % 2:
-            import torch.distributed  # noqa: PLC0415, F401 - some programs load it before they call exec
-        os.execve(sys.executable, [sys.executable, __file__], {**os.environ, _AGAIN: "2"})  # noqa: S606 - no shell
+            # some programs load it before they call exec
+            import torch.distributed  # noqa: PLC0415, F401
+        # no shell
+        os.execve(sys.executable, [sys.executable, __file__], {**os.environ, _AGAIN: "2"})  # noqa: S606
     start = claim_start()
     for name in habits:
         if name in _HABITS:
@@ -91,8 +96,8 @@ def train(start: int) -> None:
     if "close_descriptors" in PLAN["habits"]:
         close_descriptors(start)
     (OUT / f"ready-{RANK}-{start}").touch()
-    # Until a signal ends this rank: the plan's, or the agent's if another rank fails in this start. Otherwise it would
-    # be chance whether this rank ends first.
+    # Until a signal ends this rank: the plan's, or the agent's if another rank fails in this start.
+    # Otherwise it would be chance whether this rank ends first.
     is_faulty = PLAN["faulty_rank"] == RANK
     waits = bool(PLAN["signals"])
     waits |= PLAN["joins"] and os.environ["WORLD_SIZE"] == "1"
@@ -153,7 +158,8 @@ def fail(fault: str) -> None:
         try:
             socket.create_connection(("127.0.0.1", 1), timeout=5)
         except OSError:
-            {}.no_such_name  # type: ignore[attr-defined]  # noqa: B018 - raises while another error is handled
+            # raises while another error is handled
+            {}.no_such_name  # type: ignore[attr-defined]  # noqa: B018
     raise {
         "OSError": OSError(5, "Input/output error"),
         "RuntimeError": RuntimeError("the storage did not answer"),
@@ -170,7 +176,7 @@ def wait_in_native_call() -> None:
     (OUT / f"native-{RANK}").write_text(f"{result}\n")
 
 
-# --- habits -------------------------------------------------------------------------------------------------------
+# --- habits ---------------------------------------------------------------------------------------
 
 
 def _atexit(start: int) -> None:
@@ -183,7 +189,12 @@ def _children(start: int) -> None:
     if not child:
         os._exit(0)
     status = os.waitpid(child, 0)[1]
-    done = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "print(6 * 7)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     (OUT / f"children-{RANK}-{start}").write_text(f"{status} {done.stdout}")
 
 
@@ -197,7 +208,10 @@ def close_descriptors(start: int) -> None:
     if PLAN["communicates"]:
         return  # the sockets of torch would be closed, too
     os.closerange(3, 1024)
-    files = [os.open(OUT / f"data-{RANK}-{start}-{number}", os.O_RDWR | os.O_CREAT) for number in range(40)]
+    files = [
+        os.open(OUT / f"data-{RANK}-{start}-{number}", os.O_RDWR | os.O_CREAT)
+        for number in range(40)
+    ]
     for descriptor in files:
         os.write(descriptor, DATA)
 
@@ -228,7 +242,9 @@ def _daemon(start: int) -> None:
 
 def _few_descriptors(_start: int) -> None:
     used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (used + 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
 
 
 def _handle_errors(_start: int) -> None:

@@ -1,7 +1,9 @@
-"""What watching costs a training: ``cost.py`` prints the CPU time of one look in a worker, and of pairs of trainings.
+"""What watching costs a training: ``cost.py`` prints the CPU time of one look in a worker,
+and of pairs of trainings.
 
-In each pair one is not watched, and the other 50 times as often as by default: every 0.1 s. Printed are the medians of
-rank 0 with the least and the most, seconds and those of its CPU, and the median of the pairs' differences.
+In each pair one is not watched, and the other 50 times as often as by default: every 0.1 s. Printed
+are the medians of rank 0 with the least and the most, seconds and those of its CPU, and the median
+of the pairs' differences.
 """
 
 import json
@@ -18,7 +20,9 @@ TRAININGS = ((1.0, 1000), (10.0, 1000))
 
 
 def train(milliseconds: float, steps: int) -> None:
-    """Compute and reduce; rank 0 prints its seconds and those of its CPU, and what one look takes."""
+    """Compute and reduce; rank 0 prints its seconds and those of its CPU,
+    and what one look takes.
+    """
     import torch  # noqa: PLC0415 - in the ranks only
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -50,7 +54,15 @@ def pairs(step: tuple[float, int]) -> None:
     found: dict[str, list[list[float]]] = {"off": [], "warn:0.6": []}
     for number in range(PAIRS):
         for option in list(found)[:: 1 if number % 2 else -1]:
-            command = [sys.executable, "-m", "firstfault", "torchrun", "--ff-hang", option, "--standalone"]
+            command = [
+                sys.executable,
+                "-m",
+                "firstfault",
+                "torchrun",
+                "--ff-hang",
+                option,
+                "--standalone",
+            ]
             command += ["--nproc-per-node=2", __file__, *map(str, step)]
             ran = subprocess.run(command, capture_output=True, text=True, check=True)
             found[option].append(json.loads(ran.stdout))
@@ -59,7 +71,10 @@ def pairs(step: tuple[float, int]) -> None:
         seconds, cpu, look = (spread(column) for column in zip(*runs, strict=True))
         print(f"  {option:8} {seconds} s, {cpu} s of CPU; a look {look} ms")
     for index, what in enumerate(("s", "s of CPU")):
-        more = [(with_it[index] / alone[index] - 1) * 100 for alone, with_it in zip(*found.values(), strict=True)]
+        more = [
+            (with_it[index] / alone[index] - 1) * 100
+            for alone, with_it in zip(*found.values(), strict=True)
+        ]
         print(f"  watched: {spread(more)} % more {what}")
 
 

@@ -1,7 +1,8 @@
 """A training in which one stall follows another: ``program.py KINDS SECONDS [TIMEOUT]``.
 
-Each ends by itself after so long. Before each, all ranks make progress for a while and print its number; the ranks to
-be told are `culprits`. Those of `ENDLESS` end by the collective's timeout, and so the training does.
+Each ends by itself after so long. Before each, all ranks make progress for a while and print its
+number; the ranks to be told are `culprits`. Those of `ENDLESS` end by the collective's timeout, and
+so the training does.
 """
 
 import asyncio
@@ -95,7 +96,9 @@ def locked() -> None:
 def reads(library: Any) -> None:
     """Make one call of C, which continues after a signal."""
     reader, writer = os.pipe()
-    subprocess.Popen(["sh", "-c", f"sleep {SECONDS}; echo > /proc/self/fd/{writer}"], pass_fds=[writer])
+    subprocess.Popen(
+        ["sh", "-c", f"sleep {SECONDS}; echo > /proc/self/fd/{writer}"], pass_fds=[writer]
+    )
     library.read(reader, ctypes.create_string_buffer(1), 1)
 
 
@@ -122,7 +125,14 @@ def web() -> None:
 
 def loader(function: Callable[[object], object]) -> None:
     """Wait for a process of the data loader."""
-    list(torch.utils.data.DataLoader([0, 1], num_workers=1, multiprocessing_context="fork", collate_fn=function))
+    list(
+        torch.utils.data.DataLoader(
+            [0, 1],
+            num_workers=1,
+            multiprocessing_context="fork",
+            collate_fn=function,
+        )
+    )
 
 
 def hook() -> None:
@@ -160,7 +170,9 @@ def imports() -> None:
 def debugger() -> None:
     """Be held by a debugger (ptrace)."""
     code = "import ctypes, sys, time; p = ctypes.CDLL(None).ptrace; pid = int(sys.argv[1]); "
-    code += "p(0x4206, pid, 0, 0); p(0x4207, pid, 0, 0); time.sleep(float(sys.argv[2]))"  # PTRACE_SEIZE, INTERRUPT
+    code += (  # PTRACE_SEIZE, INTERRUPT
+        "p(0x4206, pid, 0, 0); p(0x4207, pid, 0, 0); time.sleep(float(sys.argv[2]))"
+    )
     subprocess.run([sys.executable, "-c", code, str(os.getpid()), str(SECONDS)], check=True)
 
 
@@ -198,7 +210,9 @@ AT = {
     "thread_pool": "thread_pool|asleep",
     "stopped": "stopped by a signal",
     "c_call": "in reads|in <lambda>",
-    **dict.fromkeys(("holds_gil", "gil_thread", "regular_expression"), "one call holds Python's lock"),
+    **dict.fromkeys(
+        ("holds_gil", "gil_thread", "regular_expression"), "one call holds Python's lock"
+    ),
     "finishes": "in web",
     **dict.fromkeys(("loader", "frozen_loader"), "in loader"),
     "in_kernel": r"blocked in the kernel \(kernel_clone\)",
@@ -297,7 +311,9 @@ LATE: dict[str, Callable[[Stall], object]] = {
     "objects": lambda at: dist.all_gather_object([None] * at.world, {}),
     "rooted": lambda at: dist.broadcast(torch.ones(8), at.ranks[0]),
     "monitored": lambda _: dist.monitored_barrier(timeout=timedelta(seconds=3 * SECONDS)),
-    "nested": lambda at: [dist.all_reduce(torch.ones(8), group=group) for group in (at.pair, at.every_other)],
+    "nested": lambda at: [
+        dist.all_reduce(torch.ones(8), group=group) for group in (at.pair, at.every_other)
+    ],
     "slow_first": lambda at: late() if at.me == 1 else None,
     "late_first": lambda at: late() if at.is_one else None,
 }

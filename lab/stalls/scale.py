@@ -1,7 +1,8 @@
-"""Lets the agents of large jobs compare a stall, and prints requests to the store, sizes and seconds.
+"""Lets the agents of large jobs compare a stall, and prints requests to the store,
+sizes and seconds.
 
-Eight ranks a node; one rank does not wait. Each agent is a thread with two connections to a real store; 16 processes
-hold them: ``scale.py [NODES ...]``.
+Eight ranks a node; one rank does not wait. Each agent is a thread with two connections to a real
+store; 16 processes hold them: ``scale.py [NODES ...]``.
 """
 
 import collections
@@ -22,14 +23,25 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
 import torch.distributed as dist
 
-from firstfault.model import Collective, CollectiveProgress, ExpiredDeadline, Place, StackDump, Writer
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    ExpiredDeadline,
+    Place,
+    StackDump,
+    Writer,
+)
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang.stall_report import WorkerObservation, build_stall_report, to_files
 from firstfault_torch.hang.watch import STALL_COUNT_KEY
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from tests.torch_agent.test_hangs import READS, WAITS
 
-os.environ |= {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a connection looks for names, maybe long
+# a connection looks for names, maybe long
+os.environ |= {
+    "RES_OPTIONS": "attempts:0",
+    "TORCH_CPP_LOG_LEVEL": "FATAL",
+}
 EACH = 8
 GROUPS = 6
 PROCESSES = 16
@@ -54,12 +66,28 @@ def node_files(node: int, world: int) -> dict[str, bytes]:
     for local in range(EACH):
         rank = node * EACH + local
         odd = rank == 17
-        last = tuple(Collective(number, "nccl:all_reduce", "[[1024]] -> [[1024]]") for number in range(41, 42 - odd))
+        last = tuple(
+            Collective(number, "nccl:all_reduce", "[[1024]] -> [[1024]]")
+            for number in range(41, 42 - odd)
+        )
         groups = tuple(
-            CollectiveProgress(f"group ({number})", "nccl:all_reduce", 41 - odd, 40, last, tuple(range(64)))
+            CollectiveProgress(
+                f"group ({number})",
+                "nccl:all_reduce",
+                41 - odd,
+                40,
+                last,
+                tuple(range(64)),
+            )
             for number in range(GROUPS)
         )
-        place = Place(rank=rank, local_rank=local, node=f"node-{node}", group_rank=node, world_size=world)
+        place = Place(
+            rank=rank,
+            local_rank=local,
+            node=f"node-{node}",
+            group_rank=node,
+            world_size=world,
+        )
         failure = failure_record(
             ErrorClass.WORKER_FAILURE,
             place,
@@ -81,11 +109,22 @@ def connected(port: int) -> Any:
 
 
 def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, list[str], float]:
-    """Compare a stall with the other nodes; return the requests, what is told, and seconds in which it judged."""
+    """Compare a stall with the other nodes; return the requests, what is told,
+    and seconds in which it judged.
+    """
     counts: collections.Counter[int] = collections.Counter()
     store, waiting = (Counted(each, counts, node) for each in connections)
-    settlement, lines, judged = VerdictElection(node, nodes, f"stall-{store.add(STALL_COUNT_KEY, 0)}"), [], 0.0
-    for step in settlement.settle((store, waiting), node_files(node, nodes * EACH), 300.0, threading.Event()):
+    settlement, lines, judged = (
+        VerdictElection(node, nodes, f"stall-{store.add(STALL_COUNT_KEY, 0)}"),
+        [],
+        0.0,
+    )
+    for step in settlement.settle(
+        (store, waiting),
+        node_files(node, nodes * EACH),
+        300.0,
+        threading.Event(),
+    ):
         document = step.document if not isinstance(step, CollectedReports) else b""
         if isinstance(step, CollectedReports) and settlement.announce_publishing():
             began = time.monotonic()
@@ -114,13 +153,24 @@ def measured(nodes: int) -> str:
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([build_stall_report.__module__, "torch"])
     with ProcessPoolExecutor(PROCESSES, forks) as pool:
-        shares = list(pool.map(part, *zip(*((server.port, nodes, numbers) for numbers in parts), strict=True)))
+        shares = list(
+            pool.map(part, *zip(*((server.port, nodes, numbers) for numbers in parts), strict=True))
+        )
     requests, lines, judged = zip(*itertools.chain(*shares), strict=True)
     size = sum(map(len, node_files(0, nodes * EACH).values())) * nodes / 1e6
     told = set(map(tuple, lines))
-    usual = f"{min(requests)} to {max(requests)} requests a node, {sum(requests) / nodes:.1f} on average"
-    seconds = f"{time.monotonic() - began:.1f} s with the start of {PROCESSES} processes, {max(judged):.1f} s to judge"
-    return f"{nodes} nodes: {usual}; {size:.1f} MB, {seconds}; {len(told)} answer: {next(iter(told))[:1]}"
+    usual = (
+        f"{min(requests)} to {max(requests)} requests a node, {sum(requests) / nodes:.1f} on"
+        " average"
+    )
+    seconds = (
+        f"{time.monotonic() - began:.1f} s with the start of {PROCESSES} processes,"
+        f" {max(judged):.1f} s to judge"
+    )
+    return (
+        f"{nodes} nodes: {usual}; {size:.1f} MB, {seconds}; {len(told)} answer:"
+        f" {next(iter(told))[:1]}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,13 +16,23 @@ from firstfault_inprocess import (
 )
 from firstfault_inprocess.hooks import Compose as Compose
 from firstfault_inprocess.job import InProcessRestart as InProcessRestart
-from firstfault_inprocess.rank_assignment import FrozenState as FrozenState, Mode as Mode, State as State
-from firstfault_inprocess.wrap import CallWrapper as CallWrapper, Wrapper as Wrapper, current_call as current_call
+from firstfault_inprocess.rank_assignment import (
+    FrozenState as FrozenState,
+    Mode as Mode,
+    State as State,
+)
+from firstfault_inprocess.wrap import (
+    CallWrapper as CallWrapper,
+    Wrapper as Wrapper,
+    current_call as current_call,
+)
 
 abort = completion = compose = finalize = health_check = initialize = terminate = hooks
 monitor_thread = monitor
 state = rank_assignment
 # NVRx's modules: also ``from firstfault_inprocess.abort import Abort`` works
-_NAMES = dict.fromkeys(("abort", "completion", "compose", "finalize", "health_check", "initialize", "terminate"), hooks)
+_NAMES = dict.fromkeys(
+    ("abort", "completion", "compose", "finalize", "health_check", "initialize", "terminate"), hooks
+)
 for _name, _module in {**_NAMES, "monitor_thread": monitor, "state": rank_assignment}.items():
     sys.modules[f"{__name__}.{_name}"] = _module

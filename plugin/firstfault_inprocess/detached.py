@@ -1,4 +1,6 @@
-"""Helper processes of a rank that inherit none of its files: the monitor process, and the host of the ranks' store."""
+"""Helper processes of a rank that inherit none of its files: the monitor process,
+and the host of the ranks' store.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,19 @@ from firstfault_torch.time_limits import (
 )
 
 _HELPER_NAME = "ff-inprocess"
-"""How the kernel calls a helper: the name of its main thread, which stays readable while it's a zombie."""
+"""How the kernel calls a helper: the name of its main thread,
+which stays readable while it's a zombie.
+"""
 
 
-def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str, logfile: str | None) -> None:
-    """Run `begin`, then `run` in a grandchild that has none of this process's files; return after `begin`.
+def start_detached(
+    begin: Callable[[], None],
+    run: Callable[[], None],
+    name: str,
+    logfile: str | None,
+) -> None:
+    """Run `begin`, then `run` in a grandchild that has none of this process's files;
+    return after `begin`.
 
     Raises:
         firstfault_inprocess.exception.InternalError: `begin` raised.
@@ -34,24 +44,28 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
     """
     ours, its = socket.socketpair()
     with ours, its:
-        # Double fork: the middle process ends at once, so the helper becomes a child of init or of a subreaper. The
-        # program can't reap it by waiting for any child, and gets no SIGCHLD at its end.
+        # Double fork: the middle process ends at once, so the helper becomes a child of init or of
+        # a subreaper. The program can't reap it by waiting for any child, and gets no SIGCHLD at
+        # its end.
         middle = _fork()
         if middle == 0:
             try_call(lambda: _run_detached(begin, run, its, logfile))
             os._exit(0)  # nothing may run the worker's handlers at exit
-        # Without our copy, recv() returns an empty answer as soon as the helper has ended without one.
+        # Without our copy, recv() returns an empty answer as soon as the helper has ended without
+        # one.
         its.close()
         ours.settimeout(MONITOR_START_TIMEOUT_SECONDS)
         answer = b""
         with contextlib.suppress(TimeoutError):
             while more := ours.recv(4096):
                 answer += more
-        # After the answer: a middle process that hangs, on a lock that a thread of this process held at the fork,
-        # must not keep the worker waiting.
+        # After the answer: a middle process that hangs, on a lock that a thread of this process
+        # held at the fork, must not keep the worker waiting.
         _reap(middle)
     if answer != b"ok":
-        raise InternalError(f"{name} didn't start: {answer.decode(errors='replace') or 'it does not answer'}")
+        raise InternalError(
+            f"{name} didn't start: {answer.decode(errors='replace') or 'it does not answer'}"
+        )
 
 
 def _reap(child: int) -> None:
@@ -69,21 +83,35 @@ def _reap(child: int) -> None:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python 3.12 warns of a fork while threads run; the child uses nothing that they may have locked
+        # Python 3.12 warns of a fork while threads run; the child uses nothing that they may have
+        # locked
         warnings.simplefilter("ignore", DeprecationWarning)
-        # A machine that is out of processes for a moment must not keep the function from being called.
+        # A machine that is out of processes for a moment must not keep the function from being
+        # called.
         return retry_shortage(os.fork, RESOURCE_SHORTAGE_TIMEOUT_SECONDS)
 
 
 def _run_detached(
-    begin: Callable[[], None], run: Callable[[], None], answer: socket.socket, logfile: str | None
+    begin: Callable[[], None],
+    run: Callable[[], None],
+    answer: socket.socket,
+    logfile: str | None,
 ) -> None:
-    # Its own session: a signal to the worker's process group, such as Ctrl-C, doesn't reach the helper.
+    # Its own session: a signal to the worker's process group, such as Ctrl-C, doesn't reach the
+    # helper.
     os.setsid()
     if _fork() > 0:
         return
-    # The program's handlers were inherited, and would run its code here; so was asyncio's descriptor for wake-ups.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+    # The program's handlers were inherited, and would run its code here; so was asyncio's
+    # descriptor for wake-ups.
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGCHLD,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
 
@@ -125,7 +153,9 @@ def _redirect_output(logfile: str | None) -> None:
 
 
 def close_files(keep: int = -1) -> None:
-    """Close everything that was inherited: an open end of a pipe would hide the worker's death from its agent."""
+    """Close everything that was inherited: an open end of a pipe would hide the
+    worker's death from its agent.
+    """
     # As a list: descriptors are closed in the loop. The listing's own is in it, and closed already.
     for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number != keep:  # noqa: PLR2004 - stdin, stdout, stderr
@@ -143,7 +173,9 @@ def reap_adopted_helpers() -> None:
     for children in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError, ValueError):
             for pid in map(int, children.read_text(encoding="ascii").split()):
-                if f"({_HELPER_NAME})" in Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace"):
+                if f"({_HELPER_NAME})" in Path(f"/proc/{pid}/stat").read_text(
+                    encoding="ascii", errors="replace"
+                ):
                     os.waitpid(pid, os.WNOHANG)
 
 
@@ -160,8 +192,9 @@ class DetachedProcess:
         self._descriptor: int | None = None
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
             self._descriptor = os.pidfd_open(number)
-            # If the number already belongs to another process, this descriptor is that one's. Checked after it was
-            # opened: if the process is there now, it was there at that time, too.
+            # If the number already belongs to another process, this descriptor is that one's.
+            # Checked after it was opened: if the process is there now, it was there at that time,
+            # too.
             try:
                 self._has_ended = read_start_time(number) != self.started
             except OSError:
@@ -170,8 +203,11 @@ class DetachedProcess:
     def has_died(self, seconds: float) -> bool:
         """Wait at most this many seconds for its end."""
         if self._has_ended:
-            return True  # it had ended before it could be looked up, so there is nothing to wait for
-        # The kernel makes a pidfd readable when the process ends, even before its parent has reaped it.
+            return (
+                True  # it had ended before it could be looked up, so there is nothing to wait for
+            )
+        # The kernel makes a pidfd readable when the process ends, even before its parent has reaped
+        # it.
         if self._descriptor is not None:
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN)
@@ -195,13 +231,15 @@ class DetachedProcess:
                 pass
             else:
                 return
-        # Without a free descriptor neither can be opened: what isn't proven to be that process gets no signal.
+        # Without a free descriptor neither can be opened: what isn't proven to be that process gets
+        # no signal.
         with contextlib.suppress(OSError):
             if read_start_time(self.number) == self.started:
                 os.kill(self.number, number)
 
     def _is_gone(self) -> bool:
-        # If its start time can't be read, it counts as there: only what is proven dead may be reported or reaped.
+        # If its start time can't be read, it counts as there: only what is proven dead may be
+        # reported or reaped.
         with contextlib.suppress(OSError):
             self._has_ended = read_start_time(self.number) != self.started
         return self._has_ended
@@ -217,12 +255,15 @@ def read_start_time(process: int) -> int:
     """Return when a process started, in ticks since the boot; 0: it has ended.
 
     Raises:
-        OSError: it can't be read, such as for want of a descriptor. That proves nothing about the process.
+        OSError: it can't be read, such as for want of a descriptor. That proves nothing about the
+            process.
     """
     try:
-        # proc(5): the name in parentheses may contain spaces and parentheses, so count from the last one. A zombie
-        # has ended; field 22 is the start time.
-        state, *fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        # proc(5): the name in parentheses may contain spaces and parentheses, so count from the
+        # last one. A zombie has ended; field 22 is the start time.
+        state, *fields = (
+            Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        )
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return 0 if state in "ZX" else int(fields[18])

@@ -13,15 +13,21 @@ class RestartError(Exception):
 
 
 class RestartAbort(BaseException):
-    """Ends the wrapped call on this rank. A hook raises it to give up; a limit does so on all ranks alike."""
+    """Ends the wrapped call on this rank. A hook raises it to give up;
+    a limit does so on all ranks alike.
+    """
 
 
 class HealthCheckError(RestartError):
-    """A health check of this rank failed. The rank leaves the job; its cause is the check's exception."""
+    """A health check of this rank failed. The rank leaves the job;
+    its cause is the check's exception.
+    """
 
 
 class RankLost(RestartError):  # noqa: N818 - like RankDiscarded
-    """The remaining ranks gave this one up after it missed its heartbeats, and continued without it."""
+    """The remaining ranks gave this one up after it missed its heartbeats,
+    and continued without it.
+    """
 
 
 class InternalError(RestartError):
@@ -33,14 +39,17 @@ class TimeoutError(RestartError):  # noqa: A001 - the name is part of the shared
 
 
 class RankShouldRestart(BaseException):
-    """Interrupts the wrapped function in the main thread, because a rank failed and all ranks restart.
+    """Interrupts the wrapped function in the main thread,
+    because a rank failed and all ranks restart.
 
     It isn't an `Exception`, so that ``except Exception`` in the function doesn't catch it.
     """
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type and the first line of `error`, shortened; its text is the user's code, and may raise."""
+    """Return the type and the first line of `error`, shortened; its text is the user's code,
+    and may raise.
+    """
     text = try_call(lambda: str(error).partition("\n")[0])[0]
     text = "<no text>" if text is None else text
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_LENGTH]

@@ -1,4 +1,5 @@
-"""The hooks that run on a rank at each step of a restart: the kinds, firstfault's own hooks, and chains of hooks.
+"""The hooks that run on a rank at each step of a restart: the kinds, firstfault's own hooks,
+and chains of hooks.
 
 NVRx has one module for each kind: those of `firstfault_inprocess` are other names of this one.
 """
@@ -20,7 +21,11 @@ from firstfault.utils.text import counted
 from firstfault_inprocess.exception import RestartAbort, RestartError, check_limit
 from firstfault_inprocess.exception import TimeoutError as RestartTimeoutError
 from firstfault_inprocess.rank_assignment import State
-from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
+from firstfault_torch.compat.torch_worker import (
+    backends_that_abort,
+    forget_process_groups,
+    shut_down_gloo_connections,
+)
 from firstfault_torch.guard import (
     call_with_timeout,
     start_daemon,
@@ -49,8 +54,8 @@ class Hook(abc.ABC):
 class Compose:
     """Calls its parts from the last to the first: ``Compose(a, b, c)(x)`` is ``a(b(c(x)))``.
 
-    The parts are hooks of one kind, or rank assignments. A part that returns None passes its argument on; a tuple is
-    passed on as several arguments.
+    The parts are hooks of one kind, or rank assignments. A part that returns None passes its
+    argument on; a tuple is passed on as several arguments.
 
     Args:
         instances: the parts, at least one. The last is called first.
@@ -71,21 +76,22 @@ class Compose:
     def __call__(self, *arguments: Any) -> Any:
         """Return what the first part returned; the last one gets the arguments."""
         value = arguments if len(arguments) != 1 else arguments[0]
-        # The order of mathematical composition, as in NVRx: the part that is written last runs first.
+        # The order of mathematical composition, as in NVRx: the part that is written last runs
+        # first.
         for part in reversed(self.instances):
             returned = part(*value) if isinstance(value, tuple) else part(value)
             value = value if returned is None else returned
         return value
 
 
-# --- before each iteration --------------------------------------------------------------------------------------------
+# --- before each iteration ------------------------------------------------------------------------
 
 
 class Initialize(Hook):
     """Runs on each rank at the start of each iteration, the first one included.
 
-    If it raises an `Exception`, all ranks restart. If it raises another `BaseException`, such as `RestartAbort`, the
-    wrapped call ends.
+    If it raises an `Exception`, all ranks restart. If it raises another `BaseException`, such as
+    `RestartAbort`, the wrapped call ends.
     """
 
 
@@ -93,7 +99,8 @@ class RetryController(Initialize):
     """Gives up when the iterations are used up or too few ranks are left.
 
     Args:
-        max_iterations: how often the function may be called, the first call included; None for no limit.
+        max_iterations: how often the function may be called, the first call included; None for no
+            limit.
         min_world_size: fewest ranks that must be left, active or not.
         min_active_world_size: fewest ranks that must be active.
 
@@ -102,7 +109,10 @@ class RetryController(Initialize):
     """
 
     def __init__(
-        self, max_iterations: int | None = None, min_world_size: int = 1, min_active_world_size: int = 1
+        self,
+        max_iterations: int | None = None,
+        min_world_size: int = 1,
+        min_active_world_size: int = 1,
     ) -> None:
         check_limit("max_iterations", max_iterations, 1)
         check_limit("min_world_size", min_world_size, 0)
@@ -133,27 +143,29 @@ class RetryController(Initialize):
         return state
 
 
-# --- when an iteration is interrupted ---------------------------------------------------------------------------------
+# --- when an iteration is interrupted -------------------------------------------------------------
 
 
 class Abort(Hook):
-    """What a thread of every rank does when the iteration is interrupted, while the main thread may be blocked."""
+    """What a thread of every rank does when the iteration is interrupted,
+    while the main thread may be blocked.
+    """
 
 
 class AbortTorchDistributed(Abort):
     """Makes the collectives of all process groups fail.
 
-    NCCL's communicators are aborted. gloo has no call for that, so its connections to other ranks are shut down, never
-    the socket on which it listens.
+    NCCL's communicators are aborted. gloo has no call for that, so its connections to other ranks
+    are shut down, never the socket on which it listens.
     """
 
     def __call__(self, state: State) -> State:
         """Abort; the main thread destroys the groups when it has left the function."""
         if dist.is_available() and dist.is_initialized():
-            # In parallel: if one communicator's abort blocks, all further ones are still aborted. gloo's connections
-            # are shut down at the same time, because a rank may wait in a group of either backend.
-            # Without a free thread, one after the other in this one: otherwise the main thread would stay in its
-            # collective until it is killed.
+            # In parallel: if one communicator's abort blocks, all further ones are still aborted.
+            # gloo's connections are shut down at the same time, because a rank may wait in a group
+            # of either backend. Without a free thread, one after the other in this one: otherwise
+            # the main thread would stay in its collective until it is killed.
             doing = "aborting NCCL's communicators"
             aborted = [start_in_thread(abort, doing, local=True) for abort in backends_that_abort()]
             with suppress_internal_errors("shutting down gloo's connections"):
@@ -186,29 +198,39 @@ def destroy_process_groups(seconds: float) -> None:
         return
     if dist.is_initialized():
         # None is returned for success and for a timeout alike: so torch is asked again below.
-        call_with_timeout(dist.destroy_process_group, seconds, "destroying the process groups", local=True)
+        call_with_timeout(
+            dist.destroy_process_group,
+            seconds,
+            "destroying the process groups",
+            local=True,
+        )
         if dist.is_initialized():
-            raise RestartTimeoutError(f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)")
-    # Also without groups: an interruption inside init_process_group leaves entries that torch doesn't destroy.
+            raise RestartTimeoutError(
+                f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)"
+            )
+    # Also without groups: an interruption inside init_process_group leaves entries that torch
+    # doesn't destroy.
     with suppress_internal_errors("forgetting process groups"):
         forget_process_groups()
 
 
-# --- when the function has ended --------------------------------------------------------------------------------------
+# --- when the function has ended ------------------------------------------------------------------
 
 
 class Finalize(Hook):
-    """Cleans up after a fault, so that the function can be called again: global variables, pending asynchronous work.
+    """Cleans up after a fault, so that the function can be called again: global variables,
+    pending asynchronous work.
 
-    It runs on each rank after the process groups were aborted. If it raises, this rank leaves the job.
+    It runs on each rank after the process groups were aborted. If it raises, this rank leaves the
+    job.
     """
 
 
 class ThreadedFinalize(Finalize):
     """Calls a function in a thread, with a time limit.
 
-    If the process uses CUDA, the thread has the same current device as the thread that starts it. What the function
-    returns isn't used.
+    If the process uses CUDA, the thread has the same current device as the thread that starts it.
+    What the function returns isn't used.
 
     Raises:
         ValueError: the timeout isn't positive.
@@ -231,7 +253,8 @@ class ThreadedFinalize(Finalize):
         """Call the function and wait for its end.
 
         Raises:
-            TimeoutError: the one of in-process restart: it didn't end in time. Its thread is left running.
+            TimeoutError: the one of in-process restart: it didn't end in time. Its thread is left
+                running.
             BaseException: whatever the function raised.
         """
         # CUDA's current device belongs to a thread: read here, set in the new one.
@@ -247,12 +270,14 @@ class ThreadedFinalize(Finalize):
         return state
 
 
-def call_in_thread(call: Callable[[], object], timeout: dt.timedelta, doing: Callable[[], str]) -> None:
+def call_in_thread(
+    call: Callable[[], object], timeout: dt.timedelta, doing: Callable[[], str]
+) -> None:
     """Raise what `call` raises in a daemon thread; this thread runs signal handlers while it waits.
 
     Raises:
-        TimeoutError: the one of in-process restart: it didn't end in time, and is left running. The message has what
-            `doing` returns then, such as "the cleanup".
+        TimeoutError: the one of in-process restart: it didn't end in time, and is left running. The
+            message has what `doing` returns then, such as "the cleanup".
     """
     errors: list[BaseException | None] = []
     # not join(): after a signal handler raised in it, Python takes the thread for dead
@@ -282,21 +307,23 @@ def _current_cuda_device() -> int | None:
     return torch.cuda.current_device() if is_used else None
 
 
-# --- whether this rank may continue -----------------------------------------------------------------------------------
+# --- whether this rank may continue ---------------------------------------------------------------
 
 
 class HealthCheck(Hook):
-    """Checks that this rank can call the function again. It must not communicate: other ranks may be gone.
+    """Checks that this rank can call the function again. It must not communicate:
+    other ranks may be gone.
 
-    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the rest continue without it.
+    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the rest
+    continue without it.
     """
 
 
 class CudaHealthCheck(HealthCheck):
     """Checks that the CUDA devices of this process still answer: waits for all their pending work.
 
-    A process that hasn't used CUDA passes. The timeout is for all devices together: kernels that were launched before
-    the fault must end within this time.
+    A process that hasn't used CUDA passes. The timeout is for all devices together: kernels that
+    were launched before the fault must end within this time.
 
     Raises:
         ValueError: the timeout isn't positive.
@@ -320,14 +347,21 @@ class CudaHealthCheck(HealthCheck):
 
         def synchronize() -> None:
             nonlocal waiting_for
-            # this is bounded, too: the allocator's lock may be held by a thread that a device blocks. To synchronize
-            # a device without memory would create a context on it, which takes memory from the process that uses it
-            used = [device for device in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(device) > 0]
+            # this is bounded, too: the allocator's lock may be held by a thread that a device
+            # blocks. To synchronize a device without memory would create a context on it, which
+            # takes memory from the process that uses it
+            used = [
+                device
+                for device in range(torch.cuda.device_count())
+                if torch.cuda.memory_reserved(device) > 0
+            ]
             for device in used or [current]:
                 waiting_for = device
                 torch.cuda.synchronize(device)
 
-        call_in_thread(synchronize, self.timeout, lambda: f"synchronizing CUDA device {waiting_for}")
+        call_in_thread(
+            synchronize, self.timeout, lambda: f"synchronizing CUDA device {waiting_for}"
+        )
         return state
 
 
@@ -338,7 +372,8 @@ class FaultCounterExceeded(RestartError):  # noqa: N818 - the name is part of th
 class FaultCounter(HealthCheck):
     """Counts how often the function raised on this rank, and fails if that is too often.
 
-    Iterations that ended because of another rank don't count. `max_rank_faults` may be None, for no limit.
+    Iterations that ended because of another rank don't count. `max_rank_faults` may be None, for no
+    limit.
 
     Raises:
         ValueError: `max_rank_faults` is negative.
@@ -360,11 +395,13 @@ class FaultCounter(HealthCheck):
         self.faults_count += 1
         if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
             raised = f"rank {state.rank} raised {counted(self.faults_count, 'time')}"
-            raise FaultCounterExceeded(f"{raised}, at most {self.max_rank_faults} allowed (max_rank_faults)")
+            raise FaultCounterExceeded(
+                f"{raised}, at most {self.max_rank_faults} allowed (max_rank_faults)"
+            )
         return state
 
 
-# --- when the call ends -----------------------------------------------------------------------------------------------
+# --- when the call ends ---------------------------------------------------------------------------
 
 
 class Completion(Hook):

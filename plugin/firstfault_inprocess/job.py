@@ -1,4 +1,6 @@
-"""Restarts under firstfault's agent: a task's option, and the record of the faults from which the ranks continue."""
+"""Restarts under firstfault's agent: a task's option,
+and the record of the faults from which the ranks continue.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
 _FOR_ALL = (BarrierTimeout, InternalError)
-"""With these all ranks end; with other errors of a restart one rank leaves, and the rest continue."""
+"""With these all ranks end; with other errors of a restart one rank leaves, and the rest continue.
+"""
 _ROUND = 1000
 """Added to an iteration's number for each round before."""
 
@@ -45,18 +48,23 @@ class InProcessRestart(InProcessOptions):
     """The options of a task's restarts, and what the agent and the workers need of them."""
 
     def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
-        from firstfault_torch.worker.worker_monitor import recorded  # noqa: PLC0415 - only firstfault's agent needs it
+        """Call ``function(*args)`` with restarts in a worker process;
+        an exception is recorded and passes unchanged.
+        """
+        from firstfault_torch.worker.worker_monitor import (  # noqa: PLC0415 - only firstfault's agent needs it
+            recorded,
+        )
 
         with recorded(engine) as monitor:
             return self.call(partial(function, *args), monitor)
 
     def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
-        """Call a function with restarts in a worker that already records, until all ranks have completed.
+        """Call a function with restarts in a worker that already records,
+        until all ranks have completed.
 
         Raises:
-            BaseException: what the function raised last, if the ranks don't continue; a RestartAbort or RestartError
-                on a rank where the function itself raised nothing.
+            BaseException: what the function raised last, if the ranks don't continue; a
+                RestartAbort or RestartError on a rank where the function itself raised nothing.
         """
 
         def called() -> Restarted:
@@ -66,30 +74,41 @@ class InProcessRestart(InProcessOptions):
         result, error = try_call(called)
         if error is None:
             return cast("Restarted", result)
-        # The agent must learn whether its other workers continue. RestartAbort: all ranks end alike. A plain
-        # RestartError or one of `_FOR_ALL`: the call can't continue on any rank. Any other error takes out only
-        # this rank.
+        # The agent must learn whether its other workers continue. RestartAbort: all ranks end
+        # alike. A plain RestartError or one of `_FOR_ALL`: the call can't continue on any rank. Any
+        # other error takes out only this rank.
         if isinstance(error, RestartAbort):
             cause = error.__cause__
             if isinstance(cause, Exception) and not isinstance(cause, RestartError):
                 raise cause  # the user's own, which has the details
         elif isinstance(error, RestartError):
-            monitor.others_continue = type(error) is not RestartError and not isinstance(error, _FOR_ALL)
+            monitor.others_continue = type(error) is not RestartError and not isinstance(
+                error, _FOR_ALL
+            )
         else:
             monitor.others_continue = True
         raise error
 
     def by_last_rank(self, results: Mapping[int, Restarted | None]) -> dict[int, Any]:
         """Return what the workers returned, by the rank that each had in the last iteration."""
-        found = {item.rank: item.value for item in results.values() if item is not None and item.rank is not None}
+        found = {
+            item.rank: item.value
+            for item in results.values()
+            if item is not None and item.rank is not None
+        }
         # none: each of them called sys.exit(0)
         return found or dict.fromkeys(results)
 
     def survivors(
-        self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter
+        self,
+        workers: LocalWorkers,
+        rank_of: Callable[[int], int | None],
+        reporter: Reporter,
     ) -> SurvivingWorkers:
         """Return what looks at the workers of a node in torch's place."""
-        from firstfault_inprocess.survivors import SurvivingWorkers  # noqa: PLC0415 - only the agent needs it
+        from firstfault_inprocess.survivors import (  # noqa: PLC0415 - only the agent needs it
+            SurvivingWorkers,
+        )
 
         return SurvivingWorkers(workers, rank_of, reporter)
 
@@ -109,14 +128,20 @@ class RecordedFaults:
 
     @staticmethod
     def collectives_begun() -> int | None:
-        """Return how many collectives this rank has begun, by torch's flight recorder; None: it has none."""
-        from firstfault_torch.worker.process_state import collective_progress  # noqa: PLC0415 - as below
+        """Return how many collectives this rank has begun, by torch's flight recorder; None:
+        it has none.
+        """
+        from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as below
+            collective_progress,
+        )
 
         groups = collective_progress()
         return sum(group.enqueued for group in groups) if groups else None
 
     def recovered(self, interruption: Interruption) -> None:
-        """Withdraw it: the job continues. One rank keeps a record of the restart, in the background."""
+        """Withdraw it: the job continues. One rank keeps a record of the restart,
+        in the background.
+        """
         self._monitor.in_flight.release()
         node_context, place = self._monitor.node_context, self._monitor.place
         if interruption.first and node_context is not None:
@@ -129,7 +154,8 @@ class RecordedFaults:
             data = restart_to_json(record)
             deadline = node_context.upload_deadline_seconds
             put = partial(put_on_node, f"{ROSTER}/{name}", data, node_context, deadline)
-            # 0 s: start the upload in a thread and don't wait. The rank is about to call the function again.
+            # 0 s: start the upload in a thread and don't wait. The rank is about to call the
+            # function again.
             call_with_timeout(put, 0, "keeping a record of a restart")
 
 
@@ -156,18 +182,24 @@ def _record(interruption: Interruption, place: Place) -> RestartRecord:
 
 
 def find_root_fault(faults: Sequence[Fault]) -> Fault | None:
-    """Return the fault that caused all others: a process that ended or was killed, else the first that was reported.
+    """Return the fault that caused all others: a process that ended or was killed,
+    else the first that was reported.
 
-    A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of ranks that made no
-    progress, one that waited in no collective is the cause, and of several the one that had begun the fewest. If there
-    is one, exceptions after the first report of no progress don't count: these ranks were torn out of a collective.
+    A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of
+    ranks that made no progress, one that waited in no collective is the cause, and of several the
+    one that had begun the fewest. If there is one, exceptions after the first report of no progress
+    don't count: these ranks were torn out of a collective.
     """
-    # Rank 3 hangs outside of collectives, rank 0 waits for it in one. Both report a stall, perhaps rank 0 first, and
-    # the abort makes others raise: only rank 3 `waits` for nobody.
+    # Rank 3 hangs outside of collectives, rank 0 waits for it in one. Both report a stall, perhaps
+    # rank 0 first, and the abort makes others raise: only rank 3 `waits` for nobody.
     stalls = [fault for fault in faults if fault.kind is FaultKind.SOFT_TIMEOUT]
     if any(not fault.waits for fault in stalls):
         first = faults.index(stalls[0])
-        faults = [fault for fault in faults if fault.kind is not FaultKind.EXCEPTION or faults.index(fault) < first]
+        faults = [
+            fault
+            for fault in faults
+            if fault.kind is not FaultKind.EXCEPTION or faults.index(fault) < first
+        ]
     # min() keeps the first of equals, so the order of the reports decides among equal faults.
     root = min(faults, key=lambda fault: (fault.kind not in _ENDED, fault.waits), default=None)
     if root is None or root.kind is not FaultKind.SOFT_TIMEOUT:

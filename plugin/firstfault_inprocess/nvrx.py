@@ -1,9 +1,11 @@
 """An adapter that records the faults of NVIDIA's in-process restart; needs the extra ``nvrx``.
 
-    from firstfault_inprocess.nvrx import Wrapper  # instead of nvidia_resiliency_ext.inprocess.Wrapper
+    from firstfault_inprocess.nvrx import Wrapper  # instead of
+    nvidia_resiliency_ext.inprocess.Wrapper
 
-It uses the hooks of `nvidia_resiliency_ext.inprocess.Wrapper`, releases 0.4.1 and 0.7.0. firstfault's own
-`firstfault_inprocess.Wrapper` does more: the ranks also survive the loss of one under our agent.
+It uses the hooks of `nvidia_resiliency_ext.inprocess.Wrapper`, releases 0.4.1 and 0.7.0.
+firstfault's own `firstfault_inprocess.Wrapper` does more: the ranks also survive the loss of one
+under our agent.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ try:
 except ModuleNotFoundError as missing:
     if not str(missing.name).startswith("nvidia_resiliency_ext"):
         raise
-    raise UsageError("firstfault_inprocess.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'") from missing
+    raise UsageError(
+        "firstfault_inprocess.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'"
+    ) from missing
 
 
 _KINDS = {
@@ -42,9 +46,10 @@ _KINDS = {
 class Wrapper(inprocess.Wrapper):
     """NVIDIA's ``Wrapper``, with the same arguments and behaviour.
 
-    While firstfault records in this process, an exception of the function is a document that is withdrawn when the
-    ranks call the function again, and each restart is on record (``firstfault show --recovered URI``). If the restarts
-    end with a ``RestartAbort``, its cause is this rank's last exception.
+    While firstfault records in this process, an exception of the function is a document that is
+    withdrawn when the ranks call the function again, and each restart is on record (``firstfault
+    show --recovered URI``). If the restarts end with a ``RestartAbort``, its cause is this rank's
+    last exception.
 
     Raises:
         TypeError, ValueError: as it does.
@@ -53,13 +58,17 @@ class Wrapper(inprocess.Wrapper):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._call = call = _Call()
-        # NVRx offers no observer: firstfault's hooks note the time of the abort, the faults between two iterations,
-        # and that the function is about to be called again.
-        # a composition calls its last member first
-        self.abort: Any = call.aborts if self.abort is None else inprocess.Compose(self.abort, call.aborts)
+        # NVRx offers no observer: firstfault's hooks note the time of the abort, the faults between
+        # two iterations, and that the function is about to be called again. a composition calls its
+        # last member first
+        self.abort: Any = (
+            call.aborts if self.abort is None else inprocess.Compose(self.abort, call.aborts)
+        )
         self.rank_assignment: Any = inprocess.Compose(self.rank_assignment, call.ends)
         self.initialize: Any = (
-            call.continues if self.initialize is None else inprocess.Compose(call.continues, self.initialize)
+            call.continues
+            if self.initialize is None
+            else inprocess.Compose(call.continues, self.initialize)
         )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +114,9 @@ class _Call:
         self._world_before = 0
 
     def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function; its exceptions are recorded before the wrapper informs the remaining ranks."""
+        """Return the function; its exceptions are recorded before the wrapper
+        informs the remaining ranks.
+        """
 
         @functools.wraps(function)
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -123,19 +134,25 @@ class _Call:
 
     def aborts(self, state: Any) -> Any:
         """Note when the iteration was interrupted: the first hook of `abort`."""
-        # On the rank that raised, `noting` has set it before NVRx's thread calls this hook: the earlier time counts.
+        # On the rank that raised, `noting` has set it before NVRx's thread calls this hook: the
+        # earlier time counts.
         self._interrupted = self._interrupted or time.monotonic()
         return state
 
     def ends(self, context: Any) -> Any:
-        """Note which ranks failed in the iteration that ends: the first rank assignment, also before iteration 0."""
+        """Note which ranks failed in the iteration that ends: the first rank assignment,
+        also before iteration 0.
+        """
         # NVRx also assigns ranks before the first iteration, which has no faults.
         if self._iteration >= 0:
             with suppress_internal_errors("noting the faults of an iteration"):
                 state, store = context.state, context.store
                 self._world_before = state.world_size
                 records = store.get_interruption_records()
-                initial = [int(rank) for rank in store.get_initial_ranks([record.rank for record in records])]
+                initial = [
+                    int(rank)
+                    for rank in store.get_initial_ranks([record.rank for record in records])
+                ]
                 self._faults = tuple(
                     Fault(
                         record.rank,
@@ -158,12 +175,24 @@ class _Call:
         """Record on the rank that failed, which knows why, or on rank 0 if that one is gone."""
         before, self._iteration = self._iteration, state.iteration
         self.error = None
-        # `initialize` runs before each call of the function. A higher number than before is a restart.
+        # `initialize` runs before each call of the function. A higher number than before is a
+        # restart.
         if self._records is None or state.iteration == before or before < 0:
             return
         root = find_root_fault(self._faults)
-        speaks = state.rank == 0 if root is None or root.kind in GONE else root.initial_rank == state.initial_rank
+        speaks = (
+            state.rank == 0
+            if root is None or root.kind in GONE
+            else root.initial_rank == state.initial_rank
+        )
         seconds = time.monotonic() - self._interrupted if self._interrupted is not None else 0.0
-        interruption = Interruption(before, self._faults, self._world_before, state.world_size, seconds, first=speaks)
+        interruption = Interruption(
+            before,
+            self._faults,
+            self._world_before,
+            state.world_size,
+            seconds,
+            first=speaks,
+        )
         self._records.recovered(interruption)
         self._interrupted, self._what, self._wall_ns, self._faults = None, "", 0, ()

@@ -10,11 +10,16 @@ from typing import Any
 
 from firstfault.errors import UsageError
 from firstfault_inprocess.hooks import AbortTorchDistributed, Compose
-from firstfault_inprocess.rank_assignment import ActivateAllRanks, RankAssignmentCtx, ShiftRanks, State
+from firstfault_inprocess.rank_assignment import (
+    ActivateAllRanks,
+    RankAssignmentCtx,
+    ShiftRanks,
+    State,
+)
 
-# Each step needs time to act before the next one does. A rank is interrupted before it is killed; a killed or lost
-# rank is reported before its peers time out at the barrier; and each interval is shorter than the limits that are
-# checked in it.
+# Each step needs time to act before the next one does. A rank is interrupted before it is killed; a
+# killed or lost rank is reported before its peers time out at the barrier; and each interval is
+# shorter than the limits that are checked in it.
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
@@ -39,46 +44,62 @@ class InProcessOptions:
     Durations are ``timedelta`` or seconds.
 
     Raises:
-        firstfault.errors.UsageError: an option has a value that isn't valid, or two are in the wrong order.
+        firstfault.errors.UsageError: an option has a value that isn't valid, or two are in the
+            wrong order.
     """
 
     store_factory: Callable[..., Any] | None = None
-    """Makes each connection to the store of the ranks. None or `TCPStore`: torch elastic's agent hosts it, else a
-    process that the first rank starts."""
+    """Makes each connection to the store of the ranks. None or `TCPStore`: torch elastic's agent
+    hosts it, else a process that the first rank starts.
+    """
     store_kwargs: dict[str, Any] | None = None
-    """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR, MASTER_PORT)."""
+    """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR,
+    MASTER_PORT).
+    """
     initialize: Callable[[State], Any] | None = None
     """Called on each rank before each iteration. `RetryController` limits the iterations."""
     abort: Callable[[State], Any] | None = field(default_factory=AbortTorchDistributed)
-    """Called in a thread of each rank when an iteration is interrupted; it unblocks the main thread."""
+    """Called in a thread of each rank when an iteration is interrupted;
+    it unblocks the main thread.
+    """
     finalize: Callable[[State], Any] | None = None
     """Called on each rank that continues, when it has left the function."""
     health_check: Callable[[State], Any] | None = None
-    """Called on each rank before each iteration and after each fault. A rank that fails the check doesn't continue."""
+    """Called on each rank before each iteration and after each fault. A rank that fails the
+    check doesn't continue.
+    """
     rank_assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx] = _ALL_SHIFTED
-    """Gives the ranks that continue their new ranks, the world size, and whether they are active."""
+    """Gives the ranks that continue their new ranks, the world size, and whether they are active.
+    """
     rank_filter: Callable[[RankAssignmentCtx], RankAssignmentCtx] | None = None
     """Applied after `rank_assignment`; NVRx's older way to keep ranks in reserve."""
     monitor_thread_interval: dt.timedelta | float = 0.05
     """Time between two tries to get the main thread out of the function."""
     monitor_process_interval: dt.timedelta | float = 1.0
-    """Time between two looks of the monitor process at its worker's progress; it learns of its death at once."""
+    """Time between two looks of the monitor process at its worker's progress;
+    it learns of its death at once.
+    """
     heartbeat_interval: dt.timedelta | float = 5.0
     """Time between two heartbeats of a monitor process; each looks after the next rank's."""
     progress_watchdog_interval: dt.timedelta | float = 1.0
     """Time between two timestamps that the main thread writes when it executes Python code."""
     soft_timeout: dt.timedelta | float = 60.0
-    """After so long without progress a rank is interrupted, and continues if it is healthy. Progress is Python code
-    that is executed and, once a rank has called `CallWrapper.ping`, the next call of it."""
+    """After so long without progress a rank is interrupted, and continues if it is healthy.
+    Progress is Python code that is executed and, once a rank has called `CallWrapper.ping`, the
+    next call of it.
+    """
     hard_timeout: dt.timedelta | float = 90.0
-    """After so long without progress, or on its way out of an interrupted function, a rank is killed."""
+    """After so long without progress, or on its way out of an interrupted function,
+    a rank is killed.
+    """
     heartbeat_timeout: dt.timedelta | float = 30.0
     """After this long without a heartbeat a rank is given up as lost."""
     barrier_timeout: dt.timedelta | float = 120.0
     """How long the ranks wait for each other, to begin and between two iterations."""
     completion_timeout: dt.timedelta | float | None = None
-    """How long a rank that has returned waits for the remaining ones. None: without a limit, because the last may still
-    write a checkpoint."""
+    """How long a rank that has returned waits for the remaining ones. None: without a limit,
+    because the last may still write a checkpoint.
+    """
     last_call_wait: dt.timedelta | float = 0.2
     """How long further ranks may report their own faults, before the collectives are aborted."""
     termination_grace_time: dt.timedelta | float = 5.0
@@ -111,9 +132,17 @@ class InProcessOptions:
         for shorter, longer in _ORDER:
             one, other = self.seconds(shorter), self.seconds(longer)
             if one >= other:
-                raise UsageError(f"{shorter} ({one:g} s) must be shorter than {longer} ({other:g} s)")
-        if self.monitor_process_logfile is not None and not Path(self.monitor_process_logfile).is_absolute():
-            raise UsageError(f"monitor_process_logfile must be an absolute path, not {self.monitor_process_logfile!r}")
+                raise UsageError(
+                    f"{shorter} ({one:g} s) must be shorter than {longer} ({other:g} s)"
+                )
+        if (
+            self.monitor_process_logfile is not None
+            and not Path(self.monitor_process_logfile).is_absolute()
+        ):
+            raise UsageError(
+                "monitor_process_logfile must be an absolute path, not"
+                f" {self.monitor_process_logfile!r}"
+            )
 
     def seconds(self, name: str) -> float:
         """Return a duration in seconds; infinity if there is none."""
@@ -135,4 +164,6 @@ def _check_duration(name: str, value: Any) -> None:
     seconds = _to_seconds(value) if is_number else -1
     if not 0 <= seconds < float("inf") or (seconds == 0 and name not in _MAY_BE_ZERO):
         least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
-        raise UsageError(f"{name} must be a timedelta or a number of seconds, {least}, not {value!r}")
+        raise UsageError(
+            f"{name} must be a timedelta or a number of seconds, {least}, not {value!r}"
+        )

@@ -58,7 +58,10 @@ class SharedProgress(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, ctypes.c_double) for name in ("automatic", "manual", "interrupted")),
-        *((name, ctypes.c_int64) for name in ("phase", "iteration", "rank", "world_size", "unguarded")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("phase", "iteration", "rank", "world_size", "unguarded")
+        ),
         *((name, ctypes.c_int64) for name in ("monitor", "monitor_started")),
     ]
     automatic: float
@@ -89,22 +92,28 @@ class SharedProgress(ctypes.Structure):
         """Begin an iteration."""
         self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
         self.iteration, self.rank, self.world_size, self.unguarded = iteration, rank, world_size, 0
-        # Last: the monitor process reads without a lock. RUNNING with the times of the iteration before would look
-        # like a stall.
+        # Last: the monitor process reads without a lock. RUNNING with the times of the iteration
+        # before would look like a stall.
         self.phase = RankPhase.RUNNING
 
     def guard_again(self) -> None:
         """Leave a block in which no time counts: after the outermost all times begin anew."""
         now = time.monotonic()
-        # The times move before the counter drops: in the reverse order the monitor process might see the block's length
-        # as a stall and kill this process.
+        # The times move before the counter drops: in the reverse order the monitor process might
+        # see the block's length as a stall and kill this process.
         if self.unguarded == 1:
-            self.automatic, self.manual, self.interrupted = now, self.manual and now, self.interrupted and now
+            self.automatic, self.manual, self.interrupted = (
+                now,
+                self.manual and now,
+                self.interrupted and now,
+            )
         self.unguarded = max(self.unguarded - 1, 0)
 
     @property
     def stalled_seconds(self) -> float:
-        """How long the worker has made no progress, by the clock that is further behind; 0 outside of the function."""
+        """How long the worker has made no progress, by the clock that is further behind;
+        0 outside of the function.
+        """
         if self.phase != RankPhase.RUNNING or self.unguarded:
             return 0.0
         times = [stamp for stamp in (self.automatic, self.manual) if stamp]
@@ -113,7 +122,11 @@ class SharedProgress(ctypes.Structure):
     @property
     def ending_seconds(self) -> float:
         """How long this worker has been on its way from an interrupted function to the barrier."""
-        if self.phase not in {RankPhase.RUNNING, RankPhase.ENDING} or not self.interrupted or self.unguarded:
+        if (
+            self.phase not in {RankPhase.RUNNING, RankPhase.ENDING}
+            or not self.interrupted
+            or self.unguarded
+        ):
             return 0.0
         return time.monotonic() - self.interrupted
 
@@ -121,9 +134,9 @@ class SharedProgress(ctypes.Structure):
 class ProgressStamper:
     """A thread that finds out, now and then, whether the main thread executes Python code.
 
-    It asks Python to make a call of C in the main thread, between two instructions of the program: ``sem_post``, which
-    returns 0 as Python wants it. A main thread that is inside one call of C, such as a collective or a sleep, makes
-    none.
+    It asks Python to make a call of C in the main thread, between two instructions of the program:
+    ``sem_post``, which returns 0 as Python wants it. A main thread that is inside one call of C,
+    such as a collective or a sleep, makes none.
     """
 
     def __init__(self, progress: SharedProgress, interval: float) -> None:
@@ -139,13 +152,13 @@ class ProgressStamper:
     def _run(self) -> None:
         is_asked = False
         while not self._ended.wait(self._interval):
-            # The main thread has run bytecode since the request. The stamp is up to one interval late, so a stall is
-            # measured as that much shorter.
+            # The main thread has run bytecode since the request. The stamp is up to one interval
+            # late, so a stall is measured as that much shorter.
             if is_asked and _libc.sem_trywait(self._semaphore) == 0:
                 self._progress.automatic = time.monotonic()
                 is_asked = False
-            # At most one open request: CPython's queue of pending calls is short. Not 0: the queue is full, so try
-            # again after the interval.
+            # At most one open request: CPython's queue of pending calls is short. Not 0: the queue
+            # is full, so try again after the interval.
             if not is_asked:
                 is_asked = _add_pending_call(_libc.sem_post, self._semaphore) == 0
 
@@ -156,8 +169,11 @@ class ProgressStamper:
 
 
 def find_position(thread: int, begun: int | None = None) -> Position | None:
-    """Return a thread's position, with the number of collectives that it has begun; None if the thread has ended."""
-    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
+    """Return a thread's position, with the number of collectives that it has begun;
+    None if the thread has ended.
+    """
+    # documented, for debuggers and the like
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001
     if frame is None:
         return None
     waits, called, innermost = False, "", frame

@@ -1,8 +1,9 @@
-"""A rank's state, and which rank each surviving process has after a fault, and which of them are active.
+"""A rank's state, and which rank each surviving process has after a fault,
+and which of them are active.
 
-Every process computes its own rank from the same inputs: its state, and the set of terminated ranks. So all parts must
-be deterministic. `Compose` chains them: ``Compose(MaxActiveWorldSize(8), ShiftRanks())`` closes the gaps, then
-activates at most eight ranks.
+Every process computes its own rank from the same inputs: its state, and the set of terminated
+ranks. So all parts must be deterministic. `Compose` chains them: ``Compose(MaxActiveWorldSize(8),
+ShiftRanks())`` closes the gaps, then activates at most eight ranks.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ class State:
         rank: this rank among all ranks that are left.
         world_size: number of ranks that are left, active or not.
         active_rank: the rank that the wrapped function sees; None if the rank isn't active.
-        active_world_size: the world size that the wrapped function sees; None before the first rank assignment.
+        active_world_size: the world size that the wrapped function sees; None before the first rank
+            assignment.
         initial_rank: the rank when the wrapped function was called; `rank` if not given.
-        initial_world_size: the world size when the wrapped function was called; `world_size` if not given.
+        initial_world_size: the world size when the wrapped function was called; `world_size` if not
+            given.
         iteration: how often the function was restarted, from 0.
         mode: what the rank does in this iteration.
-        fn_exception: the exception that the wrapped function raised in this iteration, with its traceback and causes;
-            None if it raised none.
+        fn_exception: the exception that the wrapped function raised in this iteration, with its
+            traceback and causes; None if it raised none.
     """
 
     rank: int
@@ -77,17 +80,24 @@ class State:
         rank = _parse_number("RANK", environment.get("RANK", "0"))
         world_size = _parse_number("WORLD_SIZE", environment.get("WORLD_SIZE", "1"))
         if not 0 <= rank < world_size:
-            raise ValueError(f"RANK is {rank} and WORLD_SIZE is {world_size}; RANK must be from 0 to WORLD_SIZE - 1")
+            raise ValueError(
+                f"RANK is {rank} and WORLD_SIZE is {world_size}; RANK must be from 0 to"
+                " WORLD_SIZE - 1"
+            )
         return cls(rank=rank, world_size=world_size)
 
     def distributed_variables(self) -> dict[str, str]:
-        """Return the environment variables with which an active rank calls the function; none if it isn't active."""
+        """Return the environment variables with which an active rank calls the function;
+        none if it isn't active.
+        """
         if self.active_rank is None or self.active_world_size is None:
             return {}
         return {"RANK": str(self.active_rank), "WORLD_SIZE": str(self.active_world_size)}
 
     def next(self) -> State:
-        """Return the state of the next iteration: its number is higher, and the exception of the last one is gone."""
+        """Return the state of the next iteration: its number is higher,
+        and the exception of the last one is gone.
+        """
         return dataclasses.replace(self, iteration=self.iteration + 1, fn_exception=None)
 
 
@@ -109,33 +119,39 @@ class RankAssignmentCtx:
     Attributes:
         state: the state of this rank.
         store: torch's store of the ranks, with a separate prefix for each iteration.
-        terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below `state.world_size`. A rank
-            assignment that removes them returns an empty set.
-        exchange: takes this rank, a short text, and the ranks that take part, this one included; returns the text of
-            each. All of them call it equally often. It raises a `BarrierTimeout` if one of them doesn't within
-            `barrier_timeout`. By default no other rank takes part.
+        terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below
+            `state.world_size`. A rank assignment that removes them returns an empty set.
+        exchange: takes this rank, a short text, and the ranks that take part, this one included;
+            returns the text of each. All of them call it equally often. It raises a
+            `BarrierTimeout` if one of them doesn't within `barrier_timeout`. By default no other
+            rank takes part.
     """
 
     state: State
     store: Any
     terminated_ranks: set[int]
-    exchange: Callable[[int, str, Collection[int]], dict[int, str]] = lambda rank, text, _: {rank: text}
+    exchange: Callable[[int, str, Collection[int]], dict[int, str]] = lambda rank, text, _: {
+        rank: text
+    }
 
 
 class RankDiscarded(RestartError):  # noqa: N818 - the name is part of the shared vocabulary
-    """This rank has no place in the next iteration: it is terminated, or the rank assignment removed it."""
+    """This rank has no place in the next iteration: it is terminated,
+    or the rank assignment removed it.
+    """
 
 
 class RankAssignment(abc.ABC):
     """Gives ranks to the surviving processes, and selects which are active.
 
-    An active rank calls the wrapped function. An inactive rank waits as a reserve. `Compose` chains several; see each
-    class for what it can be chained with.
+    An active rank calls the wrapped function. An inactive rank waits as a reserve. `Compose` chains
+    several; see each class for what it can be chained with.
     """
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Return the next state of this rank and the ranks still to be removed; `ctx` stays as it is.
+        """Return the next state of this rank and the ranks still to be removed;
+        `ctx` stays as it is.
 
         All ranks call it with the same `terminated_ranks`.
 
@@ -152,7 +168,7 @@ class RankFilter(RankAssignment):
     """
 
 
-# --- closing gaps -----------------------------------------------------------------------------------------------------
+# --- closing gaps ---------------------------------------------------------------------------------
 
 
 class ShiftRanks(RankAssignment):
@@ -167,31 +183,35 @@ class ShiftRanks(RankAssignment):
         if rank in terminated:
             raise RankDiscarded(f"rank {rank} is terminated")
         world_size = ctx.state.world_size - len(terminated)
-        state = dataclasses.replace(ctx.state, rank=self._new_rank(rank, world_size, terminated), world_size=world_size)
+        state = dataclasses.replace(
+            ctx.state, rank=self._new_rank(rank, world_size, terminated), world_size=world_size
+        )
         return dataclasses.replace(ctx, state=state, terminated_ranks=set())
 
     @staticmethod
-    def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:  # noqa: ARG004 - FillGaps needs it
+    # FillGaps needs it
+    def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:  # noqa: ARG004
         return rank - sum(gone < rank for gone in terminated)
 
 
 class FillGaps(ShiftRanks):
     """Fills gaps with the highest ranks. All ranks below the new world size keep their numbers.
 
-    With rank 1 of four terminated, 0, 2, 3 become 0, 2, 1. Several ranks fill the gaps in ascending order.
+    With rank 1 of four terminated, 0, 2, 3 become 0, 2, 1. Several ranks fill the gaps in ascending
+    order.
     """
 
     @staticmethod
     def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:
         if rank < world_size:
             return rank
-        # The ranks above the new world size that are left, in order, take the gaps below it: there are as many of
-        # both.
+        # The ranks above the new world size that are left, in order, take the gaps below it: there
+        # are as many of both.
         index = sum(number not in terminated for number in range(world_size, rank))
         return sorted(gone for gone in terminated if gone < world_size)[index]
 
 
-# --- filters ----------------------------------------------------------------------------------------------------------
+# --- filters --------------------------------------------------------------------------------------
 
 
 class ActivateAllRanks(RankFilter):
@@ -203,7 +223,8 @@ class ActivateAllRanks(RankFilter):
 
 
 class MaxActiveWorldSize(RankFilter):
-    """Makes the lowest ranks active, up to a number, None for no limit; the remaining ones are reserves.
+    """Makes the lowest ranks active, up to a number, None for no limit;
+    the remaining ones are reserves.
 
     Raises:
         ValueError: the number is below 1.
@@ -216,11 +237,15 @@ class MaxActiveWorldSize(RankFilter):
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Return the state of an active or a reserve rank."""
         size = _active_world_size(ctx)
-        return _activate(ctx, size if self.max_active_world_size is None else min(size, self.max_active_world_size))
+        return _activate(
+            ctx,
+            size if self.max_active_world_size is None else min(size, self.max_active_world_size),
+        )
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
-    """Makes the largest number of lowest ranks active that is a multiple of a number; the remaining ones are reserves.
+    """Makes the largest number of lowest ranks active that is a multiple of a number;
+    the remaining ones are reserves.
 
     If fewer ranks are left than the number, such as the ranks of one model replica, none is active.
 
@@ -241,7 +266,11 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
 def _active_world_size(ctx: RankAssignmentCtx) -> int:
     """Return how many ranks the filters before this one, and the iterations before, left active."""
     state = ctx.state
-    return state.world_size if state.active_world_size is None else min(state.active_world_size, state.world_size)
+    return (
+        state.world_size
+        if state.active_world_size is None
+        else min(state.active_world_size, state.world_size)
+    )
 
 
 def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentCtx:
@@ -256,22 +285,26 @@ def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentC
     return dataclasses.replace(ctx, state=state)
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(eq=False)
 class FilterCountGroupedByKey(RankAssignment):
-    """Marks the ranks of a group as terminated, unless the number of its healthy ranks meets a condition.
+    """Marks the ranks of a group as terminated,
+    unless the number of its healthy ranks meets a condition.
 
-    It only adds to the terminated ranks. Another rank assignment must remove them, so put it last in a chain:
-    ``Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(), lambda count: count == 8))`` removes
-    hosts with fewer than eight healthy ranks. The ranks exchange their keys through the store.
+    It only adds to the terminated ranks. Another rank assignment must remove them, so put it last
+    in a chain: ``Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(),
+    lambda count: count == 8))`` removes hosts with fewer than eight healthy ranks. The ranks
+    exchange their keys through the store.
 
     Args:
-        key_or_fn: the key of this rank's group: a text, or a function that returns it for the state of this rank.
-        condition: returns True if a group with this number of healthy ranks is kept. It must return the same on all
+        key_or_fn: the key of this rank's group: a text, or a function that returns it for the state
+            of this rank.
+        condition: returns True if a group with this number of healthy ranks is kept. It must return
+            the same on all ranks.
+        timeout: has no effect: the wrapper's barrier timeout bounds the wait for the remaining
             ranks.
-        timeout: has no effect: the wrapper's barrier timeout bounds the wait for the remaining ranks.
     """
 
     key_or_fn: str | Callable[[State], str]

@@ -1,7 +1,7 @@
 """What the ranks of an in-process restart agree on, in one store.
 
-The store outlives any worker: torch elastic's agent hosts it, or the monitor process of the first rank. Each iteration
-uses a separate prefix in it, so no iteration needs a port of its own.
+The store outlives any worker: torch elastic's agent hosts it, or the monitor process of the first
+rank. Each iteration uses a separate prefix in it, so no iteration needs a port of its own.
 """
 
 from __future__ import annotations
@@ -47,17 +47,25 @@ def round_prefix(round_: str | None = None) -> str:
     Under an agent without firstfault its number is torch's restart count.
     """
     node_context = NodeContext.from_environment() if round_ is None else None
-    own = str(node_context.round) if node_context is not None else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = (
+        str(node_context.round)
+        if node_context is not None
+        else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    )
     return f"firstfault/inprocess/{round_ or own}"
 
 
 def recovered_key(initial_rank: int, round_: str | None = None) -> str:
-    """Return the key set when the ranks continue without this one; its value is the interrupted iteration."""
+    """Return the key set when the ranks continue without this one;
+    its value is the interrupted iteration.
+    """
     return f"{round_prefix(round_)}/recovered/{initial_rank}"
 
 
 class TCPStore(dist.TCPStore):  # type: ignore[name-defined]
-    """A connection to the store of an in-process restart, or its host; takes torch's other arguments, too."""
+    """A connection to the store of an in-process restart, or its host;
+    takes torch's other arguments, too.
+    """
 
     def __init__(
         self,
@@ -92,7 +100,8 @@ class FaultKind(enum.Enum):
     EXCEPTION = "exception"
     """The function raised."""
     LEFT = "left"
-    """The function raised what no restart handles, such as SystemExit, or the rank wasn't healthy."""
+    """The function raised what no restart handles, such as SystemExit, or the rank wasn't healthy.
+    """
     SOFT_TIMEOUT = "soft timeout"
     """It made no progress; it continues if it can be interrupted."""
     HARD_TIMEOUT = "hard timeout"
@@ -103,7 +112,9 @@ class FaultKind(enum.Enum):
     """Neither the rank nor its monitor process sends heartbeats."""
 
 
-GONE = frozenset({FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.TERMINATED, FaultKind.UNRESPONSIVE})
+GONE = frozenset(
+    {FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.TERMINATED, FaultKind.UNRESPONSIVE}
+)
 """After these a rank takes no further part."""
 
 
@@ -130,7 +141,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank's main thread is when a hang is interrupted: the rank that hangs is in no collective."""
+    """Where a rank's main thread is when a hang is interrupted:
+    the rank that hangs is in no collective.
+    """
 
     text: str
     """The innermost line of the user's code, and what it calls."""
@@ -141,18 +154,23 @@ class Position:
 
 
 class Iteration:
-    """One iteration's part of the store, over a connection that no other thread uses at the same time.
+    """One iteration's part of the store, over a connection that no other thread
+    uses at the same time.
 
-        running       `complete` by every rank -> COMPLETED; `interrupt` by any rank or monitor process -> INTERRUPTED
+        running       `complete` by every rank -> COMPLETED; `interrupt` by any rank or monitor
+                      process -> INTERRUPTED
         INTERRUPTED   each rank arrives once; the last arrival writes who is gone -> agreed
         agreed        all ranks read the same list; they meet again in the next iteration
 
-    A monitor process acts for its dead rank; if it is gone, too, the preceding rank's monitor process does:
+    A monitor process acts for its dead rank; if it is gone, too, the preceding rank's monitor
+    process does:
 
         outcome, ended   by the last rank that completes, or the first that reports a fault
-        faults           appended by a rank that raised, or by the monitor process of one that hangs or died
+        faults           appended by a rank that raised, or by the monitor process of one that hangs
+                         or died
         gone, arrived    by a rank that leaves, else by the monitor process: `leave`, then `arrive`
-        agreed, all      by the last arrival; if it dies before, by the monitor process that arrives for it
+        agreed, all      by the last arrival; if it dies before, by the monitor process that arrives
+                         for it
         completed, beat/ counters; nobody writes them for a dead rank
 
     The call has the prefix; `world_size` counts the ranks that take part, reserves included.
@@ -174,11 +192,12 @@ class Iteration:
         """Hold the connection no longer; nothing else may be called afterwards."""
         self._store = self._base = None
 
-    # --- outcome ------------------------------------------------------------------------------------------------
+    # --- outcome ----------------------------------------------------------------------------------
 
     def report(self, fault: Fault) -> None:
         """Record a fault; the iteration continues, or has ended."""
-        # The server appends: two ranks that fail at the same time both stay on record, in the order of arrival.
+        # The server appends: two ranks that fail at the same time both stay on record, in the order
+        # of arrival.
         self._store.append(_FAULTS, json.dumps({**asdict(fault), "kind": fault.kind.value}) + "\n")
 
     def interrupt(self, fault: Fault) -> IterationEnd:
@@ -193,8 +212,9 @@ class Iteration:
             self._end(IterationEnd.COMPLETED)
 
     def _end(self, outcome: IterationEnd) -> IterationEnd:
-        # The last rank may complete while a monitor process reports a fault: the first outcome stays, and compare_set
-        # returns it to both. torch sets a missing key if the expected value is empty.
+        # The last rank may complete while a monitor process reports a fault: the first outcome
+        # stays, and compare_set returns it to both. torch sets a missing key if the expected value
+        # is empty.
         ended = IterationEnd(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
         # Every caller wakes them: if the first one died before this line, the next report does.
         self.wake_peers()
@@ -202,12 +222,17 @@ class Iteration:
 
     def wake_peers(self) -> None:
         """Wake the ranks that wait for the outcome, which is set."""
-        # They wait for another key: without libuv, torch's store doesn't wake them after a compare-and-set.
+        # They wait for another key: without libuv, torch's store doesn't wake them after a
+        # compare-and-set.
         self._store.set(_ENDED, "1")
 
     def outcome(self) -> IterationEnd | None:
         """Return how the iteration has ended; None while it hasn't."""
-        return IterationEnd(self._store.get(_OUTCOME).decode()) if self._store.check([_OUTCOME]) else None
+        return (
+            IterationEnd(self._store.get(_OUTCOME).decode())
+            if self._store.check([_OUTCOME])
+            else None
+        )
 
     def await_outcome(self, timeout: dt.timedelta) -> IterationEnd:
         """Wait in C++ until the iteration has ended.
@@ -241,7 +266,7 @@ class Iteration:
             found.append(fault)
         return tuple(found)
 
-    # --- who continues --------------------------------------------------------------------------------------------
+    # --- who continues ----------------------------------------------------------------------------
 
     def leave(self, rank: int) -> None:
         """Record that a rank doesn't take part in the next iteration, unless that is decided."""
@@ -249,15 +274,18 @@ class Iteration:
 
     def arrive(self) -> None:
         """Count one rank as having ended the iteration; the last one opens the barrier."""
-        # Not ==: if the last rank dies after add(), its monitor process counts once more and opens the barrier.
+        # Not ==: if the last rank dies after add(), its monitor process counts once more and opens
+        # the barrier.
         if self._store.add(_ARRIVED, 1) >= self.world_size:
-            # Compare-and-set: of two arrivals beyond the world size, each may have read another list, and all ranks
-            # must get the same one. ALL comes second: a rank that it wakes reads AGREED at once.
+            # Compare-and-set: of two arrivals beyond the world size, each may have read another
+            # list, and all ranks must get the same one. ALL comes second: a rank that it wakes
+            # reads AGREED at once.
             self._store.compare_set(_AGREED, "", json.dumps(sorted(self.gone())))
             self._store.set(_ALL, "1")
 
     def await_all(self, timeout: dt.timedelta) -> frozenset[int]:
-        """Wait for all ranks; return those that don't take part in the next iteration, the same for every rank.
+        """Wait for all ranks; return those that don't take part in the next iteration,
+        the same for every rank.
 
         Raises:
             BarrierTimeout: some didn't arrive.
@@ -272,7 +300,11 @@ class Iteration:
 
     def agreed(self) -> frozenset[int] | None:
         """Return the ranks that don't continue; None until that is decided."""
-        return frozenset(json.loads(self._store.get(_AGREED))) if self._store.check([_AGREED]) else None
+        return (
+            frozenset(json.loads(self._store.get(_AGREED)))
+            if self._store.check([_AGREED])
+            else None
+        )
 
     def gone(self) -> set[int]:
         """Return the ranks that are known so far not to continue."""
@@ -280,35 +312,50 @@ class Iteration:
         self._store.append(_GONE, "")
         return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
 
-    def exchange(self, timeout: dt.timedelta, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
-        """Give a short text to the remaining ranks, and return theirs by rank; all of them call it equally often.
+    def exchange(
+        self,
+        timeout: dt.timedelta,
+        rank: int,
+        value: str,
+        ranks: Collection[int],
+    ) -> dict[int, str]:
+        """Give a short text to the remaining ranks, and return theirs by rank;
+        all of them call it equally often.
 
         Raises:
             BarrierTimeout: one of them gave none.
         """
-        # All ranks make the same exchanges in the same order, so equal numbers mean the same exchange.
+        # All ranks make the same exchanges in the same order, so equal numbers mean the same
+        # exchange.
         name = f"exchange/{self._exchanges}"
         self._exchanges += 1
         self._store.set(f"{name}/{rank}", value)
         keys = [f"{name}/{other}" for other in ranks]
         if not self._await(keys, timeout):
-            raise BarrierTimeout(f"not all ranks took part in {name} within {timeout.total_seconds():g} s")
-        return {other: value.decode() for other, value in zip(ranks, self._store.multi_get(keys), strict=True)}
+            raise BarrierTimeout(
+                f"not all ranks took part in {name} within {timeout.total_seconds():g} s"
+            )
+        return {
+            other: value.decode()
+            for other, value in zip(ranks, self._store.multi_get(keys), strict=True)
+        }
 
     def _await(self, keys: list[str], timeout: dt.timedelta) -> bool:
-        """Wait for keys in a thread, so that signal handlers run in this one; False after `timeout`.
+        """Wait for keys in a thread, so that signal handlers run in this one;
+        False after `timeout`.
 
         Raises:
             torch.distributed.DistNetworkError: the store is gone.
         """
         try:
-            # The limit also holds outside of C++, where a frozen store may block for longer: the thread is left behind.
+            # The limit also holds outside of C++, where a frozen store may block for longer: the
+            # thread is left behind.
             call_in_thread(partial(self._store.wait, keys, timeout), timeout, lambda: "the wait")
         except (dist.DistStoreError, RestartTimeoutError):
             return False
         return True
 
-    # --- monitor processes --------------------------------------------------------------------------------------
+    # --- monitor processes ------------------------------------------------------------------------
 
     def beat(self, rank: int, initial_rank: int) -> None:
         """Count one more heartbeat of a rank's monitor process."""
@@ -316,7 +363,9 @@ class Iteration:
             self._store.set(f"{_INITIAL}{rank}", str(initial_rank))
 
     def initial_rank(self, rank: int) -> int:
-        """Return the initial rank that a monitor process has written for a rank; -1: it hasn't yet."""
+        """Return the initial rank that a monitor process has written for a rank; -1:
+        it hasn't yet.
+        """
         key = f"{_INITIAL}{rank}"
         return int(self._store.get(key)) if self._store.check([key]) else -1
 
@@ -325,5 +374,7 @@ class Iteration:
         return int(self._store.add(f"{_BEAT}{rank}", 0))
 
     def part(self, name: str) -> Any:
-        """Return a store for one purpose within this iteration, such as that of its process groups."""
+        """Return a store for one purpose within this iteration,
+        such as that of its process groups.
+        """
         return dist.PrefixStore(f"{self._prefix}/{name}", self._base)  # type: ignore[attr-defined]

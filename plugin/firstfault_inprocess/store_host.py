@@ -1,4 +1,6 @@
-"""How the ranks of a call find their store: torch elastic's agent hosts it, or a process that the first rank starts."""
+"""How the ranks of a call find their store: torch elastic's agent hosts it,
+or a process that the first rank starts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _SHORT = dt.timedelta(seconds=time_limits.ENDING_STORE_TIMEOUT_SECONDS)
 _ENDED = "the store at {}:{} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
 _OVER = "firstfault/inprocess/over"
-"""Set in a store when its first rank has ended: no further call may begin there. A rank that finds it waits."""
+"""Set in a store when its first rank has ended:
+no further call may begin there. A rank that finds it waits.
+"""
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
 _ESTABLISHED = "01"
@@ -38,14 +42,15 @@ _hosted: set[tuple[str, int]] = set()
 
 
 class StoreHost:
-    """The store of one call. The first rank hosts it, unless the agent does, or another store is at its address.
+    """The store of one call. The first rank hosts it, unless the agent does,
+    or another store is at its address.
 
-    A job that has just ended may still have a store at the same address. Each rank counts itself in the store; one that
-    was counted before is in another job's, and waits until that store is gone.
+    A job that has just ended may still have a store at the same address. Each rank counts itself in
+    the store; one that was counted before is in another job's, and waits until that store is gone.
 
     Raises:
-        firstfault_inprocess.exception.RestartError: no address is configured, or another job's store stays
-            there longer than `barrier_timeout`.
+        firstfault_inprocess.exception.RestartError: no address is configured, or another job's
+            store stays there longer than `barrier_timeout`.
     """
 
     def __init__(self, options: InProcessOptions, rank: int, prefix: str) -> None:
@@ -60,17 +65,22 @@ class StoreHost:
         host = str(given.pop("host_name", None) or os.environ.get("MASTER_ADDR") or "")
         port = int(given.pop("port", None) or os.environ.get("MASTER_PORT") or 0)
         if not host or not port:
-            raise RestartError("set MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs")
+            raise RestartError(
+                "set MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs"
+            )
         self._address = (host, port)
         self._timeout = given.pop("timeout", _TIMEOUT)
         self._open = partial(TCPStore, host, port, **given)
         self.connect = partial(self._open, timeout=self._timeout)
-        # Only the first rank hosts. A further call in the same process uses the store of the call before.
+        # Only the first rank hosts. A further call in the same process uses the store of the call
+        # before.
         if rank == 0 and not is_agents and self._address not in _hosted:
             self._host()
 
     def _host(self) -> None:
-        """Start the store's host, if need be when that of an earlier job is gone; leave it to another that is there."""
+        """Start the store's host, if need be when that of an earlier job is gone;
+        leave it to another that is there.
+        """
         host = _Host(partial(self.connect, is_master=True), self._address[1])
         name = f"the process that hosts the store at port {self._address[1]}"
         deadline = time.monotonic() + self._seconds
@@ -79,8 +89,8 @@ class StoreHost:
             try:
                 start_detached(host.begin, host.stay, name, None)
             except InternalError as error:
-                # The port is taken. By a live store: use that. By the store of an ended job, which stays as long as it
-                # has clients: try again.
+                # The port is taken. By a live store: use that. By the store of an ended job, which
+                # stays as long as it has clients: try again.
                 if self._is_other_there():
                     logger.info("%s; using the store that is there", error)
                     return
@@ -94,7 +104,9 @@ class StoreHost:
     def _is_other_there(self) -> bool:
         """Whether a store is there that isn't one of an earlier job."""
         try:
-            socket.create_connection(self._address, timeout=1).close()  # torch would try again for seconds
+            socket.create_connection(
+                self._address, timeout=1
+            ).close()  # torch would try again for seconds
             store = self._open(timeout=_SHORT)
             return not store.check([_OVER]) and not store.check([self._began])
         except (OSError, *_LOST):
@@ -109,13 +121,14 @@ class StoreHost:
             left = dt.timedelta(seconds=max(deadline - time.monotonic(), _SHORT.total_seconds()))
             try:
                 store = self._open(timeout=min(left, self._timeout))
-                # OVER: its host's worker has ended. A count above 1: a rank with this number began the same call
-                # before, so the store is another job's; both jobs use the same keys.
+                # OVER: its host's worker has ended. A count above 1: a rank with this number began
+                # the same call before, so the store is another job's; both jobs use the same keys.
                 if not store.check([_OVER]) and store.add(self._began, 1) == 1:
                     store.set_timeout(self._timeout)
                     return store
                 del store
-                # The connection must not stay open during the pause: the old host stays as long as it has clients.
+                # The connection must not stay open during the pause: the old host stays as long as
+                # it has clients.
                 error: Exception = RestartError(_ENDED.format(*self._address))
             except _LOST as lost:
                 error = lost  # it has ended in between, or isn't there yet
@@ -125,7 +138,9 @@ class StoreHost:
 
 
 class _Host:
-    """A process that hosts a store, and outlives the one that started it as long as anything is connected to it."""
+    """A process that hosts a store, and outlives the one that started it as long as
+    anything is connected to it.
+    """
 
     def __init__(self, create: Callable[[], Any], port: int) -> None:
         self._worker = os.getpid()
@@ -144,27 +159,31 @@ class _Host:
         """Stay while the worker lives, and then while others are connected."""
         while not self._process.has_died(time_limits.MONITOR_LINGER_SECONDS):
             pass
-        # Before looking for clients: a rank of the next job that connects from now on doesn't begin its call here.
+        # Before looking for clients: a rank of the next job that connects from now on doesn't begin
+        # its call here.
         self._server.set(_OVER, "1")
         before: set[str] = set()
         quiet = 0
-        # Ranks of this job may still settle who continues. A connection counts if two looks in a row see it, so the
-        # first look always counts as quiet, and several are needed.
+        # Ranks of this job may still settle who continues. A connection counts if two looks in a
+        # row see it, so the first look always counts as quiet, and several are needed.
         while quiet < _QUIET_LOOKS:
             # If they can't be listed, such as for want of a descriptor, they may still exist.
             now, _ = try_call(self._connections, Exception)
-            is_quiet = now is not None and not now & before  # ranks of the next job connect again and again, and leave
+            # ranks of the next job connect again and again, and leave
+            is_quiet = now is not None and not now & before
             quiet = quiet + 1 if is_quiet else 0
             before = now or set()
             time.sleep(time_limits.SIGNAL_HANDLER_INTERVAL_SECONDS)
 
     def _connections(self) -> set[str]:
-        """Return the ports of other processes' connections to the store; torch's store connects to itself."""
+        """Return the ports of other processes' connections to the store;
+        torch's store connects to itself.
+        """
         wanted = f"{self._port:04X}"
         served: set[str] = set()
         own: set[str] = set()
-        # On one host both ends of a connection are listed. torch's server also has a client: its port is found
-        # by the inode of this process's sockets.
+        # On one host both ends of a connection are listed. torch's server also has a client: its
+        # port is found by the inode of this process's sockets.
         inodes = {str(inode) for _, inode in open_sockets()}
         for table in ("tcp", "tcp6"):
             with contextlib.suppress(OSError):
@@ -179,7 +198,9 @@ class _Host:
 
 
 class Connections:
-    """Connections to a store, each with the socket that torch doesn't show, so that a wait on it can be ended."""
+    """Connections to a store, each with the socket that torch doesn't show,
+    so that a wait on it can be ended.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -188,16 +209,21 @@ class Connections:
     def open(self, connect: Callable[[], Any], port: int | None) -> Any:
         """Return what `connect` returns, and remember the sockets that it opened.
 
-        Sockets that other threads open in the same moment lead to another port than the store's, if that is known.
+        Sockets that other threads open in the same moment lead to another port than the store's, if
+        that is known.
         """
         with self._lock:
-            # torch keeps its sockets in C++ without an accessor, so they are found as the difference of two listings.
+            # torch keeps its sockets in C++ without an accessor, so they are found as the
+            # difference of two listings.
             before = open_sockets()
             connection = connect()
             for item in open_sockets() - before:
-                # A duplicate: closing torch's own descriptor here would let the kernel reuse the number while torch
-                # writes to it.
-                with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(item[0])) as opened:
+                # A duplicate: closing torch's own descriptor here would let the kernel reuse the
+                # number while torch writes to it.
+                with (
+                    contextlib.suppress(OSError, IndexError),
+                    socket.socket(fileno=os.dup(item[0])) as opened,
+                ):
                     if port is None or opened.getpeername()[1] == port:
                         self._sockets.append(item)
         return connection
@@ -212,9 +238,12 @@ class Connections:
             # The number may belong to another file since: the inode identifies the socket.
             if (number, inode) in open_now:
                 doing = "ending a wait for the store"
-                with suppress_internal_errors(doing), socket.socket(fileno=os.dup(number)) as connection:
-                    # shutdown() acts on the connection itself, so torch's blocked read on the original descriptor
-                    # ends, too.
+                with (
+                    suppress_internal_errors(doing),
+                    socket.socket(fileno=os.dup(number)) as connection,
+                ):
+                    # shutdown() acts on the connection itself, so torch's blocked read on the
+                    # original descriptor ends, too.
                     connection.shutdown(socket.SHUT_RDWR)
 
 

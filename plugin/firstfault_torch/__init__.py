@@ -1,7 +1,9 @@
-"""Error propagation for torch elastic: which worker killed a job, why, and whether to run it again; without flytekit.
+"""Error propagation for torch elastic: which worker killed a job, why, and whether to run it again;
+without flytekit.
 
-`launch` runs one node's workers under an agent that documents failures, informs other nodes, and concludes with them
-on one verdict. It imports torch and the library `firstfault`, never flytekit. Names are loaded when first used.
+`launch` runs one node's workers under an agent that documents failures, informs other nodes, and
+concludes with them on one verdict. It imports torch and the library `firstfault`, never flytekit.
+Names are loaded when first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The protocol between an agent and the engine that runs an attempt, and `PlainEngine`, for jobs without an engine."""
+"""The protocol between an agent and the engine that runs an attempt, and `PlainEngine`,
+for jobs without an engine.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +53,20 @@ class SealedVerdict:
     durable: bool = False
     """Whether the ``error.pb`` is in the storage."""
     bundle: bytes = b""
-    """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if another node concluded,
-    if each has a separate folder."""
+    """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if
+    another node concluded, if each has a separate folder.
+    """
     writes_deck: bool | None = None
-    """Set by an engine's `publish`: whether the program that called this node is to write the page with the report.
-    None: the verdict wasn't published, or the caller gets an exception instead."""
+    """Set by an engine's `publish`: whether the program that called this node is to write the page
+    with the report. None: the verdict wasn't published, or the caller gets an exception instead.
+    """
 
 
 class Engine(Protocol):
     """The system that runs an attempt, such as Flyte.
 
-    An engine is handed to spawned workers, so it can be pickled; a worker only asks it to name errors.
+    An engine is handed to spawned workers, so it can be pickled; a worker only asks it to name
+    errors.
     """
 
     def identity(self) -> Identity:
@@ -74,13 +79,18 @@ class Engine(Protocol):
         """
 
     def publish(
-        self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
+        self,
+        verdict: SealedVerdict,
+        *,
+        shutdown_requested: threading.Event | None = None,
+        leaving_now: bool = False,
     ) -> SealedVerdict:
-        """Write a sealed verdict to where the engine looks for the attempt's error; return the verdict as published.
+        """Write a sealed verdict to where the engine looks for the attempt's error;
+        return the verdict as published.
 
-        The leader publishes for all nodes; then this is called on other nodes with a durable verdict. If the leader
-        could not store it, each node publishes it. Waits end when `shutdown_requested` is set; with `leaving_now`, the
-        process exits right after this call.
+        The leader publishes for all nodes; then this is called on other nodes with a durable
+        verdict. If the leader could not store it, each node publishes it. Waits end when
+        `shutdown_requested` is set; with `leaving_now`, the process exits right after this call.
         """
 
     def published_verdict(self) -> bytes | None:
@@ -91,7 +101,8 @@ class Engine(Protocol):
         """
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
-        """Wait until this node may exit after its workers have succeeded, or until `shutdown_requested` is set.
+        """Wait until this node may exit after its workers have succeeded, or until
+        `shutdown_requested` is set.
 
         `has_rank_0`: it has the result of rank 0.
         """
@@ -100,16 +111,21 @@ class Engine(Protocol):
         """Print what failed, for a person who reads this node's output."""
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
-        """Return the exit code of a node's process that leaves after this verdict; None: without one."""
+        """Return the exit code of a node's process that leaves after this verdict; None:
+        without one.
+        """
 
     def takes_results(self, verdict: SealedVerdict) -> bool:
-        """Whether the attempt succeeds in spite of this verdict, with what the functions returned before the failure.
+        """Whether the attempt succeeds in spite of this verdict,
+        with what the functions returned before the failure.
 
         Only for a failure of the teardown. Then `publish` writes no error.
         """
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether the engine carries out a decision on this attempt; else the decision is advice."""
+        """Whether the engine carries out a decision on this attempt;
+        else the decision is advice.
+        """
 
 
 class RecoverableError(RuntimeError):
@@ -145,8 +161,12 @@ class PlainEngine:
         """
         folder = self.folder or os.environ.get("FIRSTFAULT_FOLDER", "")
         if not folder:
-            raise ValueError("PlainEngine needs a folder that all nodes share: PlainEngine(folder=...)")
-        given = os.environ.get("FIRSTFAULT_ATTEMPT", "0") if self.attempt is None else str(self.attempt)
+            raise ValueError(
+                "PlainEngine needs a folder that all nodes share: PlainEngine(folder=...)"
+            )
+        given = (
+            os.environ.get("FIRSTFAULT_ATTEMPT", "0") if self.attempt is None else str(self.attempt)
+        )
         if not given.isdecimal():
             raise ValueError(f"the number of the attempt must be 0 or more, not {given!r}")
         attempt = int(given)
@@ -164,18 +184,26 @@ class PlainEngine:
         )
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
-        """Return the exception's type as its code; recoverable if it derives from `RecoverableError`."""
+        """Return the exception's type as its code;
+        recoverable if it derives from `RecoverableError`.
+        """
         del error
         recoverable = f"{RecoverableError.__module__}.{RecoverableError.__qualname__}"
         code = f"USER:{exception.type.rsplit('.', 1)[-1]}"
         return ErrorName(code, recoverable=recoverable in {exception.type, *exception.bases})
 
     def publish(
-        self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
+        self,
+        verdict: SealedVerdict,
+        *,
+        shutdown_requested: threading.Event | None = None,
+        leaving_now: bool = False,
     ) -> SealedVerdict:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         if not verdict.durable:
-            hurried = leaving_now or (shutdown_requested is not None and shutdown_requested.is_set())
+            hurried = leaving_now or (
+                shutdown_requested is not None and shutdown_requested.is_set()
+            )
             seconds = TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else PUBLISH_TIMEOUT_SECONDS
             durable = put_on_node(ERROR_FILE, verdict.document, verdict.node_context, seconds)
             return replace(verdict, durable=durable)
@@ -199,7 +227,9 @@ class PlainEngine:
         return 1
 
     def to_exception(self, verdict: SealedVerdict) -> Exception | None:
-        """Return the exception that torchrun's launcher raises in place of torch's; None: torch's."""
+        """Return the exception that torchrun's launcher raises in place of torch's; None:
+        torch's.
+        """
         del verdict
         return None
 

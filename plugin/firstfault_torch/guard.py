@@ -1,4 +1,6 @@
-"""Isolates firstfault's own code: its errors and its waits must not hide or delay the user's error."""
+"""Isolates firstfault's own code: its errors and its waits must not hide or
+delay the user's error.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +29,41 @@ T = TypeVar("T")
 WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 """Signals with handlers that may raise in a worker.
 
-An agent stops a worker with SIGTERM, the kernel with SIGINT after the agent's death, and torch's data loader raises on
-SIGCHLD when one of its processes has died.
+An agent stops a worker with SIGTERM, the kernel with SIGINT after the agent's death, and torch's
+data loader raises on SIGCHLD when one of its processes has died.
 """
 _NO_THREAD = "can't start new thread"
 _AT_THE_END = "at interpreter shutdown"
 MAX_CONSECUTIVE_ERRORS = 3
 """Internal errors in a row after which a loop ends."""
 _SHORTAGES = frozenset(
-    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT}
+    {
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOSPC,
+        errno.EDQUOT,
+    }
 )
-"""The machine, the user's limits or the control group had no process, memory, descriptor or disk left."""
+"""The machine, the user's limits or the control group had no process, memory,
+descriptor or disk left.
+"""
 _LONGEST_CHAIN = 50
 _refused_threads = threading.Event()
 """Set after the first warning that the system allows no more threads: one warning is enough."""
 
 
 @contextlib.contextmanager
-def suppress_internal_errors(activity: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Turn an exception of firstfault's own code into one warning; torch elastic continues as without firstfault.
+def suppress_internal_errors(
+    activity: str, *, through: tuple[type[BaseException], ...] = ()
+) -> Iterator[None]:
+    """Turn an exception of firstfault's own code into one warning;
+    torch elastic continues as without firstfault.
 
-    The warning names the `activity`, and has the traceback if ``FIRSTFAULT_DEBUG`` is set. Exceptions of type `through`
-    pass: they belong to others, such as torch's SignalException.
+    The warning names the `activity`, and has the traceback if ``FIRSTFAULT_DEBUG`` is set.
+    Exceptions of type `through` pass: they belong to others, such as torch's SignalException.
     """
     try:
         yield
@@ -84,27 +99,33 @@ def call_with_timeout(  # noqa: PLR0913 - keywords
 ) -> T | None:
     """Return the result of `call`; None if it raises or takes longer than `seconds`.
 
-    It runs in a daemon thread, which stays behind if `call` blocks, as a ``__str__`` or a storage may. Once
-    `shutdown_requested` is set, the wait ends within `shutdown_seconds`. A `local` call needs only this process and its
-    disk: if the system allows no more threads, it runs in the current one.
+    It runs in a daemon thread, which stays behind if `call` blocks, as a ``__str__`` or a storage
+    may. Once `shutdown_requested` is set, the wait ends within `shutdown_seconds`. A `local` call
+    needs only this process and its disk: if the system allows no more threads, it runs in the
+    current one.
     """
     results: list[T] = []
-    # An event instead of join(): if a signal handler raises inside join(), Python marks the running thread as ended,
-    # and a second join() returns at once.
+    # An event instead of join(): if a signal handler raises inside join(), Python marks the running
+    # thread as ended, and a second join() returns at once.
     done = threading.Event()
     with suppress_internal_errors(activity):
         deadline = time.monotonic() + max(seconds, 0)
         try:
             _start(lambda: results.append(call()), done, activity, local=local)
-            while shutdown_requested is not None and not shutdown_requested.is_set() and time.monotonic() < deadline:
+            while (
+                shutdown_requested is not None
+                and not shutdown_requested.is_set()
+                and time.monotonic() < deadline
+            ):
                 if done.wait(SHUTDOWN_POLL_SECONDS):
                     break
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
             left = max(deadline - time.monotonic(), 0)
             done.wait(min(left, shutdown_seconds) if hurried else left)
         except BaseException:
-            # A signal handler raised in this wait. The call may be the upload of the only document about the failure,
-            # milliseconds before its end: give it a moment before the exception unwinds and the process exits.
+            # A signal handler raised in this wait. The call may be the upload of the only document
+            # about the failure, milliseconds before its end: give it a moment before the exception
+            # unwinds and the process exits.
             done.wait(max(min(deadline - time.monotonic(), SHUTDOWN_CALL_TIMEOUT_SECONDS), 0))
             raise
     return results[0] if results else None
@@ -113,12 +134,12 @@ def call_with_timeout(  # noqa: PLR0913 - keywords
 def run_loop(step: Callable[[], bool], activity: str) -> None:
     """Call `step` until it returns False.
 
-    A training may run for months, so one internal error must not end the loop: it is logged, and `step` is called
-    again. `MAX_CONSECUTIVE_ERRORS` in a row end the loop with a warning. A step has to wait before it can fail: after
-    an error it is called again at once.
+    A training may run for months, so one internal error must not end the loop: it is logged, and
+    `step` is called again. `MAX_CONSECUTIVE_ERRORS` in a row end the loop with a warning. A step
+    has to wait before it can fail: after an error it is called again at once.
 
-    A shortage isn't an error of the loop: a machine may be out of threads or disk for hours, and recover. It is logged
-    when it begins, and the loop pauses after each.
+    A shortage isn't an error of the loop: a machine may be out of threads or disk for hours, and
+    recover. It is logged when it begins, and the loop pauses after each.
     """
     errors, was_short = 0, False
     while errors < MAX_CONSECUTIVE_ERRORS:
@@ -141,14 +162,19 @@ def run_loop(step: Callable[[], bool], activity: str) -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether something failed because the system has no thread, process, memory, descriptor or disk left right now."""
+    """Whether something failed because the system has no thread, process, memory,
+    descriptor or disk left right now.
+    """
     if isinstance(error, OSError):
         return error.errno in _SHORTAGES
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+    )
 
 
 def retry_shortage(call: Callable[[], T], seconds: float) -> T:
-    """Return the result of `call`; call it again for at most `seconds` if the system is short of something.
+    """Return the result of `call`; call it again for at most `seconds` if the system
+    is short of something.
 
     Raises:
         Exception: what `call` raised otherwise, or last.
@@ -164,7 +190,8 @@ def retry_shortage(call: Callable[[], T], seconds: float) -> T:
 
 
 def start_daemon(target: Callable[[], object], name: str, seconds: float) -> threading.Thread:
-    """Start a daemon thread; try again for at most `seconds` while the system allows no further one.
+    """Start a daemon thread; try again for at most `seconds` while the system
+    allows no further one.
 
     Raises:
         RuntimeError, MemoryError: it still doesn't.
@@ -178,8 +205,11 @@ def start_daemon(target: Callable[[], object], name: str, seconds: float) -> thr
     return retry_shortage(start, seconds)
 
 
-def start_in_thread(call: Callable[[], object], activity: str, *, local: bool = False) -> threading.Event:
-    """Start a call in a daemon thread; return an event that is set when it has ended or couldn't start.
+def start_in_thread(
+    call: Callable[[], object], activity: str, *, local: bool = False
+) -> threading.Event:
+    """Start a call in a daemon thread; return an event that is set when it has
+    ended or couldn't start.
 
     If the system allows no more threads, a `local` call runs in the current one.
     """
@@ -191,8 +221,16 @@ def start_in_thread(call: Callable[[], object], activity: str, *, local: bool = 
     return ended
 
 
-def _start(call: Callable[[], object], ended: threading.Event, activity: str, *, local: bool = False) -> None:
-    """Start a daemon thread that sets `ended` after the call; make a `local` call here if no thread can start."""
+def _start(
+    call: Callable[[], object],
+    ended: threading.Event,
+    activity: str,
+    *,
+    local: bool = False,
+) -> None:
+    """Start a daemon thread that sets `ended` after the call;
+    make a `local` call here if no thread can start.
+    """
 
     def run() -> None:
         with suppress_internal_errors(activity):
@@ -224,8 +262,8 @@ def start_late(thread: threading.Thread) -> None:
 def await_late_calls(seconds: float) -> bool:
     """Wait for the threads that `start_late` has started; return whether all have ended.
 
-    When the interpreter ends, it ends a thread that returns from C++ by unwinding its stack. torch's C++ doesn't allow
-    that, and aborts the process.
+    When the interpreter ends, it ends a thread that returns from C++ by unwinding its stack.
+    torch's C++ doesn't allow that, and aborts the process.
     """
     deadline = time.monotonic() + seconds
     for thread in list(_late):
@@ -241,7 +279,8 @@ os.register_at_fork(after_in_child=_forget_calls)
 
 
 class BackgroundCall(Generic[T]):
-    """A function that a loop calls repeatedly, and that must not block the loop: its peer may be frozen.
+    """A function that a loop calls repeatedly, and that must not block the loop:
+    its peer may be frozen.
 
     Each call runs in a daemon thread, at most one at a time:
 
@@ -251,11 +290,18 @@ class BackgroundCall(Generic[T]):
         finished   -> the next call returns that late result, or raises its exception
     """
 
-    def __init__(self, call: Callable[[], T], default: T, seconds: float = BACKGROUND_RESULT_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        call: Callable[[], T],
+        default: T,
+        seconds: float = BACKGROUND_RESULT_TIMEOUT_SECONDS,
+    ) -> None:
         self._call = call
         self._default = default
         self._seconds = seconds
-        self._answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = (
+            queue.SimpleQueue()
+        )
         self._is_asked = False
 
     def __call__(self) -> T:
@@ -267,7 +313,9 @@ class BackgroundCall(Generic[T]):
         seconds = 0.0
         if not self._is_asked:
             try:
-                start_late(threading.Thread(target=self._ask, name="firstfault-question", daemon=True))
+                start_late(
+                    threading.Thread(target=self._ask, name="firstfault-question", daemon=True)
+                )
             except RuntimeError:
                 self._ask()  # no thread available: block the loop instead of failing
             self._is_asked = True
@@ -287,7 +335,8 @@ class BackgroundCall(Generic[T]):
 
 @contextlib.contextmanager
 def ignore_worker_signals(*, handled_only: bool = False) -> Iterator[None]:
-    """Ignore `WORKER_SIGNALS` in the block; a no-op outside the main thread, because only it can set handlers.
+    """Ignore `WORKER_SIGNALS` in the block; a no-op outside the main thread,
+    because only it can set handlers.
 
     With `handled_only`, a signal without a handler still ends the process.
     """
@@ -299,10 +348,12 @@ def ignore_worker_signals(*, handled_only: bool = False) -> Iterator[None]:
     ignored = {
         number: handler
         for number, handler in handlers.items()
-        if callable(handler) or (handler is not None and not handled_only and number != signal.SIGCHLD)
+        if callable(handler)
+        or (handler is not None and not handled_only and number != signal.SIGCHLD)
     }
     for number in ignored:
-        # SIGCHLD keeps a handler: if it were ignored, the kernel would reap children that other code waits for
+        # SIGCHLD keeps a handler: if it were ignored, the kernel would reap children that other
+        # code waits for
         signal.signal(number, (lambda *_: None) if number == signal.SIGCHLD else signal.SIG_IGN)
     try:
         yield
@@ -311,8 +362,12 @@ def ignore_worker_signals(*, handled_only: bool = False) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def try_call(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
-    """Call third-party code; return (result, None), or (None, exception) for an exception of this kind."""
+def try_call(
+    call: Callable[[], T], kind: type[BaseException] = BaseException
+) -> tuple[T | None, BaseException | None]:
+    """Call third-party code; return (result, None), or (None,
+    exception) for an exception of this kind.
+    """
     try:
         return call(), None
     except kind as error:
@@ -326,5 +381,6 @@ def iter_chain(error: BaseException | None) -> list[BaseException]:
     while error is not None and id(error) not in seen and len(chain) < _LONGEST_CHAIN:
         seen.add(id(error))
         chain.append(error)
-        error = error.__context__ if error.__cause__ is None else error.__cause__  # a user's class may have no truth
+        # a user's class may have no truth
+        error = error.__context__ if error.__cause__ is None else error.__cause__
     return chain

@@ -20,7 +20,9 @@ from firstfault_torch.time_limits import UPLOAD_DEADLINE_SECONDS
 NODE_CONTEXT_VARIABLE = "FIRSTFAULT_RECORDING"
 """How a worker gets the `NodeContext` of its node: as JSON."""
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
-"""A worker's local rank; with torch's option ``virtual_local_rank`` LOCAL_RANK is 0 in every worker."""
+"""A worker's local rank; with torch's option ``virtual_local_rank``
+LOCAL_RANK is 0 in every worker.
+"""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """Set for a worker that is a program; `firstfault_start` takes it away."""
 
@@ -38,7 +40,9 @@ class Moment(NamedTuple):
 
 
 OTHERS_CONTINUE = "others_continue"
-"""In a worker's message about its failure: the remaining ranks continue without it, unless they give up, too."""
+"""In a worker's message about its failure: the remaining ranks continue without it,
+unless they give up, too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Identity:
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine wants in its workers."""
     is_folder_shared: bool = True
-    """False: only this node writes and reads there, and the nodes hand each other what they wrote."""
+    """False: only this node writes and reads there, and the nodes hand each other what they wrote.
+    """
     owns_process: bool = False
     """Whether the agent's process ends with the run: then signals after the run are ignored."""
 
@@ -82,7 +87,9 @@ class NodeContext:
     incarnation: int = 0
     group_world_size: int = 0
     ip: str = ""
-    """The node's address, looked up once: the name service may take seconds, too long for a failing worker."""
+    """The node's address, looked up once: the name service may take seconds,
+    too long for a failing worker.
+    """
     node_folder: str = ""
     """The folder of the node's recorder and spool; empty: no recorder runs."""
 
@@ -112,7 +119,8 @@ class NodeContext:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> NodeContext | None:
         """Return the recording that the agent passed to this worker; None if recording is off.
 
-        A worker of an environment with another firstfault can't read its agent's: it logs that, and records nothing.
+        A worker of an environment with another firstfault can't read its agent's: it logs that, and
+        records nothing.
         """
         text = environment.get(NODE_CONTEXT_VARIABLE)
         if not text:
@@ -122,7 +130,8 @@ class NodeContext:
             return cls(**{**told, "identity": Identity(**told["identity"])})
         except (ValueError, TypeError, KeyError) as error:
             logger.warning(
-                "this process records nothing: can't read %s (%s: %s). Install the agent's version of firstfault",
+                "this process records nothing: can't read %s (%s: %s). Install the agent's version"
+                " of firstfault",
                 NODE_CONTEXT_VARIABLE,
                 type(error).__name__,
                 error,

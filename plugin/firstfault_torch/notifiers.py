@@ -1,6 +1,8 @@
-"""The notifiers of firstfault: `post` for a webhook, `send_record` for OpenTelemetry. Entry points name them.
+"""The notifiers of firstfault: `post` for a webhook,
+`send_record` for OpenTelemetry. Entry points name them.
 
-Each does nothing unless its environment variables name a receiver. As `on_stall` it is given a stall's data instead.
+Each does nothing unless its environment variables name a receiver. As `on_stall` it is given a
+stall's data instead.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ Stall = Mapping[str, Any]
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""
 
-# --- a webhook, which gets a CloudEvents 1.0 event --------------------------------------------------------------------
+# --- a webhook, which gets a CloudEvents 1.0 event ------------------------------------------------
 
 WEBHOOK_VARIABLE = "FIRSTFAULT_WEBHOOK"
 """The environment variable with the URL to which each verdict is sent."""
 
 
 def build_event(about: Report | Stall) -> dict[str, Any]:
-    """Return the CloudEvents 1.0 event of a report, with the data of ``firstfault show --json``, or of a stall."""
+    """Return the CloudEvents 1.0 event of a report, with the data of ``firstfault show --json``,
+    or of a stall.
+    """
     if isinstance(about, Report):
         data, kind, mark = json.loads(json_report(about, _TEXT)), "verdict", about.verdict.digest
         subject = data["execution"] or about.verdict.node
@@ -60,11 +64,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def post(about: Report | Stall) -> None:
-    """Send the event of a report or a stall to the URL that the environment names; do nothing if it names none.
+    """Send the event of a report or a stall to the URL that the environment names;
+    do nothing if it names none.
 
     Raises:
         ValueError: the URL isn't http:// or https://.
-        OSError: there was no answer, or it was an error. The text has no part of the URL, which may hold a credential.
+        OSError: there was no answer, or it was an error. The text has no part of the URL, which may
+            hold a credential.
     """
     url = os.environ.get(WEBHOOK_VARIABLE)
     if not url:
@@ -74,8 +80,11 @@ def post(about: Report | Stall) -> None:
     body = json.dumps(build_event(about)).encode()
     headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}
     try:
-        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - the scheme was checked
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_TIMEOUT_SECONDS) as answer:
+        # the scheme was checked
+        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
+        with urllib.request.build_opener(_NoRedirect).open(
+            request, timeout=WEBHOOK_TIMEOUT_SECONDS
+        ) as answer:
             answer.read(1)
     except urllib.error.HTTPError as error:
         error.close()
@@ -88,7 +97,7 @@ def post(about: Report | Stall) -> None:
 
 post.on_stall = post  # type: ignore[attr-defined]
 
-# --- OpenTelemetry: one log record, sent with the exporter that the extra `otel` brings -------------------------------
+# --- OpenTelemetry: one log record, sent with the exporter that the extra `otel` brings -----------
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -96,7 +105,8 @@ _NAME = "firstfault"
 
 
 def send_record(about: Report | Stall) -> None:
-    """Send the record of a report or a stall; do nothing without an endpoint or without the extra ``otel``.
+    """Send the record of a report or a stall; do nothing without an endpoint or
+    without the extra ``otel``.
 
     It uses a separate exporter: the providers of the process stay as they are.
 
@@ -104,13 +114,21 @@ def send_record(about: Report | Stall) -> None:
         ValueError: the variables ask for gRPC.
         OSError: the endpoint didn't take the record.
     """
-    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_LOGS_EXPORTER") == "none"
+    off = (
+        os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or os.environ.get("OTEL_LOGS_EXPORTER") == "none"
+    )
     if off or not any(map(os.environ.get, _ENDPOINTS)):
         return
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "")
     try:
-        from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: PLC0415 - only a failure needs it
-        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter  # noqa: PLC0415
+        from opentelemetry._logs import (  # noqa: PLC0415
+            LogRecord,
+            SeverityNumber,
+        )
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import (  # noqa: PLC0415 - only a failure needs it
+            OTLPLogExporter,
+        )
         from opentelemetry.sdk._logs import ReadableLogRecord  # noqa: PLC0415
         from opentelemetry.sdk._logs.export import LogRecordExportResult  # noqa: PLC0415
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
@@ -119,8 +137,9 @@ def send_record(about: Report | Stall) -> None:
         return
     if protocol == "grpc":
         raise ValueError(
-            f"firstfault sends http/protobuf, not grpc; set {_PROTOCOLS[0]}=http/protobuf, and {_ENDPOINTS[0]} to the "
-            "collector's URL for HTTP, such as http://collector:4318/v1/logs"
+            f"firstfault sends http/protobuf, not grpc; set {_PROTOCOLS[0]}=http/protobuf, and"
+            f" {_ENDPOINTS[0]} to the collector's URL for HTTP, such as"
+            " http://collector:4318/v1/logs"
         )
     if isinstance(about, Report):
         data, kind, severity = json.loads(json_report(about, _TEXT)), "verdict", "ERROR"
@@ -128,7 +147,11 @@ def send_record(about: Report | Stall) -> None:
     else:
         data, kind, severity, at_ns = about, "stall", "WARN", None
         names = {"rank": "rank", "pod": "node", "uri": "uri", "lost_seconds": "lost_seconds"}
-        attributes = {f"firstfault.{name}": data[of] for name, of in names.items() if data[of] not in {None, ""}}
+        attributes = {
+            f"firstfault.{name}": data[of]
+            for name, of in names.items()
+            if data[of] not in {None, ""}
+        }
     record = LogRecord(
         timestamp=at_ns,
         observed_timestamp=time.time_ns(),

@@ -1,7 +1,7 @@
 """A job's options: those for recording and concluding, and torchrun's for output, signals and NUMA.
 
-`Options` has the fields of `Elastic` and `PyTorch` that don't depend on Flyte. torchrun's options are checked before
-anything starts, in the forms that torchrun takes.
+`Options` has the fields of `Elastic` and `PyTorch` that don't depend on Flyte. torchrun's options
+are checked before anything starts, in the forms that torchrun takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
 DEFAULT_HANG = "warn:60"
 PORT_VARIABLE = "FIRSTFAULT_PORT"
-"""The port of the first agent, for networks that allow only listed ones. Not set: the kernel chooses one."""
+"""The port of the first agent, for networks that allow only listed ones. Not set:
+the kernel chooses one.
+"""
 _MAX_PORT = 65535
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
@@ -60,9 +62,13 @@ class Hang:
     """
 
     warn_seconds: float | None = 60.0
-    """After this long, twice and four times as long, they print to stderr which rank the rest of the job waits for."""
+    """After this long, twice and four times as long,
+    they print to stderr which rank the rest of the job waits for.
+    """
     end_seconds: float | None = None
-    """After so long they end the attempt with that verdict, unless a rank that is waited for shows that it works."""
+    """After so long they end the attempt with that verdict,
+    unless a rank that is waited for shows that it works.
+    """
     busy_seconds: float | None = None
     """After so long they end it also if that rank shows that it works. None: never."""
 
@@ -71,7 +77,9 @@ class Hang:
         for name, seconds in asdict(self).items():
             is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             if seconds is not None and not (is_number and 0 < seconds < math.inf):
-                raise UsageError(f"Hang.{name} must be a number of seconds above 0, or None, not {seconds!r}")
+                raise UsageError(
+                    f"Hang.{name} must be a number of seconds above 0, or None, not {seconds!r}"
+                )
         if self.busy_seconds is not None and self.end_seconds is None:
             raise UsageError("Hang.busy_seconds needs end_seconds, which must be set, too")
 
@@ -85,10 +93,13 @@ def parse_hang(text: str) -> Hang | None:
     if text == "off":
         return None
     parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
-    seconds, error = try_call(lambda: {name: float(value) for name, value in parts.items()}, ValueError)
+    seconds, error = try_call(
+        lambda: {name: float(value) for name, value in parts.items()}, ValueError
+    )
     if error is not None or seconds is None or not seconds.keys() <= {"warn", "end", "busy"}:
         raise UsageError(
-            f'must be "off", or seconds like "warn:60", "end:300" or "warn:60,end:300,busy:900", not {text!r}'
+            'must be "off", or seconds like "warn:60", "end:300" or "warn:60,end:300,busy:900",'
+            f" not {text!r}"
         )
     return Hang(seconds.get("warn"), seconds.get("end"), seconds.get("busy"))
 
@@ -106,17 +117,21 @@ class Options:
     stop_seconds: float = STOP_GRACE_SECONDS
     """Time for workers to end after SIGTERM before they are killed."""
     terminated_stop_seconds: float | None = None
-    """The same after a signal to the launcher, when the scheduler's own time limit counts; None: `stop_seconds`."""
+    """The same after a signal to the launcher, when the scheduler's own time limit counts; None:
+    `stop_seconds`.
+    """
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
     in_process_restart: InProcessRestart | None = None
-    """How workers restart in their processes after a fault; None: they don't. Its folder is optional: only the user's
-    option imports it."""
+    """How workers restart in their processes after a fault; None: they don't. Its folder is
+    optional: only the user's option imports it.
+    """
     retries: int | None = None
     """How often the engine may run the job again; None: unknown."""
     restarts_follow_policy: bool = True
-    """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch restarts after any
-    failure."""
+    """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch
+    restarts after any failure.
+    """
     stops_repeats: bool = False
     """As `RetryContext.stops_repeats`; for schedulers that retry without limit."""
     watchdog: Watchdog | None = None
@@ -125,15 +140,16 @@ class Options:
     """What the agents do if no rank makes progress; None: they don't look."""
 
 
-# --- torchrun's -------------------------------------------------------------------------------------------------------
+# --- torchrun's -----------------------------------------------------------------------------------
 
 
 def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int]:
     """Return which streams an option means: for all workers, or by local rank.
 
     Args:
-        value: 0 none, 1 stdout, 2 stderr, 3 both; or the same as a text, "3" or "0:1,1:2" (local rank 0's stdout and
-            local rank 1's stderr); or a dictionary from local ranks; torch's `Std` is such a number.
+        value: 0 none, 1 stdout, 2 stderr, 3 both; or the same as a text, "3" or "0:1,1:2" (local
+            rank 0's stdout and local rank 1's stderr); or a dictionary from local ranks; torch's
+            `Std` is such a number.
         name: of the option, for the error.
         workers: of one node.
 
@@ -144,16 +160,21 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
     if isinstance(value, str) and _STREAMS.fullmatch(value):
         found = int(value)
     elif isinstance(value, str) and _STREAMS_OF_RANKS.fullmatch(value):
-        found = {int(rank): int(streams) for rank, streams in (item.split(":") for item in value.split(","))}
+        found = {
+            int(rank): int(streams)
+            for rank, streams in (item.split(":") for item in value.split(","))
+        }
     elif _is_number(value) and 0 <= int(value) <= _BOTH:  # type: ignore[call-overload]
         found = int(value)  # type: ignore[call-overload]
-    elif isinstance(value, Mapping) and all(_is_number(item) for pair in value.items() for item in pair):
+    elif isinstance(value, Mapping) and all(
+        _is_number(item) for pair in value.items() for item in pair
+    ):
         found = {int(rank): int(streams) for rank, streams in value.items()}
         found = found if all(0 <= streams <= _BOTH for streams in found.values()) else None
     if found is None:
         raise UsageError(
-            f'{name} must be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or the same for each local rank as "0:1,1:2", '
-            f"not {value!r}"
+            f"{name} must be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or the same for each local"
+            f' rank as "0:1,1:2", not {value!r}'
         )
     if isinstance(found, dict):
         _check_ranks(found, name, workers)
@@ -173,7 +194,9 @@ def parse_ranks(value: object, name: str, workers: int) -> frozenset[int] | None
     items: list[Any] = value.split(",") if isinstance(value, str) else []
     if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
         items = list(value)
-    if not items or not all(_is_number(item) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
+    if not items or not all(
+        _is_number(item) or (isinstance(item, str) and item.strip().isdecimal()) for item in items
+    ):
         raise UsageError(f'{name} must be local ranks like "0,1" or [0, 1], not {value!r}')
     ranks = frozenset(int(item) for item in items)
     _check_ranks(ranks, name, workers)
@@ -184,21 +207,38 @@ def parse_signals(value: object, name: str = "signals_to_handle") -> tuple[signa
     """Return the signals of a list like "SIGTERM,SIGUSR1".
 
     Raises:
-        firstfault.errors.UsageError: it isn't such a list, or has a signal that no process can handle.
+        firstfault.errors.UsageError: it isn't such a list, or has a signal that no process can
+            handle.
     """
     names = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
     if not names or not signal.Signals.__members__.keys() - _NEVER_HANDLED >= set(names):
-        raise UsageError(f'{name} must be names of signals that can be handled, like "SIGTERM,SIGINT", not {value!r}')
+        raise UsageError(
+            f'{name} must be names of signals that can be handled, like "SIGTERM,SIGINT", not'
+            f" {value!r}"
+        )
     return tuple(dict.fromkeys(signal.Signals[item] for item in names))
 
 
-def logs_specs(log_dir: str | None, redirects: object, tee: object, ranks: object, workers: int) -> LogsSpecs:
+def logs_specs(
+    log_dir: str | None,
+    redirects: object,
+    tee: object,
+    ranks: object,
+    workers: int,
+) -> LogsSpecs:
     """Return torch's logs_specs for options as `parse_streams` and `parse_ranks` take them."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std  # noqa: PLC0415 - only where jobs run
+    from torch.distributed.elastic.multiprocessing import (  # noqa: PLC0415 - only where jobs run
+        DefaultLogsSpecs,
+        Std,
+    )
 
     def streams(value: object, name: str) -> Any:
         found = parse_streams(value, name, workers)
-        return {rank: Std(item) for rank, item in found.items()} if isinstance(found, dict) else Std(found)
+        return (
+            {rank: Std(item) for rank, item in found.items()}
+            if isinstance(found, dict)
+            else Std(found)
+        )
 
     shown = parse_ranks(ranks, "local_ranks_filter", workers)
     return DefaultLogsSpecs(
@@ -216,7 +256,10 @@ def check_numa(value: object, name: str) -> None:
         firstfault.errors.UsageError: it is none of these.
     """
     if value is not None and value not in _AFFINITIES and not hasattr(value, "affinity_mode"):
-        raise UsageError(f"{name} must be None, one of {', '.join(_AFFINITIES)}, or torch's NumaOptions, not {value!r}")
+        raise UsageError(
+            f"{name} must be None, one of {', '.join(_AFFINITIES)}, or torch's NumaOptions, not"
+            f" {value!r}"
+        )
 
 
 def numa_options(value: object) -> Any:
@@ -228,11 +271,16 @@ def numa_options(value: object) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        from torch.numa.binding import AffinityMode, NumaOptions  # noqa: PLC0415 - torch 2.9 and later have it
+        from torch.numa.binding import (  # noqa: PLC0415 - torch 2.9 and later have it
+            AffinityMode,
+            NumaOptions,
+        )
     except ImportError as error:
         import torch  # noqa: PLC0415 - only where jobs run
 
-        raise UsageError(f"numa_options={value!r} needs torch 2.9 or later, this is {torch.__version__}") from error
+        raise UsageError(
+            f"numa_options={value!r} needs torch 2.9 or later, this is {torch.__version__}"
+        ) from error
     return NumaOptions(affinity_mode=AffinityMode(value))
 
 
@@ -243,13 +291,18 @@ def _is_number(value: object) -> bool:
 def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
     wrong = sorted(rank for rank in ranks if not 0 <= rank < workers)
     if wrong:
-        raise UsageError(f"{name} names local rank {wrong[0]}, but a node has only {workers} workers (from rank 0)")
+        raise UsageError(
+            f"{name} names local rank {wrong[0]}, but a node has only {workers} workers (from"
+            " rank 0)"
+        )
 
 
 def with_node(template: str, values: Mapping[str, object]) -> str:
-    """Return a template of ``string.Template`` for log lines, with `values` in place of ``${group_rank}``, ``${node}``.
+    """Return a template of ``string.Template`` for log lines, with `values` in place of
+    ``${group_rank}``, ``${node}``.
 
-    torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it doesn't know a node's rank and name.
+    torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it doesn't know a
+    node's rank and name.
     """
     # torch's own substitution still follows: what is escaped stays so
     escaped = {name: str(value).replace("$", "$$") for name, value in values.items()}

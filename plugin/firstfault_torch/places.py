@@ -33,8 +33,12 @@ def get_node_place(node_context: NodeContext) -> Place:
     )
 
 
-def get_worker_place(node_context: NodeContext, environment: Mapping[str, str] = os.environ) -> Place:
-    """Return the place of this worker process: ranks from torch elastic's variables, the rest from its agent."""
+def get_worker_place(
+    node_context: NodeContext, environment: Mapping[str, str] = os.environ
+) -> Place:
+    """Return the place of this worker process: ranks from torch elastic's variables,
+    the rest from its agent.
+    """
     return replace(
         get_node_place(node_context),
         round=node_context.round,
@@ -46,13 +50,16 @@ def get_worker_place(node_context: NodeContext, environment: Mapping[str, str] =
         ),
         group_rank=_parse_number(environment, "GROUP_RANK"),
         world_size=_parse_number(environment, "WORLD_SIZE") or 0,
-        group_world_size=_parse_number(environment, "GROUP_WORLD_SIZE") or node_context.group_world_size,
+        group_world_size=_parse_number(environment, "GROUP_WORLD_SIZE")
+        or node_context.group_world_size,
         role=environment.get("ROLE_NAME", ""),
     )
 
 
 def read_boot_id() -> str:
-    """Identify the boot that this process's CLOCK_MONOTONIC counts from; empty if Linux doesn't provide it."""
+    """Identify the boot that this process's CLOCK_MONOTONIC counts from;
+    empty if Linux doesn't provide it.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,7 +1,9 @@
-"""Records a rank that no agent starts: one of srun, mpirun, deepspeed, Ray, or Lightning's own launcher.
+"""Records a rank that no agent starts: one of srun, mpirun, deepspeed, Ray,
+or Lightning's own launcher.
 
 ``python -m firstfault_torch.record train.py ...`` runs a program in this process's place; ``import
-firstfault_torch.record``, as a program's first import, records the program that runs. See docs/start/torchrun.md.
+firstfault_torch.record``, as a program's first import, records the program that runs. See
+docs/start/torchrun.md.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ usage: python -m firstfault_torch.record train.py ...
 
 def _get_command() -> list[str]:
     """Return this process's command line without this module."""
-    at = next(number for number, item in enumerate(sys.orig_argv) if item.endswith("firstfault_torch.record"))
+    at = next(
+        number
+        for number, item in enumerate(sys.orig_argv)
+        if item.endswith("firstfault_torch.record")
+    )
     option = sys.orig_argv[at].removesuffix("firstfault_torch.record")
     before = sys.orig_argv[:at] if option else sys.orig_argv[: at - 1]
     option = (option or sys.orig_argv[at - 1]).removesuffix("m")  # "-um" is "-u -m"

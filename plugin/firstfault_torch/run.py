@@ -1,6 +1,8 @@
-"""Runs one node of a job, from launch to exit: the middle of the road in docs/project/design.md, from top to bottom.
+"""Runs one node of a job, from launch to exit: the middle of the road in docs/project/design.md,
+from top to bottom.
 
-    launch, run_node   run the workers under a reporting agent, until its last round ends with a `RoundEnd`
+    launch, run_node   run the workers under a reporting agent, until its last round ends with a
+                       `RoundEnd`
     reach_verdict      agrees on a verdict with the peer nodes, or concludes alone
     _publish           publishes it, and leaves it for the next attempt and for readers
     _report            logs it, and passes it to an outer launcher and to notifiers
@@ -36,11 +38,19 @@ from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stop_processes import kill_orphans
 from firstfault_torch.conclusion import sealed_verdict
-from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node, import_conclusion_modules
+from firstfault_torch.conclusion.conclude_on_node import (
+    Wait,
+    conclude_on_node,
+    import_conclusion_modules,
+)
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
 from firstfault_torch.engine import Engine, SealedVerdict
-from firstfault_torch.failures.torch_error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
+from firstfault_torch.failures.torch_error_file import (
+    ERROR_FILE_VARIABLE,
+    remove_error_files,
+    write_error_file,
+)
 from firstfault_torch.guard import (
     await_late_calls,
     call_with_timeout,
@@ -49,7 +59,12 @@ from firstfault_torch.guard import (
     suppress_internal_errors,
     try_call,
 )
-from firstfault_torch.node.document_writer import as_entry, end_node_recorder, node_recorder, put_on_node
+from firstfault_torch.node.document_writer import (
+    as_entry,
+    end_node_recorder,
+    node_recorder,
+    put_on_node,
+)
 from firstfault_torch.node.stderr_relay import flush_relays
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.options import Options, parse_signals
@@ -61,14 +76,17 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
 _MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict that was sealed so long before this node failed, by clocks that may differ, is about something else."""
+"""A verdict that was sealed so long before this node failed, by clocks that may differ,
+is about something else.
+"""
 
 
 class NodeFailedError(Exception):
     """The job failed.
 
-    `error` is what torch raised: ChildFailedError, SignalException, an error of the agent itself, or PeerFailedError if
-    another node failed. `verdict` is on the whole job; None if firstfault itself failed.
+    `error` is what torch raised: ChildFailedError, SignalException, an error of the agent itself,
+    or PeerFailedError if another node failed. `verdict` is on the whole job; None if firstfault
+    itself failed.
     """
 
     def __init__(self, error: Exception, report: NodeReport, verdict: SealedVerdict | None) -> None:
@@ -91,27 +109,38 @@ class ExitSettings:
 
 
 def launch(
-    config: LaunchConfig, function: Callable[..., Any], *args: Any, engine: Engine, options: Options | None = None
+    config: LaunchConfig,
+    function: Callable[..., Any],
+    *args: Any,
+    engine: Engine,
+    options: Options | None = None,
 ) -> dict[int, Any]:
-    """Run ``function(*args)`` in each of this node's worker processes; return their results by global rank.
+    """Run ``function(*args)`` in each of this node's worker processes;
+    return their results by global rank.
 
-    It is ``torch.distributed.launcher.api.elastic_launch`` with error documents, one verdict for all nodes, and the
-    failure's traceback.
+    It is ``torch.distributed.launcher.api.elastic_launch`` with error documents, one verdict for
+    all nodes, and the failure's traceback.
 
-    For the start method "spawn", `function` can be pickled. `engine` runs the attempt, such as `PlainEngine`.
+    For the start method "spawn", `function` can be pickled. `engine` runs the attempt, such as
+    `PlainEngine`.
 
     Raises:
-        NodeFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
+        NodeFailedError: a worker failed, here or on another node, or the agent failed or was
+            terminated.
     """
     options = options or Options()
     with error_files_removed(config):
         run = run_recorded if options.in_process_restart is None else options.in_process_restart.run
-        return run_node(build_job(config, run, (engine, function, *args)), engine=engine, options=options)
+        return run_node(
+            build_job(config, run, (engine, function, *args)), engine=engine, options=options
+        )
 
 
 @contextlib.contextmanager
 def error_files_removed(config: LaunchConfig) -> Iterator[None]:
-    """Remove torch's error files after the block, where torch chose their folder; `run_node` itself leaves them."""
+    """Remove torch's error files after the block, where torch chose their folder;
+    `run_node` itself leaves them.
+    """
     try:
         yield
     finally:
@@ -133,24 +162,37 @@ def build_node_context(engine: Engine, options: Options) -> NodeContext:
 
 
 def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
-    """Run as `launch` does; the workers themselves record (`firstfault_torch.worker.worker_monitor.recorded`)."""
+    """Run as `launch` does; the workers themselves record
+    (`firstfault_torch.worker.worker_monitor.recorded`).
+    """
     node_context = with_previous_verdict(build_node_context(engine, options))
     with (
-        # The recorder ends before the signal handlers do: its last uploads must not be cut off by a signal.
+        # The recorder ends before the signal handlers do: its last uploads must not be cut off by a
+        # signal.
         SignalWatch(parse_signals(job.signals)) as signals,
-        node_recorder(node_context, options.terminated_stop_seconds or options.stop_seconds) as node_context,
+        node_recorder(
+            node_context, options.terminated_stop_seconds or options.stop_seconds
+        ) as node_context,
     ):
         exit_settings = ExitSettings(engine, options, signals.shutdown_requested, job.max_restarts)
-        asks = options.restarts_follow_policy and job.max_restarts > 0 and read_decision_mode() != OFF
+        asks = (
+            options.restarts_follow_policy and job.max_restarts > 0 and read_decision_mode() != OFF
+        )
         judge = partial(_judge_restart, exit_settings) if asks else None
         settings = AgentSettings(options, signals, job.min_nodes, judge, import_conclusion_modules)
         peers: Peers | None = None
         try:
-            end = launch_agent(job, node_context, settings, partial(_publish_and_exit, exit_settings))
+            end = launch_agent(
+                job,
+                node_context,
+                settings,
+                partial(_publish_and_exit, exit_settings),
+            )
             peers = end.peers
             if end.error is None:
                 return _leave_with_results(end.results or {}, exit_settings)
-            # Verdict and report come before leftovers are killed, because that may take `stop_seconds`.
+            # Verdict and report come before leftovers are killed, because that may take
+            # `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
             _report(sealed, engine)
             is_finished = sealed is not None and engine.takes_results(sealed)
@@ -161,7 +203,8 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             if is_finished:  # only the teardown failed
                 return _leave_with_results(end.finished_results, exit_settings)
             failed = NodeFailedError(end.error, end.report, sealed)
-            # they hold the agent, and `end` its peers: a later fork must not inherit the round's store
+            # they hold the agent, and `end` its peers: a later fork must not inherit the round's
+            # store
             traceback.clear_frames(failed.error.__traceback__)
             del end
             raise failed from failed.error
@@ -182,15 +225,19 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
     """Return what this node's functions returned, by rank, when the node may exit."""
     if settings.options.in_process_restart is not None:
         results = settings.options.in_process_restart.by_last_rank(results)
-    settings.engine.await_exit(has_rank_0=0 in results, shutdown_requested=settings.shutdown_requested)
+    settings.engine.await_exit(
+        has_rank_0=0 in results, shutdown_requested=settings.shutdown_requested
+    )
     return results
 
 
-# --- from the end of a round to a verdict ---------------------------------------------------------------------------
+# --- from the end of a round to a verdict ---------------------------------------------------------
 
 
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
-    """Settle on a verdict with other nodes, or conclude alone, and publish; None if firstfault itself failed."""
+    """Settle on a verdict with other nodes, or conclude alone, and publish;
+    None if firstfault itself failed.
+    """
     sealed: SealedVerdict | None = None
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
         sealed = _settle_with_peers(end, settings)
@@ -206,10 +253,11 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
     if peers is None:
         return None
     own: SealedVerdict | None = None
-    """What this node concluded as the leader, before the store was lost or another agent took over."""
+    """What this node concluded as the leader, before the store was lost or another agent took over.
+    """
     for step in peers.settle(end.report.copies, settings.options.settle_seconds):
-        # A follower gets one verdict. The leader gets the reports; if it takes too long and another agent takes over,
-        # a verdict follows them.
+        # A follower gets one verdict. The leader gets the reports; if it takes too long and another
+        # agent takes over, a verdict follows them.
         if isinstance(step, ElectedVerdict):
             return _adopt_verdict(step, end, settings)
         wait = Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested)
@@ -217,28 +265,44 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
         if sealed is None:
             continue
         own = _share_with_all_nodes(sealed, step.copies)
-        # False: concluding took so long that another agent may lead now. Publishing would make a second verdict;
-        # the next step has the one of that agent.
+        # False: concluding took so long that another agent may lead now. Publishing would make a
+        # second verdict; the next step has the one of that agent.
         if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
             sealed = _publish(own, settings)
             is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.publish(
-                sealed.document, durable=is_shared and sealed.durable, bundle=b"" if is_shared else sealed.bundle
+                sealed.document,
+                durable=is_shared and sealed.durable,
+                bundle=b"" if is_shared else sealed.bundle,
             )
             # Another leader was faster after all: its verdict counts on all nodes.
-            return sealed if settled.document == sealed.document else _adopt_verdict(settled, end, settings)
+            return (
+                sealed
+                if settled.document == sealed.document
+                else _adopt_verdict(settled, end, settings)
+            )
     return _publish_unless_published(own, end, settings) if own is not None else None
 
 
-def _publish_unless_published(own: SealedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
-    """Publish this node's verdict without an election; take another node's if it has published first."""
+def _publish_unless_published(
+    own: SealedVerdict, end: RoundEnd, settings: ExitSettings
+) -> SealedVerdict:
+    """Publish this node's verdict without an election;
+    take another node's if it has published first.
+    """
     found: SealedVerdict | None = None
     if end.node_context.identity.is_folder_shared:
-        find, seconds = partial(_find_published_verdict, end, settings), time_limits.VERDICT_READ_TIMEOUT_SECONDS
+        find, seconds = (
+            partial(_find_published_verdict, end, settings),
+            time_limits.VERDICT_READ_TIMEOUT_SECONDS,
+        )
         doing = "looking for another node's verdict"
         found, error = call_with_timeout(
-            partial(try_call, find, Exception), seconds, doing, settings.shutdown_requested
+            partial(try_call, find, Exception),
+            seconds,
+            doing,
+            settings.shutdown_requested,
         ) or (None, None)
         if error is not None:
             logger.debug("no verdict of another node can be read: %s", error)
@@ -246,7 +310,9 @@ def _publish_unless_published(own: SealedVerdict, end: RoundEnd, settings: ExitS
 
 
 def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
-    """Return a verdict for all nodes; with copies of what they wrote, if each has a separate folder."""
+    """Return a verdict for all nodes; with copies of what they wrote,
+    if each has a separate folder.
+    """
     node_context = sealed.node_context
     if node_context.identity.is_folder_shared:
         return replace(sealed, for_all=True)
@@ -258,15 +324,19 @@ def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) ->
 def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
     """Return the verdict of another node, published here too if that node could not."""
     # `durable` is False if the leader could not write to the storage: then each node tries.
-    taken = sealed_verdict.adopt_sealed_verdict(settled.document, end.node_context, durable=settled.durable)
+    taken = sealed_verdict.adopt_sealed_verdict(
+        settled.document, end.node_context, durable=settled.durable
+    )
     return _publish(replace(taken, bundle=settled.bundle), settings)
 
 
 def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
-    """Conclude from what this node can read, and publish; take the verdict of a node that had its turn earlier."""
+    """Conclude from what this node can read, and publish;
+    take the verdict of a node that had its turn earlier.
+    """
     is_shared = end.node_context.identity.is_folder_shared
-    # Without the round's store the nodes can't elect a leader. They take turns by time: each looks whether a node
-    # before it has published.
+    # Without the round's store the nodes can't elect a leader. They take turns by time: each looks
+    # whether a node before it has published.
     if end.group_rank and is_shared:
         find = partial(_find_published_verdict, end, settings)
         delay = sealed_verdict.get_conclusion_delay(end.group_rank)
@@ -281,12 +351,19 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
         copies = {**copies, **_synthesize_first_node_entry(end)}
         # No other node can write into this node's folder, so there is nothing to wait for.
         wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
-    sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(end, copies, settings, Wait(0.0))
+    sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(
+        end,
+        copies,
+        settings,
+        Wait(0.0),
+    )
     return _publish_unless_published(sealed, end, settings) if sealed is not None else None
 
 
 def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
-    """Return a roster entry of the first node if its agent is gone, and with it the store that held the entry."""
+    """Return a roster entry of the first node if its agent is gone,
+    and with it the store that held the entry.
+    """
     node = end.peers.liveness.lost_first if end.peers is not None else ""
     if not node:
         return {}
@@ -303,34 +380,53 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
 
 
 def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
-    """Return the verdict that another node published on this failure; None if there is none, or only an older one."""
+    """Return the verdict that another node published on this failure; None if there is none,
+    or only an older one.
+    """
     document = settings.engine.published_verdict()
     if document is None:
         return None
     found = sealed_verdict.adopt_sealed_verdict(document, end.node_context, durable=True)
-    # Sealed before this agent started, or long before its failure: then it is about another failure.
+    # Sealed before this agent started, or long before its failure: then it is about another
+    # failure.
     earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
     return found if found.seal.timestamp_ns >= earliest_ns else None
 
 
 def _conclude_and_seal(
-    end: RoundEnd, copies: Mapping[str, bytes], settings: ExitSettings, wait: Wait
+    end: RoundEnd,
+    copies: Mapping[str, bytes],
+    settings: ExitSettings,
+    wait: Wait,
 ) -> SealedVerdict | None:
     """Conclude and seal; None if that fails."""
     with suppress_internal_errors("concluding on the failure"):
-        concluded = conclude_on_node(end.node_context, copies, settings.engine, settings.options, wait)
+        concluded = conclude_on_node(
+            end.node_context,
+            copies,
+            settings.engine,
+            settings.options,
+            wait,
+        )
         if end.restart_refusal is not None:
             found, refusal = concluded.conclusion, end.restart_refusal
-            decision = explain_unused_restarts(found.decision, found.verdict, refusal, settings.max_restarts)
+            decision = explain_unused_restarts(
+                found.decision,
+                found.verdict,
+                refusal,
+                settings.max_restarts,
+            )
             concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return sealed_verdict.seal_verdict(concluded, end.node_context)
     return None
 
 
 def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
-    """Publish a verdict, and leave it for the next attempt and for readers; return it with the result of publishing.
+    """Publish a verdict, and leave it for the next attempt and for readers;
+    return it with the result of publishing.
 
-    All is uploaded at the same time: other pods wait, and when the first one has exited, this one may be killed.
+    All is uploaded at the same time: other pods wait, and when the first one has exited, this one
+    may be killed.
     """
     others: list[Callable[[], object]] = []
     if sealed.bundle:
@@ -338,8 +434,13 @@ def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
         seconds = time_limits.HANDOVER_TIMEOUT_SECONDS
         others.append(partial(put_on_node, path, sealed.bundle, sealed.node_context, seconds))
     if sealed.conclusion is not None:  # a scheduler may run the job again, whatever was decided
-        others.append(partial(hand_over_verdict, sealed.node_context, sealed, settings.shutdown_requested))
-    ended = [start_in_thread(call, "leaving files for the next attempt and for readers") for call in others]
+        others.append(
+            partial(hand_over_verdict, sealed.node_context, sealed, settings.shutdown_requested)
+        )
+    ended = [
+        start_in_thread(call, "leaving files for the next attempt and for readers")
+        for call in others
+    ]
     with suppress_internal_errors("publishing the verdict"):
         sealed = settings.engine.publish(sealed, shutdown_requested=settings.shutdown_requested)
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
@@ -357,7 +458,8 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
     _write_termination_message(sealed)
     with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
-        if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
+        # another torch agent: copy the root cause into its error file, as torch's `record` does
+        if outer:
             write_error_file(outer, sealed_verdict.build_torch_error_data(sealed.verdict))
     if sealed.report is not None:  # this node concluded, and by now all nodes have the verdict
         with suppress_internal_errors("notifying others"):
@@ -367,31 +469,53 @@ def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
 def _write_termination_message(sealed: SealedVerdict) -> None:
     write = partial(write_termination_message, sealed.seal.message)
     # the user may have named a file on a hanging file system
-    call_with_timeout(write, time_limits.EXIT_STEP_TIMEOUT_SECONDS, "writing the termination message", local=True)
+    call_with_timeout(
+        write,
+        time_limits.EXIT_STEP_TIMEOUT_SECONDS,
+        "writing the termination message",
+        local=True,
+    )
 
 
-# --- what the agent calls -------------------------------------------------------------------------------------------
+# --- what the agent calls -------------------------------------------------------------------------
 
 
 def _judge_restart(
-    settings: ExitSettings, node_context: NodeContext, reports: CollectedReports, context: RestartContext
+    settings: ExitSettings,
+    node_context: NodeContext,
+    reports: CollectedReports,
+    context: RestartContext,
 ) -> RestartRecord:
     """Judge a failed round, and return whether torch restarts the workers."""
     wait = Wait(0.0, complete=reports.complete)
-    concluded = conclude_on_node(node_context, reports.copies, settings.engine, settings.options, wait, restart=context)
+    concluded = conclude_on_node(
+        node_context,
+        reports.copies,
+        settings.engine,
+        settings.options,
+        wait,
+        restart=context,
+    )
     return build_restart_record(concluded.conclusion, context)
 
 
 def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
-    """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal.
+    """Publish and exit, from another thread than the main one,
+    which waits inside C++ and handles no signal.
 
-    A verdict that another node has published stays: it knew more than this one learns in so short a time.
+    A verdict that another node has published stays: it knew more than this one learns in so short a
+    time.
     """
     seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
     find = partial(_find_published_verdict, end, settings)
     sealed = call_with_timeout(find, seconds, "looking for the verdict of another node")
     if sealed is None:
-        sealed = _conclude_and_seal(end, end.report.copies, settings, Wait(seconds, is_hurried=True))
+        sealed = _conclude_and_seal(
+            end,
+            end.report.copies,
+            settings,
+            Wait(seconds, is_hurried=True),
+        )
     with suppress_internal_errors("leaving the sealed verdict"):
         if sealed is not None:
             settings.engine.announce(sealed)

@@ -20,7 +20,9 @@ _SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
 
 
 def find_source_code() -> tuple[str, Path]:
-    """Return the address of the source code and the folder that it corresponds to; an empty address: not known."""
+    """Return the address of the source code and the folder that it corresponds to;
+    an empty address: not known.
+    """
     with contextlib.suppress(OSError, ValueError):  # also if the working folder was deleted
         folder = Path.cwd()
         if given := os.environ.get(SOURCE_VARIABLE, ""):
@@ -32,17 +34,26 @@ def find_source_code() -> tuple[str, Path]:
 
 
 def _build_address(git: Path) -> str:
-    """Return where the checked-out commit can be read, from git's own files; empty if no remote is known.
+    """Return where the checked-out commit can be read, from git's own files;
+    empty if no remote is known.
 
     Raises:
         OSError, ValueError: they can't be read.
     """
     if git.is_file():  # of a worktree: "gitdir: <folder>"
-        git = (git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()).resolve()
+        git = (
+            git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        ).resolve()
     shared = git / "commondir"
-    common = (git / shared.read_text(encoding="utf-8").strip()).resolve() if shared.exists() else git
+    common = (
+        (git / shared.read_text(encoding="utf-8").strip()).resolve() if shared.exists() else git
+    )
     head = (git / "HEAD").read_text(encoding="ascii").strip()
-    commit = _find_commit(head.removeprefix("ref:").strip(), git, common) if head.startswith("ref:") else head
+    commit = (
+        _find_commit(head.removeprefix("ref:").strip(), git, common)
+        if head.startswith("ref:")
+        else head
+    )
     web = _web_address(common)
     if not web or _COMMIT.fullmatch(commit) is None:
         return ""
@@ -62,7 +73,9 @@ def _find_commit(ref: str, git: Path, common: Path) -> str:
 
 
 def _web_address(common: Path) -> str:
-    """Return the address of the remote "origin" for a browser, without user and password; empty if there is none."""
+    """Return the address of the remote "origin" for a browser, without user and password;
+    empty if there is none.
+    """
     section = _ORIGIN.search((common / "config").read_text(encoding="utf-8"))
     found = _URL.search(section[0]) if section else None
     remote = found[1] if found else ""

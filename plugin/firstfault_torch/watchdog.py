@@ -1,6 +1,8 @@
-"""Deadlines for the training: a worker that doesn't keep one is killed by its agent and reported as hung.
+"""Deadlines for the training: a worker that doesn't keep one is killed by its
+agent and reported as hung.
 
-``Elastic(watchdog=Watchdog(heartbeat_timeout=300))`` or ``Options(watchdog=Watchdog())`` turns the watchdog on. Then::
+``Elastic(watchdog=Watchdog(heartbeat_timeout=300))`` or ``Options(watchdog=Watchdog())`` turns the
+watchdog on. Then::
 
     from firstfault_torch import watchdog
 
@@ -9,8 +11,8 @@
         with watchdog.expires(after=30, scope="train step"):
             step(batch)
 
-In a process without a watchdog these functions do nothing. They never raise because of the watchdog itself: if the
-agent can't be reached, there is one warning and no deadline.
+In a process without a watchdog these functions do nothing. They never raise because of the watchdog
+itself: if the agent can't be reached, there is one warning and no deadline.
 """
 
 from __future__ import annotations
@@ -45,11 +47,15 @@ TIMERS_VARIABLE = "FIRSTFAULT_TIMERS"
 HEARTBEAT_VARIABLE = "FIRSTFAULT_HEARTBEAT"
 """Longest time between two pings, seconds; empty: pings set no deadline."""
 TORCH_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
-"""The same path, for torch's FileTimerClient. In the agent's own environment it names the path for the FIFO."""
+"""The same path, for torch's FileTimerClient. In the agent's own environment it names
+the path for the FIFO.
+"""
 TORCH_ENABLED_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 """With the value 1 torch's agent starts torch's FileTimerServer, which kills the agent too."""
 MAX_SCOPE = 200
-"""Characters of a name. A line fits into one write to a FIFO, which is never mixed with another process's."""
+"""Characters of a name. A line fits into one write to a FIFO,
+which is never mixed with another process's.
+"""
 _HEART = "heartbeat"
 _SPARED = 0.1
 """Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
@@ -57,14 +63,16 @@ _SPARED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`), and are killed if they miss one.
+    """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`),
+    and are killed if they miss one.
 
     Raises:
         firstfault.errors.UsageError: `heartbeat_timeout` isn't a number of seconds above 0.
     """
 
     heartbeat_timeout: float | None = None
-    """Longest time between two calls of ``watchdog.ping()``, seconds. None: pings set no deadline."""
+    """Longest time between two calls of ``watchdog.ping()``, seconds. None: pings set no deadline.
+    """
 
     def __post_init__(self) -> None:
         """Check the field."""
@@ -72,8 +80,8 @@ class Watchdog:
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and 0 < seconds < math.inf):
             raise UsageError(
-                f"Watchdog.heartbeat_timeout must be a number of seconds above 0, or None for no heartbeat, "
-                f"not {seconds!r}"
+                "Watchdog.heartbeat_timeout must be a number of seconds above 0, or None for no"
+                f" heartbeat, not {seconds!r}"
             )
 
 
@@ -94,7 +102,10 @@ class _Deadline(contextlib.ContextDecorator):
             self._begun.append((client, client.begin(self._after, self._scope, self._since)))
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         # a fork in the block: the deadline stays with the process that began it
         if self._begun:
@@ -103,31 +114,41 @@ class _Deadline(contextlib.ContextDecorator):
 
 
 def expires(after: float, scope: str = "") -> _Deadline:
-    """Return a context manager that limits its block to `after` seconds; it may also decorate a function.
+    """Return a context manager that limits its block to `after` seconds;
+    it may also decorate a function.
 
-    Blocks may be nested. An exception that leaves the block ends it. Inside a block the heartbeat of the same thread
-    rests: the block's own deadline counts.
+    Blocks may be nested. An exception that leaves the block ends it. Inside a block the heartbeat
+    of the same thread rests: the block's own deadline counts.
 
     Args:
         after: seconds, more than 0.
         scope: the name of the block in reports; empty: file and line where it begins.
 
     Raises:
-        firstfault.errors.UsageError: `after` isn't a number of seconds above 0, or `scope` isn't a text.
+        firstfault.errors.UsageError: `after` isn't a number of seconds above 0, or `scope` isn't a
+            text.
     """
-    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 < after < sys.float_info.max:
-        raise UsageError(f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}")
+    if (
+        isinstance(after, bool)
+        or not isinstance(after, int | float)
+        or not 0 < after < sys.float_info.max
+    ):
+        raise UsageError(
+            f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}"
+        )
     if not isinstance(scope, str):
         raise UsageError(f"watchdog.expires(scope=...) must be a text, not {scope!r}")
-    since = _format_line(sys._getframe(1)) if _client() is not None else ""  # noqa: SLF001 - documented, as in logging
+    # documented, as in logging
+    since = _format_line(sys._getframe(1)) if _client() is not None else ""  # noqa: SLF001
     return _Deadline(float(after), scope[:MAX_SCOPE] or since, since)
 
 
 def ping() -> None:
-    """Show that the loop makes progress: the next ping has to come within ``Watchdog.heartbeat_timeout``.
+    """Show that the loop makes progress: the next ping has to come within
+    ``Watchdog.heartbeat_timeout``.
 
-    The first ping starts the heartbeat; it ends with the task function, and at `pause`. Call it as often as you like:
-    most calls send nothing.
+    The first ping starts the heartbeat; it ends with the task function, and at `pause`. Call it as
+    often as you like: most calls send nothing.
     """
     client = _client()
     if client is not None and client.timeout:
@@ -135,10 +156,11 @@ def ping() -> None:
 
 
 def pause() -> contextlib.AbstractContextManager[None]:
-    """Let the heartbeat rest until the next ping: after the loop, or before a step of unknown length.
+    """Let the heartbeat rest until the next ping: after the loop,
+    or before a step of unknown length.
 
-    As a block, ``with watchdog.pause():``, it also lets the agents know, with or without a watchdog, that the ranks
-    may make no progress for a while: no job is ended for a hang.
+    As a block, ``with watchdog.pause():``, it also lets the agents know, with or without a
+    watchdog, that the ranks may make no progress for a while: no job is ended for a hang.
     """
     client = _client()
     if client is not None:
@@ -175,14 +197,18 @@ def begun() -> int:
 
 
 def release_since(number: int) -> None:
-    """End the heartbeat, and this thread's blocks but the first `number`: an exception may have hindered their end."""
+    """End the heartbeat, and this thread's blocks but the first `number`:
+    an exception may have hindered their end.
+    """
     client = _client()
     if client is not None:
         client.release(threading.get_ident(), number)
 
 
 class _Client:
-    """This process's end of the FIFO; `timeout`: of the heartbeat, in seconds, 0 if there is none."""
+    """This process's end of the FIFO; `timeout`: of the heartbeat, in seconds,
+    0 if there is none.
+    """
 
     def __init__(self, path: str, timeout: float) -> None:
         self.timeout = timeout
@@ -212,10 +238,12 @@ class _Client:
         with self._lock:
             self.begun += 1
             number = str(self.begun)
-            # The outermost block of the thread that pings: its heartbeat rests, because the block's deadline counts.
+            # The outermost block of the thread that pings: its heartbeat rests, because the block's
+            # deadline counts.
             if self._heart == thread and thread not in self._open.values():
                 self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
-            # Known before it is sent: if an exception from outside hits now, `release_since` still ends the block.
+            # Known before it is sent: if an exception from outside hits now, `release_since` still
+            # ends the block.
             self._open[number], self._names[number] = thread, scope
             self._put(Timer(self.owner, number, scope, time.monotonic() + after, after, since))
             self._send()
@@ -264,9 +292,13 @@ class _Client:
                 self._send()
 
     def release(self, thread: int | None = None, since: int = 0) -> None:
-        """End the heartbeat, and a thread's blocks but the first `since` of the process; None: those of all threads."""
+        """End the heartbeat, and a thread's blocks but the first `since` of the process; None:
+        those of all threads.
+        """
         with self._lock:
-            for number in [one for one, its in self._open.items() if thread in {None, its} and int(one) > since]:
+            for number in [
+                one for one, its in self._open.items() if thread in {None, its} and int(one) > since
+            ]:
                 self._put(Timer(self.owner, number, "", None))
                 del self._open[number], self._names[number]
             self.pause()
@@ -276,20 +308,25 @@ class _Client:
         # a ping within the spared time isn't sent: it must not expire early for that
         deadline = now + self.timeout + self._spared
         self._pinged = now
-        self._put(Timer(self.owner, _HEART, "", deadline, self.timeout, self._since, heartbeat=True))
+        self._put(
+            Timer(self.owner, _HEART, "", deadline, self.timeout, self._since, heartbeat=True)
+        )
 
     def _put(self, timer: Timer) -> None:
-        # Only the newest state of a timer is sent. Removed first: a dict keeps the place of a key that is set again,
-        # and lines are sent in the order of the calls.
+        # Only the newest state of a timer is sent. Removed first: a dict keeps the place of a key
+        # that is set again, and lines are sent in the order of the calls.
         self._unsent.pop(timer.number, None)
         self._unsent[timer.number] = timer_line(timer)
 
     def _send(self) -> None:
-        """Send what isn't sent yet; what an agent doesn't take in time is sent with the next call."""
+        """Send what isn't sent yet; what an agent doesn't take in time is
+        sent with the next call.
+        """
         try:
             while self._unsent and not self._is_lost:
                 number = next(iter(self._unsent))
-                line = self._unsent.pop(number)  # first: a signal handler may send, too, while this one waits
+                # first: a signal handler may send, too, while this one waits
+                line = self._unsent.pop(number)
                 try:
                     self._write(line)
                 except OSError:
@@ -299,8 +336,9 @@ class _Client:
         except BlockingIOError:
             self._is_blocked = True  # the next call doesn't wait
         except OSError as error:
-            # Only without a reader, or without the FIFO, is the agent gone. For want of a descriptor or of memory, the
-            # next call tries again: a block's end that is never sent would cost a healthy process its life.
+            # Only without a reader, or without the FIFO, is the agent gone. For want of a
+            # descriptor or of memory, the next call tries again: a block's end that is never sent
+            # would cost a healthy process its life.
             if is_shortage(error):
                 return
             self._is_lost = True
@@ -311,8 +349,11 @@ class _Client:
         # The program may have closed it: another file may have its number by now.
         if self._fifo is None or not self._fifo.is_ours:
             # fails if no agent reads it
-            self._fifo = KeptDescriptor(os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-        # A write of at most PIPE_BUF bytes to a FIFO is atomic: the agent gets the whole line, or none (pipe(7)).
+            self._fifo = KeptDescriptor(
+                os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            )
+        # A write of at most PIPE_BUF bytes to a FIFO is atomic: the agent gets the whole line, or
+        # none (pipe(7)).
         try:
             os.write(self._fifo.number, line)
         except BlockingIOError:
@@ -320,8 +361,8 @@ class _Client:
                 raise
             poll = select.poll()
             poll.register(self._fifo.number, select.POLLOUT)
-            # The FIFO is full: its agent is slow or frozen. Wait once for a short time; the training must not stop
-            # for it.
+            # The FIFO is full: its agent is slow or frozen. Wait once for a short time; the
+            # training must not stop for it.
             poll.poll(DEADLINE_SEND_TIMEOUT_SECONDS * 1000)
             if not self._fifo.is_ours:  # another thread closed it during the wait
                 raise
@@ -333,13 +374,15 @@ _pauses: list[str] = []
 
 
 def _client() -> _Client | None:
-    """Return this process's client; None: no watchdog is configured. A forked child gets its own."""
+    """Return this process's client; None: no watchdog is configured. A
+    forked child gets its own.
+    """
     global _current  # noqa: PLW0603 - one for each process
     path = os.environ.get(TIMERS_VARIABLE)
     if not path:
         return None
-    # A forked child has a copy of the parent's client, possibly with its lock held by a thread that doesn't exist
-    # there.
+    # A forked child has a copy of the parent's client, possibly with its lock held by a thread that
+    # doesn't exist there.
     if _current is None or _current.owner != os.getpid() or _current.path != path:
         _current = _Client(path, float(os.environ.get(HEARTBEAT_VARIABLE) or 0))
     return _current
@@ -349,11 +392,11 @@ def _format_line(frame: FrameType) -> str:
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-# --- timers on their way from a worker to its agent: lines of JSON in a FIFO -----------------------------------------
+# --- timers on their way from a worker to its agent: lines of JSON in a FIFO ----------------------
 
-# The lines are those of torch's FileTimer with fields of our own, so that torch's FileTimerClient may write into the
-# same FIFO. torch's deadlines are times of the wall clock, which may jump; ours are times of CLOCK_MONOTONIC, which all
-# processes of a machine share.
+# The lines are those of torch's FileTimer with fields of our own, so that torch's FileTimerClient
+# may write into the same FIFO. torch's deadlines are times of the wall clock, which may jump; ours
+# are times of CLOCK_MONOTONIC, which all processes of a machine share.
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +416,8 @@ class Timer:
     """Where it began: "train.py:50"."""
     heartbeat: bool = False
     kills: bool = True
-    """Whether the process is killed at the deadline; torch's clients may ask for a log line only."""
+    """Whether the process is killed at the deadline; torch's clients may ask for a log line only.
+    """
 
 
 def timer_line(timer: Timer) -> bytes:
@@ -398,18 +442,30 @@ def timer_line(timer: Timer) -> bytes:
 
 
 def parse_line(line: bytes) -> Timer:
-    """Return the timer that a client wrote; a deadline of torch's client is converted from the wall clock.
+    """Return the timer that a client wrote; a deadline of torch's client is
+    converted from the wall clock.
 
     Raises:
         ValueError: it isn't such a line.
     """
     try:
         found = parse_json(line)
-        pid, scope, expires = int(found["pid"]), str(found["scope_id"]), float(found["expiration_time"])
+        pid, scope, expires = (
+            int(found["pid"]),
+            str(found["scope_id"]),
+            float(found["expiration_time"]),
+        )
         if "number" not in found:
             left = expires - time.time()
             deadline = time.monotonic() + left if expires >= 0 else None
-            return Timer(pid, f"torch:{scope}", scope, deadline, max(left, 0.0), kills=int(found["signal"]) > 0)
+            return Timer(
+                pid,
+                f"torch:{scope}",
+                scope,
+                deadline,
+                max(left, 0.0),
+                kills=int(found["signal"]) > 0,
+            )
         deadline = None if found["deadline"] is None else float(found["deadline"])
         if deadline is not None and not math.isfinite(deadline):
             raise ValueError("its deadline is not a time")

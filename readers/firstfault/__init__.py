@@ -1,7 +1,9 @@
-"""firstfault finds which worker killed a distributed training job, why, and whether to run it again.
+"""firstfault finds which worker killed a distributed training job, why,
+and whether to run it again.
 
-This is the library: it reads what workers left in object storage and concludes from it. It needs neither flytekit nor
-torch, and imports `firstfault_proto` alone. Names are loaded when first used, so that importing it costs nothing.
+This is the library: it reads what workers left in object storage and concludes from it. It needs
+neither flytekit nor torch, and imports `firstfault_proto` alone. Names are loaded when first used,
+so that importing it costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Read an attempt, or the logs of a job that ran without firstfault, and summarize its task's remaining attempts."""
+"""Read an attempt, or the logs of a job that ran without firstfault,
+and summarize its task's remaining attempts.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,22 @@ if TYPE_CHECKING:
     from firstfault.brief import LineRanges, LogDigest
 
 JOB_LOGS_GROUP = "firstfault.job_logs"
-"""Entry-point group of log readers: functions from log files and streams to a snapshot; None: unsupported format."""
+"""Entry-point group of log readers: functions from log files and streams to a snapshot; None:
+unsupported format.
+"""
 _OWN_LOG_READER = "firstfault.job_logs"
 """The module of firstfault's own, which may be deleted."""
 LOG_DIGESTS_GROUP = "firstfault.log_digests"
-"""Entry-point group: functions from log files and streams, and the lines to quote, to a `LogDigest`."""
+"""Entry-point group: functions from log files and streams, and the lines to quote,
+to a `LogDigest`.
+"""
 _AROUND = 10
 """Maximum number of further attempts to read: the nearest earlier attempts, then later ones."""
 _MOST_ATTEMPTS = 100
 _GAP = 2
-"""Maximum number of consecutive attempts without files; after a longer gap, the search for attempts ends."""
+"""Maximum number of consecutive attempts without files; after a longer gap,
+the search for attempts ends.
+"""
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage note about an unreadable document, before its name and the reason."""
@@ -43,7 +51,9 @@ ReaderOf = Callable[[str], MultiErrorFileOutputReader]
 
 
 def find_run_logs(uri: str) -> dict[str, str]:
-    """Return the log files of a ``firstfault run`` attempt, by pod; empty for attempts of an engine."""
+    """Return the log files of a ``firstfault run`` attempt, by pod;
+    empty for attempts of an engine.
+    """
     here = parse_attempt_number(uri)
     if here is None or is_remote(uri):
         return {}
@@ -77,12 +87,14 @@ class ReadAttempt:
 def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
     """Read an attempt.
 
-    In the folder of all attempts of a task, this is the last failed attempt, or the last attempt if none failed. In a
-    local folder of runs, it is an attempt of the latest run. A local folder without attempts, and a local file that
-    isn't an error document, are read as logs of a job without firstfault.
+    In the folder of all attempts of a task, this is the last failed attempt, or the last attempt if
+    none failed. In a local folder of runs, it is an attempt of the latest run. A local folder
+    without attempts, and a local file that isn't an error document, are read as logs of a job
+    without firstfault.
 
     Args:
-        uri: an output prefix, an errors/ folder, a document, the folder of all attempts of a task, or of logs.
+        uri: an output prefix, an errors/ folder, a document, the folder of all attempts of a task,
+            or of logs.
         make_reader: creates the reader.
         beside: additional logs and flight recorder dumps of the same job.
 
@@ -108,7 +120,9 @@ def _with_beside(make_reader: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
 
 
 def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
-    """Read an attempt like `read_attempt`, without logs; if no attempt is found, the result's `exists` is False."""
+    """Read an attempt like `read_attempt`, without logs; if no attempt is found,
+    the result's `exists` is False.
+    """
     here = _read_one(uri, make_reader)
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
@@ -128,8 +142,12 @@ def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 
 
 def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
-    """Read the last attempt of the latest run in a local folder of runs; None if `uri` isn't such a folder."""
-    from firstfault.run_folder import find_newest_run  # noqa: PLC0415 - who reads logs doesn't need it
+    """Read the last attempt of the latest run in a local folder of runs;
+    None if `uri` isn't such a folder.
+    """
+    from firstfault.run_folder import (  # noqa: PLC0415 - who reads logs doesn't need it
+        find_newest_run,
+    )
 
     run = None if is_remote(uri) else find_newest_run(Path(uri.removeprefix("file://")))
     return _read_documents(str(run), make_reader) if run is not None else None
@@ -150,7 +168,15 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: Reader
     # a report on logs must not show an output prefix
     here = "" if has_failed(job) else uri
     reader = make_reader(here)
-    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False, is_of_logs=True, sources=sources)
+    return ReadAttempt(
+        here,
+        reader,
+        job,
+        reader.conclude_from(job),
+        succeeded=False,
+        is_of_logs=True,
+        sources=sources,
+    )
 
 
 def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
@@ -170,8 +196,12 @@ def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
 
 
 def _read_with_entry_points(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
-    """Return what the log reader of another distribution reads; None: there is none, or none knows the format."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and our own reader reads most logs
+    """Return what the log reader of another distribution reads; None: there is none,
+    or none knows the format.
+    """
+    from importlib.metadata import (  # noqa: PLC0415 - slow, and our own reader reads most logs
+        entry_points,
+    )
 
     for point in entry_points(group=JOB_LOGS_GROUP):
         with suppress(ImportError):  # the entry point of a deleted package
@@ -181,7 +211,9 @@ def _read_with_entry_points(sources: Sequence[Path | IO[bytes]]) -> Snapshot | N
     return None
 
 
-def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges, *, reads_all: bool = False) -> LogDigest:
+def digest_logs(
+    sources: Sequence[Path | IO[bytes]], wanted: LineRanges, *, reads_all: bool = False
+) -> LogDigest:
     """Return what a brief quotes from the logs of a job.
 
     Args:
@@ -201,12 +233,15 @@ def digest_logs(sources: Sequence[Path | IO[bytes]], wanted: LineRanges, *, read
 
 
 def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
-    """Read one error document from bytes, such as standard input. `name` identifies the source in errors.
+    """Read one error document from bytes, such as standard input. `name`
+    identifies the source in errors.
 
     Raises:
         BadDocumentError: the bytes aren't a valid document.
     """
-    from firstfault.reading.fetch import sorted_out  # noqa: PLC0415 - who reads logs doesn't need it
+    from firstfault.reading.fetch import (  # noqa: PLC0415 - who reads logs doesn't need it
+        sorted_out,
+    )
     from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
 
     reader = make_reader("")
@@ -224,12 +259,18 @@ def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
 
 
 def sibling_attempts(
-    uri: str, conclusion: Conclusion, *, strategy: str | None = None, seconds: float = _SECONDS
+    uri: str,
+    conclusion: Conclusion,
+    *,
+    strategy: str | None = None,
+    seconds: float = _SECONDS,
 ) -> tuple[AttemptSummary, ...]:
-    """Return summaries of an attempt and of up to ten more, by number; empty if it is the only attempt.
+    """Return summaries of an attempt and of up to ten more, by number;
+    empty if it is the only attempt.
 
-    Earlier attempts are read concurrently, later attempts one by one until an attempt doesn't exist. A summary's note
-    has the reason if an attempt or its documents could not be read. Missing attempts are skipped.
+    Earlier attempts are read concurrently, later attempts one by one until an attempt doesn't
+    exist. A summary's note has the reason if an attempt or its documents could not be read. Missing
+    attempts are skipped.
 
     Args:
         uri: the attempt's output prefix, or a path below it.
@@ -251,15 +292,21 @@ def sibling_attempts(
 
 
 async def _summarize_neighbors(
-    folder: str, number: int, make_reader: Callable[[int], MultiErrorFileOutputReader], seconds: float
+    folder: str,
+    number: int,
+    make_reader: Callable[[int], MultiErrorFileOutputReader],
+    seconds: float,
 ) -> list[AttemptSummary]:
     async def after() -> list[AttemptSummary]:
-        # one by one: usually the next attempt doesn't exist, and concurrent reads of ten would be wasted
+        # one by one: usually the next attempt doesn't exist, and concurrent reads of ten would be
+        # wasted
         deadline = time.monotonic() + seconds
         found: list[AttemptSummary] = []
         for other in range(number + 1, number + 1 + _AROUND - len(before)):
             left = deadline - time.monotonic()
-            summary = await _summarize(folder, other, make_reader(other), left) if left > 0 else None
+            summary = (
+                await _summarize(folder, other, make_reader(other), left) if left > 0 else None
+            )
             if summary is None:
                 break
             found.append(summary)
@@ -276,7 +323,10 @@ async def _summarize_neighbors(
 
 
 async def _summarize(
-    folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
+    folder: str,
+    number: int,
+    reader: MultiErrorFileOutputReader,
+    seconds: float,
 ) -> AttemptSummary | None:
     """Summarize an attempt; None if it doesn't exist."""
     import asyncio  # noqa: PLC0415 - who reads logs doesn't need it
@@ -289,7 +339,9 @@ async def _summarize(
         return AttemptSummary(number, note=f"could not be read: {error}")
 
 
-async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) -> AttemptSummary | None:
+async def _read(
+    folder: str, number: int, reader: MultiErrorFileOutputReader
+) -> AttemptSummary | None:
     job = await reader.job_async()
     conclusion = reader.conclude_from(job)
     if conclusion is not None:
@@ -309,11 +361,17 @@ def _summarize_failure(number: int, conclusion: Conclusion) -> AttemptSummary:
     if job.failures or verdict.scope is not Scope.UNDETERMINED:
         return summarize_attempt(number, job, verdict, conclusion.decision)
     count = job.coverage.unreadable
-    notes = [note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE)]
+    notes = [
+        note.removeprefix(_NOT_READABLE)
+        for note in job.coverage.notes
+        if note.startswith(_NOT_READABLE)
+    ]
     if not count:
         why = "a node reported that it failed, but its error documents are not there"
     elif not notes:
         why = counted(count, "document")
     else:
-        why = one_line(notes[0]) + (f", and {counted(count - 1, 'more document')}" if count > 1 else "")
+        why = one_line(notes[0]) + (
+            f", and {counted(count - 1, 'more document')}" if count > 1 else ""
+        )
     return AttemptSummary(number, note=f"could not be read: {why}")

@@ -1,4 +1,5 @@
-"""Concludes an attempt: the verdict, the retry decision, and whether torch elastic restarts the workers.
+"""Concludes an attempt: the verdict, the retry decision,
+and whether torch elastic restarts the workers.
 
 Pure: no storage, no clock, no environment.
 """
@@ -22,7 +23,9 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A verdict and the decision on it. They always belong together: a reason never explains another verdict."""
+    """A verdict and the decision on it. They always belong together:
+    a reason never explains another verdict.
+    """
 
     verdict: model.Verdict
     decision: model.Decision
@@ -41,15 +44,18 @@ class Conclusion:
     diagnosis: Diagnosis
     """Of `job`, whatever strategy the verdict is from."""
     sealed: Outcome | None = None
-    """What the nodes published, also if this reader judges otherwise; None: nothing that can be read."""
+    """What the nodes published, also if this reader judges otherwise; None:
+    nothing that can be read.
+    """
 
 
 def find_outcome(conclusion: Conclusion) -> Outcome:
-    """Return the verdict and the decision that count: a scheduler that acts on the attempt follows these.
+    """Return the verdict and the decision that count:
+    a scheduler that acts on the attempt follows these.
 
-    They are those that the nodes published. The nodes knew more than a reader: the task's retry policy, the previous
-    attempt's verdict, how long the attempt had trained. Other schedulers have their exit code. Without a sealed
-    verdict, they are the reader's own.
+    They are those that the nodes published. The nodes knew more than a reader: the task's retry
+    policy, the previous attempt's verdict, how long the attempt had trained. Other schedulers have
+    their exit code. Without a sealed verdict, they are the reader's own.
     """
     return conclusion.sealed or Outcome(conclusion.verdict, conclusion.decision)
 
@@ -65,9 +71,10 @@ def conclude(
 
     Args:
         job: what was read.
-        strategy: a name or a callable. None: the strategy of the sealed verdict, else `DEFAULT_STRATEGY`.
-        policy: the retry policy. None: the sealed decision if the verdict is the sealed one, else firstfault's default
-            policy.
+        strategy: a name or a callable. None: the strategy of the sealed verdict, else
+            `DEFAULT_STRATEGY`.
+        policy: the retry policy. None: the sealed decision if the verdict is the sealed one, else
+            firstfault's default policy.
         context: the policy's input besides the verdict. None: derived from `job`.
 
     Raises:
@@ -84,11 +91,22 @@ def conclude(
     else:
         verdict = run_strategy(chosen_strategy or find_sealed_strategy(job.seals), job, diagnosis)
     verdict = replace(verdict, machine=find_machine(verdict))
-    context = replace(context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress)
+    context = replace(
+        context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress
+    )
     published = _restore_outcome(sealed, verdict, job, context) if sealed is not None else None
-    is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
-    # A reader of another version that blames another rank for the same documents doesn't overrule the nodes.
-    if policy is None and published is not None and is_sealed and (strategy is None or published.verdict is verdict):
+    is_sealed = seal is not None and (seal.digest, seal.strategy) == (
+        verdict.digest,
+        verdict.strategy,
+    )
+    # A reader of another version that blames another rank for the same documents doesn't overrule
+    # the nodes.
+    if (
+        policy is None
+        and published is not None
+        and is_sealed
+        and (strategy is None or published.verdict is verdict)
+    ):
         return Conclusion(job, published.verdict, published.decision, diagnosis, published)
     return Conclusion(job, verdict, decide(verdict, policy, context), diagnosis, published)
 
@@ -96,14 +114,17 @@ def conclude(
 def has_failed(job: model.JobErrors) -> bool:
     """Whether the attempt failed.
 
-    An unreadable document counts, too, and so does a node that reported a failure without leaving a document.
+    An unreadable document counts, too, and so does a node that reported a failure without leaving a
+    document.
     """
     has_failed_node = any(presence.phase is model.Phase.FAILED for presence in job.roster)
     return bool(job.failures or job.seals or job.coverage.unreadable or has_failed_node)
 
 
 def find_sealed_strategy(seals: Sequence[model.Seal]) -> AggregationStrategy:
-    """Return the strategy of a sealed verdict if it can be loaded here, else the default strategy."""
+    """Return the strategy of a sealed verdict if it can be loaded here,
+    else the default strategy.
+    """
     for seal in sorted(seals, key=lambda seal: seal.order):
         try:
             return get_strategy(seal.strategy)
@@ -112,13 +133,16 @@ def find_sealed_strategy(seals: Sequence[model.Seal]) -> AggregationStrategy:
     return get_strategy(DEFAULT_STRATEGY)
 
 
-def _find_valid_seal(job: model.JobErrors) -> tuple[model.Seal | None, tuple[model.Verdict, model.Decision] | None]:
+def _find_valid_seal(
+    job: model.JobErrors,
+) -> tuple[model.Seal | None, tuple[model.Verdict, model.Decision] | None]:
     """Return the valid seal that rests on the most documents, with its verdict and decision.
 
-    Without any document, a seal of another version is returned without them: the part that Flyte reads is readable.
+    Without any document, a seal of another version is returned without them: the part that Flyte
+    reads is readable.
     """
-    # Several pods may write a seal, each with the documents that it could read in time. They are sorted: the seal that
-    # rests on the most documents is first.
+    # Several pods may write a seal, each with the documents that it could read in time. They are
+    # sorted: the seal that rests on the most documents is first.
     parsed = [(seal, from_json(seal.json)) for seal in job.seals]
     valid = [(seal, sealed) for seal, sealed in parsed if sealed is not None]
     invalid = [seal for seal, sealed in parsed if sealed is None]
@@ -126,56 +150,93 @@ def _find_valid_seal(job: model.JobErrors) -> tuple[model.Seal | None, tuple[mod
     if invalid:
         use = "only its code and message are used" if is_used else "it is ignored"
         more = f", as in {len(invalid) - 1} more" if len(invalid) > 1 else ""
-        logger.warning("the verdict in %s is not valid, or of another version%s; %s", invalid[0].name, more, use)
+        logger.warning(
+            "the verdict in %s is not valid, or of another version%s; %s",
+            invalid[0].name,
+            more,
+            use,
+        )
     if valid:
         return valid[0]
     return (invalid[0] if is_used else None), None
 
 
-def _sealed_verdict_wins(seal: model.Seal, job: model.JobErrors, strategy: str | AggregationStrategy | None) -> bool:
-    """Whether the sealed verdict replaces the strategy: the documents, or some that it rests on, are gone."""
+def _sealed_verdict_wins(
+    seal: model.Seal, job: model.JobErrors, strategy: str | AggregationStrategy | None
+) -> bool:
+    """Whether the sealed verdict replaces the strategy: the documents, or some that it rests on,
+    are gone.
+    """
     if not job.failures:
         return True
     if strategy not in {None, seal.strategy} or seal.count <= job.document_count:
         return False
-    # Any process of the job can write a seal that claims a large number of documents. If no document is missing, the
-    # claim is wrong.
+    # Any process of the job can write a seal that claims a large number of documents. If no
+    # document is missing, the claim is wrong.
     is_whole = bool(job.roster) and job.coverage.complete
     if is_whole:
-        text = "judging anew: the verdict in %s claims %d documents, and the attempt has %d; schedulers still follow it"
+        text = (
+            "judging anew: the verdict in %s claims %d documents, and the attempt has %d;"
+            " schedulers still follow it"
+        )
         logger.warning(text, seal.name, seal.count, job.document_count)
     return not is_whole
 
 
 def _restore_outcome(
-    sealed: tuple[model.Verdict, model.Decision], verdict: model.Verdict, job: model.JobErrors, context: RetryContext
+    sealed: tuple[model.Verdict, model.Decision],
+    verdict: model.Verdict,
+    job: model.JobErrors,
+    context: RetryContext,
 ) -> Outcome:
-    """Return what the nodes published; with this reader's verdict if that is the same, because it has the root cause.
+    """Return what the nodes published; with this reader's verdict if that is the same,
+    because it has the root cause.
 
-    The pods decided with the task's own retry policy, a Python object that this reader doesn't have.
+    The pods decided with the task's own retry policy, a Python object that this reader doesn't
+    have.
     """
     published, decision = sealed
     if context.has_enforcer:  # a pod may have been lost since; other engines don't read the files
         decision = replace(decision, enforced=context.pods_alive)
-    is_same_fault = verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
+    is_same_fault = (
+        verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
+    )
     if is_same_fault and _is_same_cause(published, verdict):
         return Outcome(verdict, decision, is_sealed=True)
     ranks, fingerprint = set(published.ranks), published.fingerprint
-    candidates = (failure for failure in job.failures if fingerprint and failure.fingerprint == fingerprint)
-    roots = (item for item in candidates if item.rank in ranks or (not ranks and item.node == published.node))
+    candidates = (
+        failure for failure in job.failures if fingerprint and failure.fingerprint == fingerprint
+    )
+    roots = (
+        item
+        for item in candidates
+        if item.rank in ranks or (not ranks and item.node == published.node)
+    )
     return Outcome(replace(published, root=next(roots, None)), decision, is_sealed=True)
 
 
 def _is_same_cause(one: model.Verdict, other: model.Verdict) -> bool:
     """Whether two verdicts blame the same ranks or node for the same kind of fault."""
-    causes = [(verdict.scope, verdict.ranks, verdict.node, verdict.category) for verdict in (one, other)]
+    causes = [
+        (verdict.scope, verdict.ranks, verdict.node, verdict.category) for verdict in (one, other)
+    ]
     return causes[0] == causes[1]
 
 
-def _restore_sealed_verdict(seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors) -> model.Verdict:
+def _restore_sealed_verdict(
+    seal: model.Seal, verdict: model.Verdict | None, job: model.JobErrors
+) -> model.Verdict:
     if verdict is None:
-        # sealed by another version: only the fields that Flyte reads have the same meaning in every version
-        fields = (seal.code, seal.message, seal.kind, seal.origin, seal.fault_timestamp_ns, seal.worker)
+        # sealed by another version: only the fields that Flyte reads have the same meaning in every
+        # version
+        fields = (
+            seal.code,
+            seal.message,
+            seal.kind,
+            seal.origin,
+            seal.fault_timestamp_ns,
+            seal.worker,
+        )
         failure = model.WorkerError(*fields, model.Place(node=seal.worker))
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(failure,)))
     note = "no error documents were read; this is the verdict that the nodes sealed"
@@ -183,7 +244,7 @@ def _restore_sealed_verdict(seal: model.Seal, verdict: model.Verdict | None, job
     return replace(verdict, coverage=replace(verdict.coverage, notes=tuple(notes), complete=False))
 
 
-# --- whether workers are restarted ------------------------------------------------------------------------------------
+# --- whether workers are restarted ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +277,23 @@ class RestartContext:
         )
 
 
-def decide_restart(verdict: model.Verdict, decision: model.Decision, context: RestartContext) -> tuple[bool, str]:
+def decide_restart(
+    verdict: model.Verdict, decision: model.Decision, context: RestartContext
+) -> tuple[bool, str]:
     """Return whether to restart the workers after a round with this verdict, and the reason.
 
-    torch restarts after any failure. That is taken away only with proof that the restart would fail, too.
+    torch restarts after any failure. That is taken away only with proof that the restart would
+    fail, too.
 
     `decision` is the retry policy's, with the context of `RestartContext.to_retry_context`.
     """
-    # The only refusal without a proof. torch's rendezvous would wait for 10 minutes or more for a node that may never
-    # come, while the remaining nodes hold their GPUs; the scheduler can restart all nodes at once.
+    # The only refusal without a proof. torch's rendezvous would wait for 10 minutes or more for a
+    # node that may never come, while the remaining nodes hold their GPUs; the scheduler can restart
+    # all nodes at once.
     if context.nodes_left < context.min_nodes:
         return False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
-    # Contained errors of a GPU's memory may be gone after a restart, but not a GPU that the driver has lost.
+    # Contained errors of a GPU's memory may be gone after a restart, but not a GPU that the driver
+    # has lost.
     if is_gpu_gone(verdict):
         return False, "the GPU is gone, and a restart would need it"
     if decision.action is model.Action.STOP:
@@ -260,10 +326,19 @@ def build_restart_record(conclusion: Conclusion, context: RestartContext) -> mod
 
 
 def explain_unused_restarts(
-    decision: model.Decision, verdict: model.Verdict, refused: model.RestartRecord, max_restarts: int
+    decision: model.Decision,
+    verdict: model.Verdict,
+    refused: model.RestartRecord,
+    max_restarts: int,
 ) -> model.Decision:
-    """Add to a decision's reason why the agents refused to restart although some of `max_restarts` were left."""
+    """Add to a decision's reason why the agents refused to restart although some of
+    `max_restarts` were left.
+    """
     used = verdict.root.place.restart_count if verdict.root is not None else 0
     count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts (max_restarts) were not used"
-    why = f"for the same reason, {count}" if refused.reason == decision.reason else f"{count}: {refused.reason}"
+    why = (
+        f"for the same reason, {count}"
+        if refused.reason == decision.reason
+        else f"{count}: {refused.reason}"
+    )
     return replace(decision, reason=f"{decision.reason}; {why}")

@@ -1,4 +1,6 @@
-"""Whether firstfault acts on its decisions: ``FIRSTFAULT_DECISIONS``, read here for every engine."""
+"""Whether firstfault acts on its decisions: ``FIRSTFAULT_DECISIONS``,
+read here for every engine.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,20 @@ from firstfault.utils.loggers import get_logger
 logger = get_logger(__name__)
 
 DECISION_MODES, DECISIONS_VARIABLE = ("off", "observe", "act"), "FIRSTFAULT_DECISIONS"
-"""Whether firstfault acts on a decision, for example by an exit code; observe: it only prints what it would do."""
+"""Whether firstfault acts on a decision, for example by an exit code; observe:
+it only prints what it would do.
+"""
 ACT, OBSERVE, OFF = "act", "observe", "off"
 _warned: set[str] = set()
-"""Invalid values that this process has warned about: several places read the mode, some of them repeatedly."""
+"""Invalid values that this process has warned about: several places read the mode,
+some of them repeatedly.
+"""
 
 
 def find_mode_problem(text: str) -> str:
-    """Return what is wrong with a value of `DECISIONS_VARIABLE`, as a sentence for a person; empty: it is valid."""
+    """Return what is wrong with a value of `DECISIONS_VARIABLE`, as a sentence for a person; empty:
+    it is valid.
+    """
     if not text.strip() or text.strip().lower() in DECISION_MODES:
         return ""
     modes = f"{', '.join(DECISION_MODES[:-1])} or {DECISION_MODES[-1]}"
@@ -25,10 +33,11 @@ def find_mode_problem(text: str) -> str:
 
 
 def read_decision_mode(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the user's choice of `DECISION_MODES`: "act" if there is none, "observe" if it is invalid.
+    """Return the user's choice of `DECISION_MODES`: "act" if there is none,
+    "observe" if it is invalid.
 
-    Somebody who has misspelled the value wanted something else than the default, and "observe" changes nothing. An
-    invalid value gives one warning per process.
+    Somebody who has misspelled the value wanted something else than the default, and "observe"
+    changes nothing. An invalid value gives one warning per process.
     """
     text = environment.get(DECISIONS_VARIABLE, "")
     if problem := find_mode_problem(text):

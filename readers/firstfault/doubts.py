@@ -10,7 +10,9 @@ FINISHED_REASON = "the job had finished, so its results are there"
 TIME_LIMIT_REASON = "the attempt reached its time limit"
 _UNKNOWN_CAUSE_REASON = "nothing shows whether the same would happen again"
 _NO_PROOF_REASON = "maybe temporary, but that isn't proven"
-_UNEXPLAINED_WRITE_REASON = "a write failed without a reason: the disk may have been full, or over its quota"
+_UNEXPLAINED_WRITE_REASON = (
+    "a write failed without a reason: the disk may have been full, or over its quota"
+)
 _ADVICE_FOR_FLYTE = " (to allow retries, raise a recoverable error)"
 CATEGORIES_WITHOUT_CAUSE = {"signal", "hang", "collective", "stopped", "unknown"}
 """Categories that describe how a process ended, not why."""
@@ -31,7 +33,11 @@ def _describe_doubt(verdict: Verdict) -> str:
         return TIME_LIMIT_REASON
     if reason := explain_replaced_request(verdict.root):
         return reason
-    if verdict.category == "storage" and verdict.root is not None and is_unexplained_write(verdict.root):
+    if (
+        verdict.category == "storage"
+        and verdict.root is not None
+        and is_unexplained_write(verdict.root)
+    ):
         return _UNEXPLAINED_WRITE_REASON
     if verdict.category in CATEGORIES_WITHOUT_CAUSE:
         return _UNKNOWN_CAUSE_REASON
@@ -40,11 +46,16 @@ def _describe_doubt(verdict: Verdict) -> str:
 
 
 def explain_replaced_request(root: WorkerError | None) -> str:
-    """Return a sentence if the program replaced an exception that requests a retry by another; otherwise empty."""
+    """Return a sentence if the program replaced an exception that requests a retry by another;
+    otherwise empty.
+    """
     if root is None or root.exception is None or root.recoverable:
         return ""
-    # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception counts
+    # `except FlyteRecoverableException: raise TrainingError(...)`: the type of the raised exception
+    # counts
     raised = root.exception
-    outer, *inner = (link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members))
+    outer, *inner = (
+        link.type.rsplit(".", 1)[-1] for link in (raised, *raised.causes, *raised.members)
+    )
     request = next((name for name in inner if name in RETRY_REQUESTS), None)
     return f"{outer} replaced {request}, and isn't recoverable itself" if request else ""

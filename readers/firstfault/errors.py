@@ -22,7 +22,9 @@ class UsageError(FirstFaultError, ValueError):
 
 
 class StrategyError(FirstFaultError, ValueError):
-    """A strategy could not be registered or loaded; the text names it and the distribution it came from."""
+    """A strategy could not be registered or loaded;
+    the text names it and the distribution it came from.
+    """
 
     slug = "bad-strategy"
 

@@ -1,4 +1,6 @@
-"""Lists the failed attempts below a folder, and counts which fault, pod or machine they have in common."""
+"""Lists the failed attempts below a folder, and counts which fault,
+pod or machine they have in common.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _LINE = 160
 _SIGNIFICANCE = 0.05
 _HOUR_NS = 3600 * 10**9
 _CUTS = "048cgkosw"
-"""Characters at which the rest of a listing is split: names of executions are hexadecimal, or letters and digits."""
+"""Characters at which the rest of a listing is split: names of executions are hexadecimal,
+or letters and digits.
+"""
 
 
 @dataclass
@@ -51,8 +55,12 @@ class FoundAttempt:
 
     @property
     def may_have_failed(self) -> bool:
-        """Whether it has an error file, a document (of a round that recovered, perhaps), or a start without outputs."""
-        return bool(self.error_files or self.documents) or (self.started_ns is not None and not self.has_outputs)
+        """Whether it has an error file, a document (of a round that recovered, perhaps),
+        or a start without outputs.
+        """
+        return bool(self.error_files or self.documents) or (
+            self.started_ns is not None and not self.has_outputs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,9 @@ class FailedAttempt:
     def execution(self) -> str:
         """Name of its execution, or of its local run."""
         run = layout.parse_attempt_number(self.uri)
-        return layout.parse_execution(self.uri) or (run[0].rpartition("/")[2] if run is not None else self.uri)
+        return layout.parse_execution(self.uri) or (
+            run[0].rpartition("/")[2] if run is not None else self.uri
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +122,9 @@ def failed_attempts(
 ) -> tuple[list[FailedAttempt], int]:
     """Return the failed attempts below a folder, newest first, and the number of all attempts.
 
-    Costs the listing and one request for an attempt with a sealed verdict, two `with_machines` of the root causes.
-    Attempts with all errors stored before `since_ns`, nanoseconds since the Unix epoch, are left out.
+    Costs the listing and one request for an attempt with a sealed verdict, two `with_machines` of
+    the root causes. Attempts with all errors stored before `since_ns`, nanoseconds since the Unix
+    epoch, are left out.
 
     Raises:
         StoreError: the storage could not be listed.
@@ -122,7 +133,8 @@ def failed_attempts(
 
 
 def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
-    """Return the groups of readable attempts, the most expensive first: by rank-hours, then by number.
+    """Return the groups of readable attempts, the most expensive first: by rank-hours,
+    then by number.
 
     `attempts` are newest first; `by` is fingerprint, category, pod, machine or node.
     """
@@ -134,40 +146,57 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
     for key, alike in members.items():
         hours = [attempt.rank_hours for attempt in alike if attempt.rank_hours is not None]
         executions = {attempt.execution for attempt in alike}
-        groups.append(FaultGroup(key, len(alike), len(executions), sum(hours) if hours else None, alike[0]))
+        groups.append(
+            FaultGroup(key, len(alike), len(executions), sum(hours) if hours else None, alike[0])
+        )
     if by in {"node", "machine"}:
         known = [group for group in groups if group.key]
         total = sum(group.executions for group in known)
         groups = [
-            replace(one, is_suspicious=one.last.machine != "" and _is_unlikely(one, total, len(known)))
+            replace(
+                one, is_suspicious=one.last.machine != "" and _is_unlikely(one, total, len(known))
+            )
             for one in groups
         ]
     return sorted(groups, key=lambda group: (-(group.rank_hours or 0), -group.attempts, group.key))
 
 
 def _is_unlikely(group: FaultGroup, executions: int, machines: int) -> bool:
-    """Whether a machine has more failures than chance explains, if all machines were equally reliable.
+    """Whether a machine has more failures than chance explains,
+    if all machines were equally reliable.
 
-    The binomial distribution's tail, times the number of machines (Bonferroni's correction): among 100 machines, one
-    always has the most failures. Only machines that failed are known, which makes chance larger than it is.
+    The binomial distribution's tail, times the number of machines (Bonferroni's correction): among
+    100 machines, one always has the most failures. Only machines that failed are known, which makes
+    chance larger than it is.
     """
-    if group.executions < 2 or machines < 2:  # noqa: PLR2004 - one failure, or one machine, shows nothing
+    # one failure, or one machine, shows nothing
+    if group.executions < 2 or machines < 2:  # noqa: PLR2004
         return False
 
     def log_chance(count: int) -> float:
-        ways = math.lgamma(executions + 1) - math.lgamma(count + 1) - math.lgamma(executions - count + 1)
+        ways = (
+            math.lgamma(executions + 1)
+            - math.lgamma(count + 1)
+            - math.lgamma(executions - count + 1)
+        )
         return ways - count * math.log(machines) + (executions - count) * math.log1p(-1 / machines)
 
     tail = sum(math.exp(log_chance(count)) for count in range(group.executions, executions + 1))
     return tail * machines < _SIGNIFICANCE
 
 
-async def _failed_attempts(uri: str, since_ns: int | None, with_machines: bool) -> tuple[list[FailedAttempt], int]:
+async def _failed_attempts(
+    uri: str, since_ns: int | None, with_machines: bool
+) -> tuple[list[FailedAttempt], int]:
     async with open_store(uri) as store:
         found = await attempts_below(store)
         wanted = [attempt for attempt in found if attempt.may_have_failed]
         if since_ns is not None:
-            wanted = [attempt for attempt in wanted if attempt.changed_ns is None or attempt.changed_ns >= since_ns]
+            wanted = [
+                attempt
+                for attempt in wanted
+                if attempt.changed_ns is None or attempt.changed_ns >= since_ns
+            ]
         read = await each(_Reader(store, with_machines=with_machines).read, wanted, _AT_ONCE)
     failed = [attempt for attempt in read if attempt is not None]
     return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(found)
@@ -182,22 +211,30 @@ class _Reader:
         self._whole = asyncio.Semaphore(_WHOLE_AT_ONCE)
 
     async def read(self, found: FoundAttempt) -> FailedAttempt | None:
-        """Return an attempt; None if it didn't fail. Its note has the reason why it could not be read."""
+        """Return an attempt; None if it didn't fail. Its note has the reason
+        why it could not be read.
+        """
         uri = join(self._store.uri, found.path)
         failed, why = await attempted(self._read(uri, found))
         return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE)) if why else failed
 
     async def _read(self, uri: str, found: FoundAttempt) -> FailedAttempt | None:
-        # a damaged or foreign folder may have any number of such files: the limit bounds the requests
+        # a damaged or foreign folder may have any number of such files: the limit bounds the
+        # requests
         files = sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]
         read = [await read_listed(self._store, item) for item in files]
         stock = [item for item in read if not isinstance(item, Seal)]
-        # a sealed verdict saves opening the documents; of several, the one based on the most documents comes first
-        for seal in sorted((item for item in read if isinstance(item, Seal)), key=lambda seal: seal.order):
+        # a sealed verdict saves opening the documents; of several, the one based on the most
+        # documents comes first
+        for seal in sorted(
+            (item for item in read if isinstance(item, Seal)), key=lambda seal: seal.order
+        ):
             if (sealed := from_json(seal.json)) is not None:
                 verdict, decision = sealed
                 line = one_line(seal.message, _LINE)
-                return await self._with_machine(_summarize(uri, found, verdict, decision, line), found, verdict)
+                return await self._with_machine(
+                    _summarize(uri, found, verdict, decision, line), found, verdict
+                )
         reader = MultiErrorFileOutputReader(uri)
         # there is more than Flyte's own error files, which have been read already
         if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):
@@ -209,19 +246,27 @@ class _Reader:
         if conclusion is None:
             return None
         if not job.failures and not job.seals and job.coverage.unreadable:
-            # `read` turns this into the attempt's note: one unreadable attempt must not end the list
+            # `read` turns this into the attempt's note: one unreadable attempt must not end the
+            # list
             raise FirstFaultError(next(iter(job.coverage.notes), "its documents are not readable"))
         verdict = conclusion.verdict
         line = first_line(verdict, conclusion.decision, find_engine_words(job, verdict))
         summary = _summarize(uri, found, verdict, conclusion.decision, line)
         return replace(summary, machine=_get_machine(verdict.root))
 
-    async def _with_machine(self, summary: FailedAttempt, found: FoundAttempt, verdict: Verdict) -> FailedAttempt:
+    async def _with_machine(
+        self,
+        summary: FailedAttempt,
+        found: FoundAttempt,
+        verdict: Verdict,
+    ) -> FailedAttempt:
         """Return a summary with the machine that the root cause's document names."""
         name = _find_document(verdict, found.documents) if self._with_machines else ""
         if not name:
             return summary
-        read = await read_document(self._store, layout.join_name(found.path, f"{layout.ERRORS}/{name}"))
+        read = await read_document(
+            self._store, layout.join_name(found.path, f"{layout.ERRORS}/{name}")
+        )
         return replace(summary, machine=_get_machine(read))
 
 
@@ -229,7 +274,13 @@ def _get_machine(failure: object) -> str:
     return (failure.place.machine or failure.place.host) if isinstance(failure, WorkerError) else ""
 
 
-def _summarize(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision, line: str) -> FailedAttempt:
+def _summarize(
+    uri: str,
+    found: FoundAttempt,
+    verdict: Verdict,
+    decision: Decision,
+    line: str,
+) -> FailedAttempt:
     ranks = len(verdict.ranks) + verdict.victims.count
     hours = None
     if ranks and verdict.timestamp_ns is not None and found.started_ns is not None:
@@ -244,19 +295,26 @@ def _find_document(verdict: Verdict, names: Iterable[str]) -> str:
     """Return the name of a document about the root cause; empty if no name identifies it."""
     keys = [(name, layout.ErrorKey.parse(name)) for name in names]
     # the best name has both the time and the rank of the root cause; else the rank counts more
-    exact = [name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns]
-    of_rank = [name for name, key in keys if key is not None and key.rank is not None and key.rank in verdict.ranks]
+    exact = [
+        name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns
+    ]
+    of_rank = [
+        name
+        for name, key in keys
+        if key is not None and key.rank is not None and key.rank in verdict.ranks
+    ]
     return next((name for name in exact if name in of_rank), next(iter([*of_rank, *exact]), ""))
 
 
-# --- the names below a folder -----------------------------------------------------------------------------------------
+# --- the names below a folder ---------------------------------------------------------------------
 
 
 async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     """Return the attempts below a store's root, by path, with or without failures.
 
-    Lists page by page, and skips what is left of a large attempt's documents. From the second page on, the rest is
-    split and its parts are listed at the same time. A store that doesn't page in order is listed once.
+    Lists page by page, and skips what is left of a large attempt's documents. From the second page
+    on, the rest is split and its parts are listed at the same time. A store that doesn't page in
+    order is listed once.
 
     Raises:
         StoreError: the storage could not be listed, or not in the order of names.
@@ -265,10 +323,12 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
 
     async def list_page(start: str, end: str | None = None) -> Page:
         page = await store.page(start)
-        # the list is split and skips names by their order: unsorted pages would lose attempts unnoticed
+        # the list is split and skips names by their order: unsorted pages would lose attempts
+        # unnoticed
         if not page.is_sorted:
             raise StoreError(
-                f"{store.uri} is not listed in the order of names; name one attempt and use firstfault show"
+                f"{store.uri} is not listed in the order of names; name one attempt and use"
+                " firstfault show"
             )
         for item in page.objects:
             # a page may reach into the next part, which lists these names itself
@@ -279,7 +339,9 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     async def list_part(start: str, end: str | None) -> None:
         while True:
             page = await list_page(start, end)
-            if not page.has_more or (end is not None and page.objects and page.objects[-1].name >= end):
+            if not page.has_more or (
+                end is not None and page.objects and page.objects[-1].name >= end
+            ):
                 return
             start = _find_next_name(page, found)
 
@@ -288,9 +350,13 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
         start = _find_next_name(first, found)
         # the rest is split where the names of the first page differ, and one character before
         common = os.path.commonprefix([first.objects[0].name, first.objects[-1].name])  # noqa: RUF071
-        cuts = sorted({f"{head}{character}" for head in {common, common[:-1]} for character in _CUTS})
+        cuts = sorted(
+            {f"{head}{character}" for head in {common, common[:-1]} for character in _CUTS}
+        )
         cuts = [name for name in cuts if name > start]
-        await gathered(*(list_part(*part) for part in zip([start, *cuts], [*cuts, None], strict=True)))
+        await gathered(
+            *(list_part(*part) for part in zip([start, *cuts], [*cuts, None], strict=True))
+        )
     return [found[path] for path in sorted(found)]
 
 
@@ -306,7 +372,9 @@ def _find_next_name(page: Page, found: dict[str, FoundAttempt]) -> str:
 
 
 def _split(name: str, folder: str) -> tuple[str, str]:
-    """Return the output prefix of a file in one of our folders and the file's name there; else empty names."""
+    """Return the output prefix of a file in one of our folders and the file's name there;
+    else empty names.
+    """
     path, between, rest = f"/{name}".partition(f"/{folder}/")
     return (path.lstrip("/"), rest) if between else ("", "")
 

@@ -1,13 +1,15 @@
 """Paths and names of an attempt's files: readers select by name which files to open.
 
-If a name contradicts its document, the document is right. Grammar of keys, version 1 (all fields have a fixed width)::
+If a name contradicts its document, the document is right. Grammar of keys, version 1 (all fields
+have a fixed width)::
 
     error key   e1-<round>-<time>-<rank>-<group rank>-<fingerprint>-<incarnation>-<uuid>.pb
     roster key  r1-<round>-<group rank>-<phase>-<incarnation>-<uuid>.pb
 
-``round`` is 99999 minus the round, so that the last round lists first; ``time`` is nanoseconds since the Unix epoch in
-19 digits, all nines if unknown; ranks have 7 digits, all ``x`` if there is none; ``fingerprint`` is the 12 hex digits
-of the fingerprint, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
+``round`` is 99999 minus the round, so that the last round lists first; ``time`` is nanoseconds
+since the Unix epoch in 19 digits, all nines if unknown; ranks have 7 digits, all ``x`` if there is
+none; ``fingerprint`` is the 12 hex digits of the fingerprint, zeros if there is none;
+``incarnation`` has 13 digits (milliseconds).
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from firstfault.store.uris import join, split_name
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
 
-Not ``errors/``: Flyte's reader fails the attempt for every ``<output prefix>/error*.pb``, even if the job recovered
-from the error by a restart.
+Not ``errors/``: Flyte's reader fails the attempt for every ``<output prefix>/error*.pb``, even if
+the job recovered from the error by a restart.
 """
 RUN_MARK = "firstfault.run"
-"""File in a folder of a run. It has a line for each node that began the run: its host's name, and in the fallback
-folder, which all working folders share, a tab and the node's working folder. The nodes hold locks on it while they run.
+"""File in a folder of a run. It has a line for each node that began the run: its host's name, and
+in the fallback folder, which all working folders share, a tab and the node's working folder. The
+nodes hold locks on it while they run.
 """
 ROSTER = "firstfault/roster"
 """Folder of roster entries, below the output prefix."""
@@ -39,7 +42,9 @@ OUTPUTS = "outputs.pb"
 ERROR_FILE = "error.pb"
 """The attempt's error for Flyte's reader, if all pods write the same file."""
 VERDICT, VERDICT_JSON = "firstfault/verdict.pb", "firstfault/verdict.json"
-"""The sealed verdict below an attempt's handover URI, for the next attempt; the second for programs that act on it."""
+"""The sealed verdict below an attempt's handover URI, for the next attempt;
+the second for programs that act on it.
+"""
 DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"(?:copies|nodes)-[0-9a-f]{64}\.bundle")
@@ -67,7 +72,7 @@ _MAX_INCARNATION = 10**13 - 1
 _NO_FINGERPRINT = "0" * 12
 
 
-# --- an attempt's folders and files ---------------------------------------------------------------------------------
+# --- an attempt's folders and files ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +113,20 @@ def is_error_file(name: str) -> bool:
 def is_stock_error_file(name: str) -> bool:
     """Whether a file in the output prefix has a name that flytekit gives to errors.
 
-    Stricter than Flyte's reader, which takes any ``error*.pb``: ``error_rate_offloaded_metadata.pb`` is an output
-    "error_rate".
+    Stricter than Flyte's reader, which takes any ``error*.pb``:
+    ``error_rate_offloaded_metadata.pb`` is an output "error_rate".
     """
     return _STOCK.fullmatch(name) is not None
 
 
 def bundle_name(data: bytes, *, of_nodes: bool = False) -> str:
-    """Return a bundle's name in the roster folder. It contains a hash, so that readers detect a damaged bundle.
+    """Return a bundle's name in the roster folder. It contains a hash,
+    so that readers detect a damaged bundle.
 
     Args:
         data: the bundle.
-        of_nodes: whether the nodes have separate folders, and the bundle holds the files of all peers.
+        of_nodes: whether the nodes have separate folders, and the bundle holds the files of all
+            peers.
     """
     return f"{_OF_NODES if of_nodes else 'copies-'}{hashlib.sha256(data).hexdigest()}.bundle"
 
@@ -137,7 +144,8 @@ def is_of_nodes(bundle: str) -> bool:
 def restart_record_name(kind: str, number: int, group_rank: int) -> str:
     """Return the name of a node's restart record in the roster folder.
 
-    It sorts before the roster entries. Older readers ignore the file, because it is neither ``.pb`` nor a bundle.
+    It sorts before the roster entries. Older readers ignore the file, because it is neither ``.pb``
+    nor a bundle.
 
     Args:
         kind: "round", "in-process" or "stall".
@@ -153,12 +161,16 @@ def is_restart_record(name: str) -> bool:
 
 
 def watched_name(until_ms: int) -> str:
-    """Return the name of an empty file in the roster folder: a person watches until this time (Unix, milliseconds)."""
+    """Return the name of an empty file in the roster folder:
+    a person watches until this time (Unix, milliseconds).
+    """
     return f"watched-{until_ms}.json"
 
 
 def watched_until_ms(names: Iterable[str]) -> int:
-    """Return the latest time in the names of `watch --live` files (Unix, milliseconds); 0: no such file."""
+    """Return the latest time in the names of `watch --live` files (Unix, milliseconds); 0:
+    no such file.
+    """
     return max((int(found[1]) for found in map(_WATCHED.fullmatch, names) if found), default=0)
 
 
@@ -173,7 +185,8 @@ def join_name(folder: str, name: str) -> str:
 
 
 def parse_attempt_number(uri: str) -> tuple[str, int] | None:
-    """Return the folder of all attempts and this attempt's number; None if the output prefix doesn't end in a number.
+    """Return the folder of all attempts and this attempt's number;
+    None if the output prefix doesn't end in a number.
 
     Flyte's output prefix of an attempt is ``<...>/data/<number>``. `uri` may be a path below it.
     """
@@ -184,13 +197,16 @@ def parse_attempt_number(uri: str) -> tuple[str, int] | None:
 
 
 def parse_execution(uri: str) -> str | None:
-    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
+    """Return the name of Flyte's execution, from an output prefix
+    ``<...>/<execution>/<node>/data/<attempt>``.
+    """
     here = parse_attempt_number(uri) if uri else None
     parts = here[0].split("/") if here is not None else []
-    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004 - the parts above
+    # the parts above
+    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004
 
 
-# --- names of documents and roster entries --------------------------------------------------------------------------
+# --- names of documents and roster entries --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +223,11 @@ class ErrorKey:
     uuid: str
 
     def __str__(self) -> str:
-        time = _NO_TIME if self.timestamp_ns is None else f"{min(max(self.timestamp_ns, 0), _MAX_TIME):019d}"
+        time = (
+            _NO_TIME
+            if self.timestamp_ns is None
+            else f"{min(max(self.timestamp_ns, 0), _MAX_TIME):019d}"
+        )
         fingerprint = self.fingerprint or _NO_FINGERPRINT
         return (
             f"e1-{_format_round(self.round)}-{time}-{_format_rank(self.rank)}-{_format_rank(self.group_rank)}"
@@ -216,7 +236,9 @@ class ErrorKey:
 
     @classmethod
     def parse(cls, name: str) -> ErrorKey | None:
-        """Parse a name; None if it doesn't match the grammar, so that only the content has the fields."""
+        """Parse a name; None if it doesn't match the grammar,
+        so that only the content has the fields.
+        """
         match = _ERROR.fullmatch(name)
         if match is None:
             return None
@@ -255,8 +277,12 @@ class RosterKey:
 
 def is_of_entry(key: ErrorKey, place: Place) -> bool:
     """Whether a document's name has the round, group rank and incarnation of a roster entry."""
-    # names clamp numbers to their fixed width, so clamp the place's numbers in the same way before the comparison
-    round_, group_rank = _parse_round(_format_round(place.round)), _parse_rank(_format_rank(place.group_rank))
+    # names clamp numbers to their fixed width, so clamp the place's numbers in the same way before
+    # the comparison
+    round_, group_rank = (
+        _parse_round(_format_round(place.round)),
+        _parse_rank(_format_rank(place.group_rank)),
+    )
     incarnation = int(_format_incarnation(place.incarnation))
     return (key.round, key.group_rank, key.incarnation) == (round_, group_rank, incarnation)
 
@@ -279,7 +305,15 @@ def error_key_for(error: WorkerError, unique: str = "") -> str:
 def roster_key_for(presence: NodePresence, unique: str = "") -> str:
     """Return a name for a roster entry; `unique` is its uuid, by default a new one."""
     place = presence.place
-    return str(RosterKey(place.round, place.group_rank, presence.phase, place.incarnation, unique or uuid.uuid4().hex))
+    return str(
+        RosterKey(
+            place.round,
+            place.group_rank,
+            presence.phase,
+            place.incarnation,
+            unique or uuid.uuid4().hex,
+        )
+    )
 
 
 def _format_round(number: int) -> str:

@@ -44,24 +44,29 @@ class ExecutionError:
 class MultiErrorFileOutputReader:
     """Reads an attempt's outputs and the errors of all of its workers.
 
-    It has the methods of Flyte's ``OutputReader`` (`is_error`, `read_error`, `exists`, `read`, `is_file`,
-    `deck_exists`) and `conclude`, `job`, `verdict` and `decision`. It reads three layouts together: firstfault's error
-    documents, Flyte's ``error-<uuid>.pb`` next to the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
+    It has the methods of Flyte's ``OutputReader`` (`is_error`, `read_error`, `exists`, `read`,
+    `is_file`, `deck_exists`) and `conclude`, `job`, `verdict` and `decision`. It reads three
+    layouts together: firstfault's error documents, Flyte's ``error-<uuid>.pb`` next to the outputs
+    (flytekit 1.14 and later), and a plain ``error.pb``.
 
-    Every call reads the storage again. A storage that can't be listed raises `StoreError`, never "no error".
-    `firstfault.reading.attempt` reads, `firstfault.conclude` judges.
+    Every call reads the storage again. A storage that can't be listed raises `StoreError`, never
+    "no error". `firstfault.reading.attempt` reads, `firstfault.conclude` judges.
 
     Args:
         uri: an output prefix, an ``errors/`` folder, or a single document.
-        strategy: name of a registered strategy, or a callable; None takes that of the job, else `DEFAULT_STRATEGY`.
+        strategy: name of a registered strategy, or a callable; None takes that of the job, else
+            `DEFAULT_STRATEGY`.
         expected_nodes: number of nodes that should report; overrides the roster's.
         settle_seconds: how long to wait for nodes that haven't reported; 0 doesn't wait.
         retry_policy: None for firstfault's default.
         storage_options: fsspec's options; they override the environment.
-        copies: files of the attempt that the caller has, by path below the output prefix. They need no request; the
-            reader adds those that aren't in the storage, and uses them alone if it can't list the storage.
-        fresh: whether to open every document itself, although the pods left copies of what they concluded from.
-        enough: called with the roster after each listing; True ends the wait as if every node had reported.
+        copies: files of the attempt that the caller has, by path below the output prefix. They need
+            no request; the reader adds those that aren't in the storage, and uses them alone if it
+            can't list the storage.
+        fresh: whether to open every document itself, although the pods left copies of what they
+            concluded from.
+        enough: called with the roster after each listing; True ends the wait as if every node had
+            reported.
         shutdown_requested: once set, ends the wait.
     """
 
@@ -101,22 +106,26 @@ class MultiErrorFileOutputReader:
         """URI of the folder of error documents."""
         return self._layout.errors_uri()
 
-    # --- Flyte's OutputReader -----------------------------------------------------------------------------------
+    # --- Flyte's OutputReader ---------------------------------------------------------------------
 
     def is_error(self) -> bool:
-        """Whether the attempt failed, also if it has outputs. Failures that the job recovered from don't count.
+        """Whether the attempt failed, also if it has outputs. Failures that the job
+        recovered from don't count.
 
-        Neither does one of its teardown if the nodes published no error: the outputs are those of the finished job.
+        Neither does one of its teardown if the nodes published no error: the outputs are those of
+        the finished job.
         """
         job = self.job()
         is_finished = not job.seals and bool(prove_completion(job)) and self.exists()
         return has_failed(job) and not is_finished
 
     def read_error(self) -> ExecutionError:
-        """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.
+        """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM,
+        recoverable) if there is none.
 
-        What the nodes published counts, unless this reader was given a strategy or a policy of its own. The message is
-        the whole report; if Flyte's entrypoint wrote the root cause, its message without credentials.
+        What the nodes published counts, unless this reader was given a strategy or a policy of its
+        own. The message is the whole report; if Flyte's entrypoint wrote the root cause, its
+        message without credentials.
         """
         conclusion = self.conclude()
         if conclusion is None:
@@ -153,8 +162,13 @@ class MultiErrorFileOutputReader:
         try:
             from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - as above
         except ImportError as error:
-            how = "install the extra flyte: in a clone pip install '.[flyte]', else 'firstfault[flyte]' from your index"
-            raise UsageError(f"Flyte's outputs need flyteidl, which is not installed; {how}") from error
+            how = (
+                "install the extra flyte: in a clone pip install '.[flyte]', else"
+                " 'firstfault[flyte]' from your index"
+            )
+            raise UsageError(
+                f"Flyte's outputs need flyteidl, which is not installed; {how}"
+            ) from error
 
         where = join(self._layout.root, OUTPUTS)
         outputs = LiteralMap()
@@ -163,7 +177,9 @@ class MultiErrorFileOutputReader:
         except ObjectNotFoundError:
             return None, _build_missing_error("OutputsNotFound", f"outputs not found at {where}")
         except DecodeError as error:
-            return None, _build_missing_error("OutputsBadFormat", f"{where} is not a file of outputs: {error}")
+            return None, _build_missing_error(
+                "OutputsBadFormat", f"{where} is not a file of outputs: {error}"
+            )
         return outputs, None
 
     def is_file(self) -> bool:
@@ -174,24 +190,33 @@ class MultiErrorFileOutputReader:
         """Whether the attempt has a deck."""
         return run_sync(self._exists(DECK))
 
-    # --- what firstfault adds -----------------------------------------------------------------------------------
+    # --- what firstfault adds ---------------------------------------------------------------------
 
     def conclude(self, context: RetryContext | None = None) -> Conclusion | None:
-        """Read the attempt once; return the job, the verdict and the decision, None without an error.
+        """Read the attempt once; return the job, the verdict and the decision,
+        None without an error.
 
         Raises:
             StoreError: the storage could not be listed.
         """
         return self.conclude_from(self.job(), context)
 
-    def conclude_from(self, job: model.JobErrors, context: RetryContext | None = None) -> Conclusion | None:
+    def conclude_from(
+        self, job: model.JobErrors, context: RetryContext | None = None
+    ) -> Conclusion | None:
         """As `conclude`, from what has been read already."""
         return conclude(job, strategy=self._strategy, policy=self._retry_policy, context=context)
 
     def report(
-        self, conclusion: Conclusion, *, attempts: Sequence[AttemptSummary] = (), logs: Mapping[str, str] | None = None
+        self,
+        conclusion: Conclusion,
+        *,
+        attempts: Sequence[AttemptSummary] = (),
+        logs: Mapping[str, str] | None = None,
     ) -> Report:
-        """Return the report on a conclusion of this reader; see `firstfault.report.build_report`."""
+        """Return the report on a conclusion of this reader;
+        see `firstfault.report.build_report`.
+        """
         return with_attempts(report_conclusion(conclusion, uri=self._uri, logs=logs), attempts)
 
     def verdict(self) -> model.Verdict | None:
@@ -222,13 +247,17 @@ class MultiErrorFileOutputReader:
 
     async def job_async(self) -> model.JobErrors:
         """As `job`, in the caller's event loop."""
-        from firstfault.reading.attempt import read_job  # noqa: PLC0415 - who reads logs doesn't need it
+        from firstfault.reading.attempt import (  # noqa: PLC0415 - who reads logs doesn't need it
+            read_job,
+        )
         from firstfault.reading.fetch import StoreWithCopies  # noqa: PLC0415 - as above
 
         try:
             async with open_store(self._layout.root, self._storage_options) as opened:
                 if not self._copies:
-                    return await self._with_handed_over_verdict(opened, await read_job(opened, self._request))
+                    return await self._with_handed_over_verdict(
+                        opened, await read_job(opened, self._request)
+                    )
                 store = StoreWithCopies(opened, self._copies, opened.uri)
                 self.read_files = store.read
                 return await read_job(store, self._request)
@@ -238,10 +267,13 @@ class MultiErrorFileOutputReader:
             # the storage can't be listed: conclude from the caller's documents rather than fail
             return await self._read_copies(f"only the documents at hand were read; {error}")
 
-    async def _with_handed_over_verdict(self, store: Store, job: model.JobErrors) -> model.JobErrors:
+    async def _with_handed_over_verdict(
+        self, store: Store, job: model.JobErrors
+    ) -> model.JobErrors:
         """Add the verdict that the nodes left for the next attempt if ``error.pb`` isn't there.
 
-        A folder's listing may lag by a minute on NFS, so that a reader on another machine misses the newest file.
+        A folder's listing may lag by a minute on NFS, so that a reader on another machine misses
+        the newest file.
         """
         if job.seals or not has_failed(job) or self._layout.document:
             return job
@@ -261,25 +293,30 @@ class MultiErrorFileOutputReader:
         return self._request.job_of(snapshot)
 
     def read_copies(self, note: str) -> model.JobErrors:
-        """Return the job that the copies alone make, without a request; `note` is the reason, for the coverage."""
+        """Return the job that the copies alone make, without a request; `note` is the reason,
+        for the coverage.
+        """
         return run_sync(self._read_copies(note))
 
     async def _read_copies(self, note: str) -> model.JobErrors:
         from firstfault.reading.attempt import look  # noqa: PLC0415 - as above
         from firstfault.reading.fetch import StoreWithCopies  # noqa: PLC0415 - as above
 
-        # never settled: other nodes may have reports that can't be read now; `fresh` would open documents in a storage
-        # that can't be listed
+        # never settled: other nodes may have reports that can't be read now; `fresh` would open
+        # documents in a storage that can't be listed
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
-        return replace(await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False)
+        return replace(
+            await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False
+        )
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[model.JobErrors, None]:
-        """Yield the job of a running attempt at once and after each change, until all nodes are done.
+        """Yield the job of a running attempt at once and after each change,
+        until all nodes are done.
 
-        A pause is at least ten times as long as the last listing took, and at most a minute. Without a change only
-        names are listed. A storage that doesn't answer is listed again after the next pause. The shortest pause is
-        `interval_seconds`.
+        A pause is at least ten times as long as the last listing took, and at most a minute.
+        Without a change only names are listed. A storage that doesn't answer is listed again after
+        the next pause. The shortest pause is `interval_seconds`.
 
         Raises:
             UsageError: the URI is a single document.
@@ -288,19 +325,28 @@ class MultiErrorFileOutputReader:
         from firstfault.reading.attempt import follow  # noqa: PLC0415 - as above
 
         if self._layout.document:
-            raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
+            raise UsageError(
+                f"{self.errors_uri} is a single document; follow an output prefix or an errors/"
+                " folder"
+            )
         async with (
             open_store(self._layout.root, self._storage_options) as store,
-            # close the iterator before its store: a listing may be in flight if the caller stops early
+            # close the iterator before its store: a listing may be in flight if the caller stops
+            # early
             contextlib.aclosing(follow(store, self._request, interval_seconds)) as jobs,
         ):
             async for job in jobs:
                 yield job
 
     def _find_needs(self, seals: Sequence[model.Seal]) -> model.ReadingNeeds:
-        """Return what the strategy needs to read: the caller's strategy, else the one in the pods' sealed verdict."""
-        # the pods may have concluded with a strategy of the job's own: an answer here should agree with theirs
-        strategy = find_sealed_strategy(seals) if self._strategy is None else get_strategy(self._strategy)
+        """Return what the strategy needs to read: the caller's strategy,
+        else the one in the pods' sealed verdict.
+        """
+        # the pods may have concluded with a strategy of the job's own: an answer here should agree
+        # with theirs
+        strategy = (
+            find_sealed_strategy(seals) if self._strategy is None else get_strategy(self._strategy)
+        )
         return get_reading_needs(strategy)
 
     async def _exists(self, name: str) -> bool:

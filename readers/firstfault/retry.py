@@ -1,7 +1,8 @@
 """Retry policies: whether to run a task again, and which retry budget pays.
 
 A policy is a callable of (verdict, context) that returns a `Vote` or a bool. Policies compose:
-``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. `decide` applies one and returns the `Decision`.
+``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. `decide` applies one and
+returns the `Decision`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,15 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import ABOUT_CATEGORIES, CANCELLED, CTRL_C, HANGUP, OF_LOGS, REQUEUED, TEARDOWN
+from firstfault.model.failure import (
+    ABOUT_CATEGORIES,
+    CANCELLED,
+    CTRL_C,
+    HANGUP,
+    OF_LOGS,
+    REQUEUED,
+    TEARDOWN,
+)
 from firstfault.model.job import Progress
 from firstfault.utils.text import describe_used_up
 
@@ -53,9 +62,13 @@ _MIN_TRAINED_SECONDS = 60
 _REPEAT_MINUTES = 10
 """An attempt that trained longer had overcome the fault of the one before."""
 _WAITING_CATEGORIES = {"hang", "rendezvous"}
-"""Categories in which the time without collectives before the failure was spent waiting, not training."""
+"""Categories in which the time without collectives before the failure was spent waiting,
+not training.
+"""
 _PROGRAM_CATEGORIES = {"user_code", "input", "config", "data", "numerics"}
-"""Categories of faults that may depend on the program and its inputs alone, not on a service, a storage or a GPU."""
+"""Categories of faults that may depend on the program and its inputs alone, not on a service,
+a storage or a GPU.
+"""
 _NATIVE_TYPES = {"RuntimeError", "SystemError", "MemoryError"}
 """Builtin exceptions that torch's native code raises for drivers, devices and memory."""
 _ENGINES_OF_PODS = {"flyte", "flyte2"}
@@ -64,7 +77,9 @@ _NO_RETRY_BY_CODE = {
     REQUEUED: "the scheduler has requeued the job",
 }
 _GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
-"""Categories that only a signal or silence shows, as a time limit, a liveness probe or the program itself does."""
+"""Categories that only a signal or silence shows, as a time limit,
+a liveness probe or the program itself does.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +90,22 @@ class RetryContext:
     retries: int | None = None
     """The task's `retries`; None: unknown."""
     retries_left: int | None = None
-    """Retries that no earlier attempt has used; None: unknown, because attempts that the platform lost use none."""
+    """Retries that no earlier attempt has used; None: unknown,
+    because attempts that the platform lost use none.
+    """
     pods_alive: bool = True
-    """Whether every pod is alive to write the verdict for stock Flyte. False after a pod was lost."""
+    """Whether every pod is alive to write the verdict for stock Flyte. False after a pod was lost.
+    """
     previous_fingerprint: str = ""
-    """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's; empty: unknown."""
+    """Fingerprint of the previous attempt's verdict, or for a restart of the previous round's;
+    empty: unknown.
+    """
     previous_machine: str = ""
     """Machine of the root cause of that verdict, as `find_machine` returns it; empty: unknown."""
     restarts_left: int | None = None
-    """None: the question is whether to run another attempt. A number: the question is whether to restart the workers
-    within this attempt, with that number of `max_restarts` left."""
+    """None: the question is whether to run another attempt. A number: the question is whether to
+    restart the workers within this attempt, with that number of `max_restarts` left.
+    """
     engine: str = ""
     """As `Place.engine`."""
     progress: Progress = field(default_factory=Progress)
@@ -94,18 +115,27 @@ class RetryContext:
     failed_starts: int = 0
     """Attempts in a row, before this one, that failed before they had trained for a minute."""
     stops_repeats: bool = False
-    """Whether an attempt isn't repeated, whatever the policy votes, if it failed with the fault of the one before and
-    without progress. Schedulers that retry without a budget need it."""
+    """Whether an attempt isn't repeated, whatever the policy votes, if it failed with the fault of
+    the one before and without progress. Schedulers that retry without a budget need it.
+    """
 
     @property
     def has_enforcer(self) -> bool:
-        """Whether Flyte runs the job, or the engine is unknown: no other engine reads a decision from the files."""
+        """Whether Flyte runs the job, or the engine is unknown:
+        no other engine reads a decision from the files.
+        """
         return not self.engine or self.engine in _ENGINES_OF_PODS
 
     @property
     def trained_seconds(self) -> float:
-        """Time between the first and the last collective; without known collectives, how long the attempt took."""
-        return self.progress.seconds if self.progress.collectives else self.lifetime_seconds or self.progress.seconds
+        """Time between the first and the last collective; without known collectives,
+        how long the attempt took.
+        """
+        return (
+            self.progress.seconds
+            if self.progress.collectives
+            else self.lifetime_seconds or self.progress.seconds
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +192,13 @@ class ComposablePolicy:
             if not (own_vote := self(verdict, context)):
                 return own_vote
             vote = second(verdict, context)
-            # both votes are to retry: the vote with a budget wins, as in `~exhausted() & on_category("node_lost")`
-            return vote if not vote or (own_vote.origin is None and vote.origin is not None) else own_vote
+            # both votes are to retry: the vote with a budget wins, as in `~exhausted() &
+            # on_category("node_lost")`
+            return (
+                vote
+                if not vote or (own_vote.origin is None and vote.origin is not None)
+                else own_vote
+            )
 
         return ComposablePolicy(both)
 
@@ -187,12 +222,17 @@ def to_policy(policy: RetryPolicy) -> ComposablePolicy:
     if isinstance(policy, ComposablePolicy):
         return policy
     if not callable(policy):
-        raise UsageError(f"a retry policy must be callable with (verdict, context); {reprlib.repr(policy)} is not")
+        raise UsageError(
+            f"a retry policy must be callable with (verdict, context); {reprlib.repr(policy)}"
+            " is not"
+        )
     return ComposablePolicy(policy)
 
 
 def _to_factory(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], ComposablePolicy]:
-    """Decorate the function of a policy: returns a function without arguments that creates the policy."""
+    """Decorate the function of a policy: returns a function without arguments
+    that creates the policy.
+    """
 
     def make() -> ComposablePolicy:
         return ComposablePolicy(vote)
@@ -201,7 +241,7 @@ def _to_factory(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], C
     return make
 
 
-# --- policies -------------------------------------------------------------------------------------------------------
+# --- policies -------------------------------------------------------------------------------------
 
 
 @_to_factory
@@ -217,12 +257,15 @@ def explicit(verdict: Verdict, _context: RetryContext) -> Vote:
 def declared(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the system's budget if the root cause's document is marked RECOVERABLE and SYSTEM.
 
-    Flyte's entrypoint writes that for errors outside of the task function, our agent for its own failures.
+    Flyte's entrypoint writes that for errors outside of the task function, our agent for its own
+    failures.
     """
     root = verdict.root
     if root is not None and root.recoverable and root.origin is Origin.SYSTEM:
         who = "Flyte's entrypoint" if root.writer is Writer.STOCK else "the agent"
-        return Vote(retry=True, reason=f"{who} reported a recoverable system error", origin=Origin.SYSTEM)
+        return Vote(
+            retry=True, reason=f"{who} reported a recoverable system error", origin=Origin.SYSTEM
+        )
     return Vote(retry=False, reason="no system error was reported")
 
 
@@ -234,7 +277,9 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> ComposableP
     """
     unknown = sorted(set(categories) - set(CATEGORIES))
     if unknown:
-        raise UsageError(f"unknown category {', '.join(unknown)}; known are {', '.join(CATEGORIES)}")
+        raise UsageError(
+            f"unknown category {', '.join(unknown)}; known are {', '.join(CATEGORIES)}"
+        )
 
     def vote(verdict: Verdict, _context: RetryContext) -> Vote:
         if verdict.category in categories:
@@ -246,33 +291,48 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> ComposableP
 
 @_to_factory
 def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
-    """Retry on the system's budget if evidence shows that the machine is at fault. A program's text doesn't count.
+    """Retry on the system's budget if evidence shows that the machine is at fault. A
+    program's text doesn't count.
 
-    The evidence is one of two: the kernel's OOM killer killed a process although the container was below its limit; or
-    a GPU's driver reported a hardware fault: in the kernel's log, in an exception from native code or torch, or in the
-    log of a crash.
+    The evidence is one of two: the kernel's OOM killer killed a process although the container was
+    below its limit; or a GPU's driver reported a hardware fault: in the kernel's log, in an
+    exception from native code or torch, or in the log of a crash.
     """
     root = verdict.root
-    # A console log doesn't show the memory limit of the job, at which schedulers have the kernel kill its processes.
+    # A console log doesn't show the memory limit of the job, at which schedulers have the kernel
+    # kill its processes.
     has_limit = root is not None and root.place.engine != OF_LOGS
-    memory = root.resources if root is not None and has_limit and verdict.category == "host_oom" else None
+    memory = (
+        root.resources
+        if root is not None and has_limit and verdict.category == "host_oom"
+        else None
+    )
     if memory is not None and memory.oom_kill and _is_container_below_limit(memory):
-        return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
+        return Vote(
+            retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM
+        )
     # a process in a console log has this category only if the kernel's log has its GPU's fault
     is_in_kernel_log = root is not None and not has_limit and root.category == "gpu_hardware"
-    if root is not None and verdict.category == "gpu_hardware" and (is_in_kernel_log or _is_from_native_code(root)):
+    if (
+        root is not None
+        and verdict.category == "gpu_hardware"
+        and (is_in_kernel_log or _is_from_native_code(root))
+    ):
         return Vote(retry=True, reason=CATEGORIES["gpu_hardware"], origin=Origin.SYSTEM)
     return Vote(retry=False, reason="no evidence that the machine is at fault")
 
 
 def _is_container_below_limit(resources: Resources) -> bool:
     limit, peak = resources.memory_limit_bytes, resources.memory_peak_bytes
-    # the peak may be sampled, and so be too low; only below half of the limit did it certainly not reach the limit
+    # the peak may be sampled, and so be too low; only below half of the limit did it certainly not
+    # reach the limit
     return limit is None or (peak is not None and peak < limit / 2)
 
 
 def _is_from_native_code(root: WorkerError) -> bool:
-    """Whether native code or torch wrote the text: a `raise` in the user's code proves nothing about the machine."""
+    """Whether native code or torch wrote the text:
+    a `raise` in the user's code proves nothing about the machine.
+    """
     if root.exception is None:
         return root.writer is Writer.AGENT and root.signal in _CRASH_SIGNALS and bool(root.log_tail)
     if not root.exception.frames:
@@ -286,19 +346,25 @@ def _is_from_native_code(root: WorkerError) -> bool:
 
 @_to_factory
 def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
-    """True if the previous attempt, or for a restart the previous round, failed with the same fault.
+    """True if the previous attempt, or for a restart the previous round,
+    failed with the same fault.
 
-    The fault is the same if the fingerprint is, and if it came on the same machine: an outage of a storage hits one
-    machine after the other. Only an exception that the program raised by itself is the same anywhere. For use with `~`.
+    The fault is the same if the fingerprint is, and if it came on the same machine: an outage of a
+    storage hits one machine after the other. Only an exception that the program raised by itself is
+    the same anywhere. For use with `~`.
     """
     same = bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
     same = same and (_is_raised_by_program(verdict) or _is_same_machine(verdict, context))
     before = "attempt" if context.restarts_left is None else "round"
-    return Vote(retry=same, reason=f"the previous {before} failed with {'the same' if same else 'a different'} fault")
+    return Vote(
+        retry=same,
+        reason=f"the previous {before} failed with {'the same' if same else 'a different'} fault",
+    )
 
 
 def _is_raised_by_program(verdict: Verdict) -> bool:
-    """Whether the program's own code raised the root cause, and nothing in its chain is from outside of it.
+    """Whether the program's own code raised the root cause,
+    and nothing in its chain is from outside of it.
 
     The same failure on another machine then shows all the more that it is the program's.
     """
@@ -329,7 +395,9 @@ def _find_machine_here(verdict: Verdict, context: RetryContext) -> str:
 
 
 def find_machine(verdict: Verdict) -> str:
-    """Return what identifies the machine of a verdict's root cause in another attempt; empty: unknown."""
+    """Return what identifies the machine of a verdict's root cause in another attempt; empty:
+    unknown.
+    """
     root = verdict.root
     if root is None:
         return verdict.machine or verdict.node or ""
@@ -355,11 +423,15 @@ def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     world = verdict.root.place.world_size if verdict.root is not None else 0
     # a bug or a bad configuration fails on every rank; broken hardware, on one
     same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
-    return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
+    return Vote(
+        retry=same,
+        reason="the same fault on all ranks" if same else "not the same fault on all ranks",
+    )
 
 
 def made_progress(*, minutes: float) -> ComposablePolicy:
-    """True if the ranks had trained for `minutes` since the last start or restart of the workers; false if unknown.
+    """True if the ranks had trained for `minutes` since the last start or restart of the workers;
+    false if unknown.
 
     For use with another policy: ``on_category("storage") & made_progress(minutes=30)``.
 
@@ -372,15 +444,19 @@ def made_progress(*, minutes: float) -> ComposablePolicy:
     def vote(verdict: Verdict, context: RetryContext) -> Vote:
         trained = _count_trained_seconds(verdict, context) / 60
         # rounded down: "30 of 30 min" must not be a reason against a retry
-        return Vote(retry=trained >= minutes, reason=f"trained for {int(trained)} of {minutes:g} min")
+        return Vote(
+            retry=trained >= minutes, reason=f"trained for {int(trained)} of {minutes:g} min"
+        )
 
     return ComposablePolicy(vote)
 
 
 def stuck_at_start(*, attempts: int) -> ComposablePolicy:
-    """True if this attempt and those before, at least `attempts` in a row, failed before they had trained for a minute.
+    """True if this attempt and those before, at least `attempts` in a row,
+    failed before they had trained for a minute.
 
-    For use with `~`: ``default_policy() & ~stuck_at_start(attempts=3)`` stops a job with a new error at each start.
+    For use with `~`: ``default_policy() & ~stuck_at_start(attempts=3)`` stops a job with a new
+    error at each start.
 
     Raises:
         UsageError: `attempts` isn't a number above 0.
@@ -390,7 +466,9 @@ def stuck_at_start(*, attempts: int) -> ComposablePolicy:
 
     def vote(verdict: Verdict, context: RetryContext) -> Vote:
         count = _count_failed_starts(verdict, context)
-        return Vote(retry=count >= attempts, reason=f"{count} attempts in a row failed at their start")
+        return Vote(
+            retry=count >= attempts, reason=f"{count} attempts in a row failed at their start"
+        )
 
     return ComposablePolicy(vote)
 
@@ -398,7 +476,8 @@ def stuck_at_start(*, attempts: int) -> ComposablePolicy:
 def _count_trained_seconds(verdict: Verdict, context: RetryContext) -> float:
     """Return how long the ranks had trained until the failure.
 
-    After their last collective they did work without collectives, such as an evaluation, unless they waited.
+    After their last collective they did work without collectives, such as an evaluation, unless
+    they waited.
     """
     went_on = context.progress.collectives > 0 and verdict.category not in _WAITING_CATEGORIES
     return context.trained_seconds + (context.progress.idle_seconds if went_on else 0.0)
@@ -409,7 +488,10 @@ def _count_failed_starts(verdict: Verdict, context: RetryContext) -> int:
         return context.failed_starts
     is_restarted = verdict.root is not None and verdict.root.place.round > 0
     # a failed rendezvous takes minutes without any training
-    is_short = _count_trained_seconds(verdict, context) < _MIN_TRAINED_SECONDS or verdict.category == "rendezvous"
+    is_short = (
+        _count_trained_seconds(verdict, context) < _MIN_TRAINED_SECONDS
+        or verdict.category == "rendezvous"
+    )
     is_failed_start = context.lifetime_seconds > 0 and is_short and not is_restarted
     return context.failed_starts + 1 if is_failed_start else 0
 
@@ -423,10 +505,11 @@ def never(_verdict: Verdict, _context: RetryContext) -> Vote:
 def default_policy() -> ComposablePolicy:
     """Return firstfault's default policy.
 
-    It retries recoverable exceptions on the user's budget. It retries preemptions, lost nodes, proven faults of the
-    machine and recoverable system errors on the system's budget. It asks for no other retry, for none after an
-    exception of `RETRY_REFUSALS`, and for none after a time limit. An error message alone never uses the system's
-    budget. Where it asks for no retry, `find_proof_of_repeat` tells a stop from an unknown outcome.
+    It retries recoverable exceptions on the user's budget. It retries preemptions, lost nodes,
+    proven faults of the machine and recoverable system errors on the system's budget. It asks for
+    no other retry, for none after an exception of `RETRY_REFUSALS`, and for none after a time
+    limit. An error message alone never uses the system's budget. Where it asks for no retry,
+    `find_proof_of_repeat` tells a stop from an unknown outcome.
     """
     is_worth_it = explicit() | ComposablePolicy(_preempted_or_lost) | host_evidence() | declared()
     return is_worth_it & ComposablePolicy(_not_refused)
@@ -442,7 +525,11 @@ def _not_refused(verdict: Verdict, _context: RetryContext) -> Vote:
 def _find_refusal(root: WorkerError | None) -> str:
     """Return the name of the type by which the program refuses a retry; empty: it doesn't."""
     raised = root.exception if root is not None else None
-    names = (name.rsplit(".", 1)[-1] for name in (raised.type, *raised.bases)) if raised is not None else ()
+    names = (
+        (name.rsplit(".", 1)[-1] for name in (raised.type, *raised.bases))
+        if raised is not None
+        else ()
+    )
     return next((name for name in names if name in RETRY_REFUSALS), "")
 
 
@@ -452,12 +539,22 @@ def _preempted_or_lost(verdict: Verdict, context: RetryContext) -> Vote:
     if verdict.code in _NO_RETRY_BY_CODE:
         return Vote(retry=False, reason=_NO_RETRY_BY_CODE[verdict.code])
     # SIGINT to one node of an elastic job: the remaining nodes restart without it, as torch does
-    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and context.restarts_left is not None:
-        return Vote(retry=True, reason="a node was interrupted, the remaining nodes continue", origin=Origin.SYSTEM)
+    if (
+        verdict.category == "interrupted"
+        and verdict.scope is Scope.EXTERNAL
+        and context.restarts_left is not None
+    ):
+        return Vote(
+            retry=True,
+            reason="a node was interrupted, the remaining nodes continue",
+            origin=Origin.SYSTEM,
+        )
     return on_category("preemption", "node_lost")(verdict, context)
 
 
-def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
+def decide(
+    verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None
+) -> Decision:
     """Return the decision of a policy (None: the default policy) on a verdict.
 
     Raises:
@@ -467,15 +564,20 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     root = verdict.root
     vote = to_policy(policy if policy is not None else default_policy())(verdict, context)
     try:  # a user's policy may return a Vote with fields of other types
-        vote = Vote(bool(vote.retry), str(vote.reason), None if vote.origin is None else Origin(vote.origin))
+        vote = Vote(
+            bool(vote.retry), str(vote.reason), None if vote.origin is None else Origin(vote.origin)
+        )
     except ValueError as error:
-        raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
+        raise UsageError(
+            f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}"
+        ) from error
     repeats = _find_repeat(verdict, context)
     if vote.retry and repeats and (context.stops_repeats or context.restarts_left is not None):
         vote = Vote(retry=False, reason=repeats)
     proof = "" if vote.retry else find_proof_of_repeat(verdict, context)
     if vote.retry:
-        # Flyte counts retries of USER errors against the task's `retries`, and those of SYSTEM errors separately.
+        # Flyte counts retries of USER errors against the task's `retries`, and those of SYSTEM
+        # errors separately.
         origin = vote.origin or Origin.USER
         if context.restarts_left is not None:
             paid = "uses one of max_restarts"
@@ -493,9 +595,14 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         is_own = policy is not None and vote.reason != repeats
         is_of_flyte = context.engine in {"", "flyte"} and context.restarts_left is None
-        reason = vote.reason if is_own else proof or explain_unknown(verdict, is_of_flyte=is_of_flyte)
-    # a task's own policy may refuse a retry without a proof, but has nothing to go by if the cause isn't known
-    has_known_cause = verdict.scope is not Scope.UNDETERMINED and verdict.category not in CATEGORIES_WITHOUT_CAUSE
+        reason = (
+            vote.reason if is_own else proof or explain_unknown(verdict, is_of_flyte=is_of_flyte)
+        )
+    # a task's own policy may refuse a retry without a proof, but has nothing to go by if the cause
+    # isn't known
+    has_known_cause = (
+        verdict.scope is not Scope.UNDETERMINED and verdict.category not in CATEGORIES_WITHOUT_CAUSE
+    )
     if (same_fault := same_fault_again()(verdict, context)) and same_fault.reason not in reason:
         reason = f"{reason}, and {same_fault.reason}"
     return Decision(
@@ -505,16 +612,22 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         enforced=context.pods_alive and context.has_enforcer,
         reason=reason,
         retries_left=context.retries_left,
-        action=_choose_action(verdict, context, vote, is_stop=bool(proof) or (policy is not None and has_known_cause)),
+        action=_choose_action(
+            verdict,
+            context,
+            vote,
+            is_stop=bool(proof) or (policy is not None and has_known_cause),
+        ),
         failed_starts=_count_failed_starts(verdict, context),
     )
 
 
 def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return what proves that a retry would fail again, or that it isn't wanted; empty: nothing does.
+    """Return what proves that a retry would fail again, or that it isn't wanted; empty:
+    nothing does.
 
-    Without a proof a scheduler does what it does without firstfault. That the same fault hit all ranks is none: an
-    outage of a storage hits them all.
+    Without a proof a scheduler does what it does without firstfault. That the same fault hit all
+    ranks is none: an outage of a storage hits them all.
     """
     if verdict.category == TEARDOWN:
         return FINISHED_REASON
@@ -526,21 +639,31 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
         return "a person interrupted it"
     if repeat := _find_repeat(verdict, context):
         return repeat
-    # the program handled the exception of a rank out of step; what it would do next time isn't proven
+    # the program handled the exception of a rank out of step; what it would do next time isn't
+    # proven
     is_inferred = verdict.rule == "out-of-step"
     is_certain = verdict.confidence != "low" and not verdict.suspects and not is_inferred
     is_of_program = ABOUT_CATEGORIES.get(verdict.category, {}).get("owner") == "code"
-    if verdict.root is None or not is_certain or not is_of_program or explain_replaced_request(verdict.root):
+    if (
+        verdict.root is None
+        or not is_certain
+        or not is_of_program
+        or explain_replaced_request(verdict.root)
+    ):
         return ""
     bug = find_certain_bug(verdict.root) or explain_missing_script(verdict.root, len(verdict.ranks))
     return f"{bug}, so it would fail again" if bug else ""
 
 
 def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
-    """Return why another attempt or restart would only repeat this failure; empty: nothing shows that."""
+    """Return why another attempt or restart would only repeat this failure; empty:
+    nothing shows that.
+    """
     root, is_restart = verdict.root, context.restarts_left is not None
     # A restart was requested, and each of these is one of max_restarts.
-    is_requested = is_restart and root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    is_requested = (
+        is_restart and root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    )
     # A node may be lost, preempted or interrupted twice by chance.
     is_chance = verdict.category in _GUESSED_PLATFORM_CATEGORIES
     # The next attempt may get another machine than the broken one.
@@ -554,7 +677,9 @@ def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
 
 
 def _has_known_place(verdict: Verdict) -> bool:
-    """Whether the fingerprint of the root cause includes where it failed: two SIGKILLs need not be the same fault."""
+    """Whether the fingerprint of the root cause includes where it failed:
+    two SIGKILLs need not be the same fault.
+    """
     root = verdict.root
     if root is None or root.exception is not None:
         return root is not None
@@ -564,7 +689,9 @@ def _has_known_place(verdict: Verdict) -> bool:
 
 
 def _is_short(verdict: Verdict, context: RetryContext) -> bool:
-    """Whether the attempt, or the round, is known to have trained too briefly to have overcome the last fault."""
+    """Whether the attempt, or the round, is known to have trained too briefly to have
+    overcome the last fault.
+    """
     is_known = context.lifetime_seconds > 0 or context.progress.collectives > 0
     return is_known and _count_trained_seconds(verdict, context) < 60 * _REPEAT_MINUTES
 
@@ -572,18 +699,25 @@ def _is_short(verdict: Verdict, context: RetryContext) -> bool:
 def _choose_action(verdict: Verdict, context: RetryContext, vote: Vote, *, is_stop: bool) -> Action:
     if not vote.retry:
         return Action.STOP if is_stop else Action.UNKNOWN
-    return Action.SYSTEM if vote.origin is Origin.SYSTEM and _is_free(verdict, context) else Action.RETRY
+    return (
+        Action.SYSTEM
+        if vote.origin is Origin.SYSTEM and _is_free(verdict, context)
+        else Action.RETRY
+    )
 
 
 def _is_free(verdict: Verdict, context: RetryContext) -> bool:
-    """Whether a retry on the system's budget needs no limit: the platform's fault is proven, and new to this machine.
+    """Whether a retry on the system's budget needs no limit: the platform's fault is proven,
+    and new to this machine.
 
-    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess without end. A broken
-    GPU's errors surface at another line each time, so any failure before on the same machine, or on an unknown one,
-    makes the retry count.
+    Flyte limits these retries itself. Other schedulers don't count them, and would repeat a guess
+    without end. A broken GPU's errors surface at another line each time, so any failure before on
+    the same machine, or on an unknown one, makes the retry count.
     """
     root = verdict.root
-    is_of_agent = root is not None and root.subject is Subject.AGENT and root.writer is not Writer.STOCK
+    is_of_agent = (
+        root is not None and root.subject is Subject.AGENT and root.writer is not Writer.STOCK
+    )
     is_guessed = verdict.category in _GUESSED_PLATFORM_CATEGORIES or is_of_agent
     has_failed_before = bool(context.previous_fingerprint or context.previous_machine)
     here, before = _find_machine_here(verdict, context), context.previous_machine
@@ -592,9 +726,15 @@ def _is_free(verdict: Verdict, context: RetryContext) -> bool:
 
 
 def is_gpu_gone(verdict: Verdict) -> bool:
-    """Whether the driver reported that the machine has lost its GPU: no process on it can use the GPU again."""
+    """Whether the driver reported that the machine has lost its GPU:
+    no process on it can use the GPU again.
+    """
     root = verdict.root
-    if root is None or verdict.category != "gpu_hardware" or not host_evidence()(verdict, RetryContext()):
+    if (
+        root is None
+        or verdict.category != "gpu_hardware"
+        or not host_evidence()(verdict, RetryContext())
+    ):
         return False
     text = root.exception.message if root.exception is not None else root.printed
     return RE2_PATTERNS["gone_gpu"].search(text) is not None

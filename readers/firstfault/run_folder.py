@@ -1,4 +1,6 @@
-"""The folder of a run on this machine: firstfault's mark in it, and whether the run may still be active."""
+"""The folder of a run on this machine: firstfault's mark in it,
+and whether the run may still be active.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ _kept: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
 
 
-# --- begin a run ------------------------------------------------------------------------------------------------------
+# --- begin a run ----------------------------------------------------------------------------------
 
 
 def begin_run(folder: Path, attempt: str = "") -> int:
     """Make a run's folder and mark it; the mark is locked until the returned descriptor is closed.
 
-    The run may lie in a folder that other users can write to. So nothing is opened through a link below the folder of
-    all runs, and a run that another user has begun isn't joined.
+    The run may lie in a folder that other users can write to. So nothing is opened through a link
+    below the folder of all runs, and a run that another user has begun isn't joined.
 
     Args:
         folder: the run's.
@@ -56,7 +58,8 @@ def begin_run(folder: Path, attempt: str = "") -> int:
     except OSError:
         os.close(mark)
         raise
-    # All nodes of the run hold a shared lock. The kernel releases it when the process ends, also after SIGKILL.
+    # All nodes of the run hold a shared lock. The kernel releases it when the process ends, also
+    # after SIGKILL.
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return mark
@@ -93,19 +96,24 @@ def _split_at_trusted(run: Path) -> tuple[Path, tuple[str, ...]]:
     root = run.parent.parent
     if root.name != _ROOT:
         return run.parent, (run.name,)
-    # Nobody chose the folder `.firstfault` in the working folder, which may be one that all users write to.
+    # Nobody chose the folder `.firstfault` in the working folder, which may be one that all users
+    # write to.
     base, names = (root, ()) if _is_own_link(root) else (root.parent, (_ROOT,))
     _ignore_in_git(base, names)
     return base, (*names, run.parent.name, run.name)
 
 
 def _is_own_link(path: Path) -> bool:
-    """Whether it's a link that this user has made, perhaps to a larger disk, and that no other user can replace."""
+    """Whether it's a link that this user has made, perhaps to a larger disk,
+    and that no other user can replace.
+    """
     try:
         found, folder = path.lstat(), path.parent.stat()
     except OSError:
         return False
-    is_replaceable = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX
+    is_replaceable = (
+        folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not folder.st_mode & stat.S_ISVTX
+    )
     return stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not is_replaceable
 
 
@@ -122,14 +130,15 @@ def _ignore_in_git(base: Path, names: tuple[str, ...]) -> None:
         file.write("*\n")
 
 
-# --- this user's folder among temporary files -------------------------------------------------------------------------
+# --- this user's folder among temporary files -----------------------------------------------------
 
 
 def make_fallback_folder() -> Path:
-    """Return the folder of torchrun's runs for a node that can't write the usual one, made for this user alone.
+    """Return the folder of torchrun's runs for a node that can't write the usual one,
+    made for this user alone.
 
-    All users may write to the folder of temporary files. So another one may have taken any name in it; then this user
-    gets a name that nobody can guess, and finds it again by its owner.
+    All users may write to the folder of temporary files. So another one may have taken any name in
+    it; then this user gets a name that nobody can guess, and finds it again by its owner.
 
     Raises:
         OSError: there is no folder for temporary files, or it can't be written.
@@ -141,7 +150,9 @@ def make_fallback_folder() -> Path:
         try:
             private.mkdir(_PRIVATE)
         except FileExistsError:
-            private = next(_find_private_folders(), None) or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+            private = next(_find_private_folders(), None) or Path(
+                tempfile.mkdtemp(prefix=f"{name}-", dir=parent)
+            )
     if private not in _kept:
         _kept[private] = _lock(private)
     runs = private / _TORCHRUN_FOLDER
@@ -155,7 +166,9 @@ def find_fallback_folders() -> list[Path]:
 
 
 def find_foreign_folder(runs: Path) -> str:
-    """Return the part of a folder of runs that `begin_run` refuses; empty: none that exists by now."""
+    """Return the part of a folder of runs that `begin_run` refuses; empty:
+    none that exists by now.
+    """
     if runs.parent.name != _ROOT or _is_own_link(runs.parent):
         return ""
     for folder in (runs.parent, runs):
@@ -190,23 +203,29 @@ def _find_private_folders() -> Iterator[Path]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether it's a folder of this user, no link to one, that no other user can have written to."""
+    """Whether it's a folder of this user, no link to one,
+    that no other user can have written to.
+    """
     try:
         found = folder.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    )
 
 
 def _lock(folder: Path) -> int:
-    """Keep a folder from systemd-tmpfiles, which leaves out what has a lock; return the descriptor that holds it."""
+    """Keep a folder from systemd-tmpfiles, which leaves out what has a lock;
+    return the descriptor that holds it.
+    """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with contextlib.suppress(OSError):
         fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return opened
 
 
-# --- find runs --------------------------------------------------------------------------------------------------------
+# --- find runs ------------------------------------------------------------------------------------
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -216,8 +235,14 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def find_newest_run(folder: Path) -> Path | None:
-    """Return the run that was begun last in a folder of runs, or in ``.firstfault`` with several of them."""
-    runs = [run for parent in (folder, *(folder / Path(name).name for name in FOLDERS)) for run in runs_in(parent)]
+    """Return the run that was begun last in a folder of runs,
+    or in ``.firstfault`` with several of them.
+    """
+    runs = [
+        run
+        for parent in (folder, *(folder / Path(name).name for name in FOLDERS))
+        for run in runs_in(parent)
+    ]
     return max(runs, key=began, default=None)
 
 
@@ -227,7 +252,8 @@ def find_run_folders() -> list[Path]:
 
 
 def find_fallback_runs(started_in: str) -> list[Path]:
-    """Return this user's runs among temporary files that a node began in this working folder; empty: in no known one.
+    """Return this user's runs among temporary files that a node began in this working folder;
+    empty: in no known one.
 
     An earlier release recorded no working folder.
     """
@@ -236,16 +262,22 @@ def find_fallback_runs(started_in: str) -> list[Path]:
 
 
 def read_working_folders(run: Path) -> list[str]:
-    """Return the working folders that the mark of a run among temporary files has, without duplicates."""
+    """Return the working folders that the mark of a run among temporary files has,
+    without duplicates.
+    """
     try:
         lines = (run / RUN_MARK).read_bytes().splitlines()
     except OSError:  # it has just been removed
         return []
-    return list(dict.fromkeys(os.fsdecode(line.partition(b"\t")[2]) for line in lines if b"\t" in line))
+    return list(
+        dict.fromkeys(os.fsdecode(line.partition(b"\t")[2]) for line in lines if b"\t" in line)
+    )
 
 
 def began(run: Path) -> float:
-    """Return when the last node began a run, seconds since the Unix epoch; 0 if the run has gone."""
+    """Return when the last node began a run, seconds since the Unix epoch;
+    0 if the run has gone.
+    """
     try:
         return (run / RUN_MARK).lstat().st_mtime
     except OSError:
@@ -259,15 +291,17 @@ def belongs_to_another_user(run: Path) -> bool:
 
 
 def may_go_on(run: Path) -> bool:
-    """Return whether the run may still be active, here or on another host with locks that aren't visible here."""
+    """Return whether the run may still be active,
+    here or on another host with locks that aren't visible here.
+    """
     folder = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         descriptor = open_file(RUN_MARK, os.O_RDONLY, folder)
     finally:
         os.close(folder)
     with os.fdopen(descriptor, "rb") as mark:
-        # An exclusive lock is refused while a node of the run holds its shared one. Another host's lock may be
-        # invisible here, so the names of the hosts decide below.
+        # An exclusive lock is refused while a node of the run holds its shared one. Another host's
+        # lock may be invisible here, so the names of the hosts decide below.
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -282,10 +316,16 @@ def list_attempts(run: Path) -> list[Path]:
 
 
 def _has_ended(attempt: Path) -> bool:
-    """Whether an attempt has its error or its outputs, or all nodes of its last round have succeeded."""
+    """Whether an attempt has its error or its outputs,
+    or all nodes of its last round have succeeded.
+    """
     if (attempt / ERROR_FILE).exists() or (attempt / OUTPUTS).exists():
         return True
-    keys = [key for path in (attempt / ROSTER).glob("r1-*") if (key := RosterKey.parse(path.name)) is not None]
+    keys = [
+        key
+        for path in (attempt / ROSTER).glob("r1-*")
+        if (key := RosterKey.parse(path.name)) is not None
+    ]
     last = [key for key in keys if key.round == max(other.round for other in keys)]
     ended = {(key.group_rank, key.incarnation) for key in last if key.phase is Phase.SUCCEEDED}
     return bool(last) and {(key.group_rank, key.incarnation) for key in last} == ended

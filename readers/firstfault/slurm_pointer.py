@@ -1,18 +1,21 @@
-"""Where a step of a Slurm job recorded: small files that its agents leave and ``firstfault requeue`` reads.
+"""Where a step of a Slurm job recorded: small files that its agents leave and
+``firstfault requeue`` reads.
 
-A script around ``srun firstfault torchrun`` doesn't know the run's folder: it may come from ``--ff-folder``, from a
-sanitized FIRSTFAULT_JOB, from the time of the start if the name was taken, or be a temporary folder because the other
-one was full. What script and steps both know are Slurm's numbers. So each attempt leaves a pointer under these numbers
-in two places:
+A script around ``srun firstfault torchrun`` doesn't know the run's folder: it may come from
+``--ff-folder``, from a sanitized FIRSTFAULT_JOB, from the time of the start if the name was taken,
+or be a temporary folder because the other one was full. What script and steps both know are Slurm's
+numbers. So each attempt leaves a pointer under these numbers in two places:
 
-- the user's home: of the places that all nodes and the script see, the only one that no option, working folder or
-  other user can change. A helper job that was submitted elsewhere finds it, too.
-- the folder of the runs, if it's local: in a container, the home may be another one, and on some clusters nodes can't
-  write to it. The reader knows it if FIRSTFAULT_FOLDER is exported, or by its default.
+- the user's home: of the places that all nodes and the script see, the only one that no option,
+  working folder or other user can change. A helper job that was submitted elsewhere finds it, too.
+- the folder of the runs, if it's local: in a container, the home may be another one, and on some
+  clusters nodes can't write to it. The reader knows it if FIRSTFAULT_FOLDER is exported, or by its
+  default.
 
-One file is one attempt of one step: ``<place>/<cluster>/<job>/<restart>.<step>.<hash of the URI>.json``. The name
-follows from the content, so any number of nodes can write it in any order. The content has all parts of the name: if
-others can write to the folder of the runs, they may rename a file, or the folder that it's in.
+One file is one attempt of one step: ``<place>/<cluster>/<job>/<restart>.<step>.<hash of the
+URI>.json``. The name follows from the content, so any number of nodes can write it in any order.
+The content has all parts of the name: if others can write to the folder of the runs, they may
+rename a file, or the folder that it's in.
 """
 
 from __future__ import annotations
@@ -34,14 +37,18 @@ from firstfault.store import is_remote
 from firstfault.utils.safe_paths import check_owner, enter, open_below, open_file, write_file
 
 _FOLDER = ".slurm-"
-"""The beginning of the name of a user's folder of pointers in a local folder of runs; the user's id follows."""
+"""The beginning of the name of a user's folder of pointers in a local folder of runs;
+the user's id follows.
+"""
 _ONLY_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _BATCH = "batch"
 """The step of a program that the job's script starts without srun."""
 _FOREIGN = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_BYTES = 16_384
 _MAX_AGE_SECONDS = 90 * 86_400
-"""Of a job's pointers in the home: longer than a job may run, and short enough to bound their number."""
+"""Of a job's pointers in the home: longer than a job may run,
+and short enough to bound their number.
+"""
 _CLOCK_TOLERANCE_SECONDS = 120
 
 
@@ -71,10 +78,13 @@ class SlurmPointer(NamedTuple):
 
 
 def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None:
-    """Return the start of a job's step that this process belongs to; None: it belongs to no job of Slurm."""
+    """Return the start of a job's step that this process belongs to; None:
+    it belongs to no job of Slurm.
+    """
     get = environment.get
-    # A job that is submitted from inside of another one inherits the outer job's variables. sbatch replaces
-    # SLURM_JOB_ID, but keeps those of an array. Each task of an array has a number of its own, so that one suffices.
+    # A job that is submitted from inside of another one inherits the outer job's variables. sbatch
+    # replaces SLURM_JOB_ID, but keeps those of an array. Each task of an array has a number of its
+    # own, so that one suffices.
     job = _FOREIGN.sub("-", get("SLURM_JOB_ID", ""))
     if not job:
         return None
@@ -88,9 +98,11 @@ def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None
 
 
 def leave_pointer(uri: str, root: str = "", environment: Mapping[str, str] = os.environ) -> bool:
-    """Leave a pointer to an attempt's folder; False if this isn't a job of Slurm, or if no place could be written.
+    """Leave a pointer to an attempt's folder; False if this isn't a job of Slurm,
+    or if no place could be written.
 
-    It takes one look per place if the pointer is there already. Call it with a time limit: a home may hang.
+    It takes one look per place if the pointer is there already. Call it with a time limit: a home
+    may hang.
 
     Args:
         uri: the attempt's folder.
@@ -146,9 +158,10 @@ def find_pointers(
         job: Slurm's number, also of one task of an array: "4711".
         restart: how often Slurm had restarted the job before this start.
         root: the folder of runs as this process knows it; empty or remote: none.
-        since: start of the job, in seconds since the epoch. Pointers from before it are of an older job with this id.
-        environment: names the user's home and, by SLURM_CLUSTER_NAME, the cluster. Without a cluster it's the only one
-            with this job; if several have it, nothing is returned.
+        since: start of the job, in seconds since the epoch. Pointers from before it are of an older
+            job with this id.
+        environment: names the user's home and, by SLURM_CLUSTER_NAME, the cluster. Without a
+            cluster it's the only one with this job; if several have it, nothing is returned.
     """
     cluster = _FOREIGN.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
     job, restart = _FOREIGN.sub("-", job), _FOREIGN.sub("-", restart)
@@ -167,9 +180,15 @@ def find_pointers(
 
 
 def _sort_by_start(pointers: Collection[SlurmPointer]) -> list[SlurmPointer]:
-    """Sort by Slurm's numbers of the steps, which need no clock, and what the script ran by itself by its time."""
-    ordered = sorted((one for one in pointers if one.step.isdecimal()), key=lambda one: (int(one.step), one.time))
-    for one in sorted((one for one in pointers if not one.step.isdecimal()), key=lambda one: one.time):
+    """Sort by Slurm's numbers of the steps, which need no clock,
+    and what the script ran by itself by its time.
+    """
+    ordered = sorted(
+        (one for one in pointers if one.step.isdecimal()), key=lambda one: (int(one.step), one.time)
+    )
+    for one in sorted(
+        (one for one in pointers if not one.step.isdecimal()), key=lambda one: one.time
+    ):
         later = (place for place, other in enumerate(ordered) if other.time > one.time)
         ordered.insert(next(later, len(ordered)), one)
     return ordered
@@ -194,9 +213,14 @@ def _list_places(root: str, environment: Mapping[str, str]) -> Iterator[_Place]:
     if Path(state).is_absolute():
         yield _Place(Path(state), 0o700, ("firstfault", "slurm"), "firstfault/slurm")
     if root and not is_remote(root):
-        # A folder for each user: one for all would belong to whoever came first. The same user may have another id in a
-        # container, so the reader looks at who owns the files.
-        yield _Place(Path(root.removeprefix("file://")), 0o777, (f"{_FOLDER}{os.geteuid()}",), f"{_FOLDER}*")
+        # A folder for each user: one for all would belong to whoever came first. The same user may
+        # have another id in a container, so the reader looks at who owns the files.
+        yield _Place(
+            Path(root.removeprefix("file://")),
+            0o777,
+            (f"{_FOLDER}{os.geteuid()}",),
+            f"{_FOLDER}*",
+        )
 
 
 def _read(base: Path, file: Path, start: SlurmStart) -> SlurmPointer | None:
@@ -213,7 +237,8 @@ def _read(base: Path, file: Path, start: SlurmStart) -> SlurmPointer | None:
         finally:
             os.close(folder)
         with os.fdopen(descriptor, "rb") as opened:
-            check_owner(descriptor, owners, file.name)  # another user must not choose which verdict counts
+            # another user must not choose which verdict counts
+            check_owner(descriptor, owners, file.name)
             fields = json.loads(opened.read(_MAX_BYTES))
         if any(fields[name] != value for name, value in start._asdict().items()):
             return None  # its name is that of another start: somebody has moved it, or its folder
@@ -234,5 +259,9 @@ def _remove_old(cluster: int) -> None:
     with contextlib.suppress(OSError):
         for job in Path(f"/proc/self/fd/{cluster}").iterdir():
             found = job.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mtime < oldest:
+            if (
+                stat.S_ISDIR(found.st_mode)
+                and found.st_uid == os.geteuid()
+                and found.st_mtime < oldest
+            ):
                 shutil.rmtree(job, ignore_errors=True)

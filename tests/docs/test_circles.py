@@ -33,7 +33,10 @@ def _modules() -> dict[str, Path]:
 
 def imports_of(modules: Mapping[str, str]) -> dict[str, set[str]]:
     """Return which modules each module imports, anywhere in its text; `modules` has their texts."""
-    return {name: {other for other in _imported(text, modules) if other != name} for name, text in modules.items()}
+    return {
+        name: {other for other in _imported(text, modules) if other != name}
+        for name, text in modules.items()
+    }
 
 
 def _imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
@@ -46,7 +49,9 @@ def _imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
 
 
 def circle(imports: Mapping[str, set[str]]) -> list[str]:
-    """Return modules of which each imports the next one, and the last is the first; empty if there is no circle."""
+    """Return modules of which each imports the next one, and the last is the first;
+    empty if there is no circle.
+    """
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -65,7 +70,11 @@ def test_no_circle() -> None:
     ("texts", "found"),
     [
         (
-            {"a": "import b", "b": "def f():\n    from c import x", "c": "if TYPE_CHECKING:\n    import a"},
+            {
+                "a": "import b",
+                "b": "def f():\n    from c import x",
+                "c": "if TYPE_CHECKING:\n    import a",
+            },
             {"a", "b", "c"},
         ),
         ({"p": "from p.a import x", "p.a": "from p import b", "p.b": ""}, set()),

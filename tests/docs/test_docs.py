@@ -39,7 +39,9 @@ from tests.reports.scenes import SCOPE_SCENES
 from tools.pages.blocks import FENCE, find_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+)
 ERRORS = [value for value in vars(errors).values() if isinstance(value, type)]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -54,7 +56,9 @@ def _plain(cell: str) -> str:
 
 
 def _table(page: str, first_header: str) -> dict[str, list[str]]:
-    """Return the rows below the header that starts with this cell: first cell -> the other cells, without backticks."""
+    """Return the rows below the header that starts with this cell: first cell -> the other cells,
+    without backticks.
+    """
     lines = iter(_text(page).splitlines())
     for line in lines:
         if line.startswith("|") and _plain(line.split("|")[1]) == first_header:
@@ -73,7 +77,9 @@ def _table(page: str, first_header: str) -> dict[str, list[str]]:
 
 
 def _section(page: str, heading: str) -> str:
-    match = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", _text(page), re.MULTILINE | re.DOTALL)
+    match = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", _text(page), re.MULTILINE | re.DOTALL
+    )
     assert match is not None, f"{page} has no section {heading!r}"
     return match[1]
 
@@ -112,11 +118,17 @@ def test_closed_lists_are_documented(page: str, header: str, known: dict[str, st
     [
         ("docs/guides/report.md", "State", {state.value for state in State}),
         ("docs/guides/strategies.md", "Strategy", set(BUILT_IN_STRATEGIES)),
-        ("docs/guides/retries.md", "Field of RetryContext", {it.name for it in dataclasses.fields(retry.RetryContext)}),
+        (
+            "docs/guides/retries.md",
+            "Field of RetryContext",
+            {it.name for it in dataclasses.fields(retry.RetryContext)},
+        ),
     ],
 )
 def test_names_are_documented(page: str, header: str, known: set[str]) -> None:
-    """The tables of states, of built-in strategies, and of RetryContext's fields are complete, and have no others."""
+    """The tables of states, of built-in strategies, and of RetryContext's fields are complete,
+    and have no others.
+    """
     assert set(_table(page, header)) == known
 
 
@@ -133,7 +145,9 @@ def test_the_default_decision_on_a_category_is_as_documented(category: str) -> N
 
 
 def test_the_taxonomy_is_documented() -> None:
-    """Each class of error has the documented category, kind and origin; the reader sets a worker failure's category."""
+    """Each class of error has the documented category, kind and origin;
+    the reader sets a worker failure's category.
+    """
     documented = {
         sort.name.replace("_", " ").lower(): [
             sort.value.category or "user_code",
@@ -143,7 +157,9 @@ def test_the_taxonomy_is_documented() -> None:
         for sort in ErrorClass
     }
     table = _table("docs/reference/categories.md", "Class of error")
-    assert {name: [cell.split(";")[0] for cell in cells] for name, cells in table.items()} == documented
+    assert {
+        name: [cell.split(";")[0] for cell in cells] for name, cells in table.items()
+    } == documented
 
 
 def test_every_error_is_documented() -> None:
@@ -154,7 +170,9 @@ def test_every_error_is_documented() -> None:
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.slug)
-def test_every_error_has_a_section_and_its_built_in_bases(kind: type[errors.FirstFaultError]) -> None:
+def test_every_error_has_a_section_and_its_built_in_bases(
+    kind: type[errors.FirstFaultError],
+) -> None:
     """Each slug has a section, and each error has the built-in base classes of the table."""
     assert _section("docs/reference/categories.md", kind.slug).strip()
     for name in _errors_table()[kind.slug][1].split(", "):
@@ -162,7 +180,10 @@ def test_every_error_has_a_section_and_its_built_in_bases(kind: type[errors.Firs
 
 
 def _errors_table() -> dict[str, list[str]]:
-    return {link.split("]")[0][1:]: cells for link, cells in _table("docs/reference/categories.md", "Slug").items()}
+    return {
+        link.split("]")[0][1:]: cells
+        for link, cells in _table("docs/reference/categories.md", "Slug").items()
+    }
 
 
 @pytest.mark.parametrize("name", ["ls", "show", pytest.param("run", marks=pytest.mark.flyte)])
@@ -170,9 +191,18 @@ def test_every_option_is_documented(name: str) -> None:
     """A command's section has exactly its options."""
     command = group.get_command(click.Context(group), name)
     assert command is not None
-    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    options = {
+        option
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
     documented = set(
-        re.findall(r"^\| `(--[a-z-]+)", _section("docs/reference/cli.md", f"firstfault {name}"), re.MULTILINE)
+        re.findall(
+            r"^\| `(--[a-z-]+)",
+            _section("docs/reference/cli.md", f"firstfault {name}"),
+            re.MULTILINE,
+        )
     )
     assert documented == options - {"--help", "--debug"}
 
@@ -180,34 +210,50 @@ def test_every_option_is_documented(name: str) -> None:
 def test_every_field_of_the_verdict_contract_is_documented() -> None:
     """The tables of firstfault.verdict/v1 have exactly the fields that are written."""
     verdict = run_strategy(get_strategy("earliest"), make_job(make_error()))
-    documented = {field for cell in _table("docs/reference/cli.md", "Field of verdict") for field in cell.split(", ")}
+    documented = {
+        field
+        for cell in _table("docs/reference/cli.md", "Field of verdict")
+        for field in cell.split(", ")
+    }
     assert documented == set(verdict_to_dict(verdict))
-    assert set(_table("docs/reference/cli.md", "Field of decision")) == set(DECISION.write(decide(verdict)))
+    assert set(_table("docs/reference/cli.md", "Field of decision")) == set(
+        DECISION.write(decide(verdict))
+    )
 
 
 def test_every_field_of_a_listed_attempt_is_documented() -> None:
     """The table of firstfault.ls/v1 has exactly the fields that are written."""
     attempt = FailedAttempt("s3://bucket/f3a9/n0/data/0", None)
     written = {*_attempt_json(attempt), *_group_json(FaultGroup("", 1, 1, None, attempt), "pod")}
-    assert {name for cell in _table("docs/reference/cli.md", "Field of ls") for name in cell.split(", ")} == written
+    assert {
+        name for cell in _table("docs/reference/cli.md", "Field of ls") for name in cell.split(", ")
+    } == written
 
 
 def test_every_retry_policy_is_documented() -> None:
     """The table of policies is complete."""
     policies = {name.split("(")[0] for name in _table("docs/guides/retries.md", "Policy")}
-    own = {value.__name__ for value in vars(retry).values() if getattr(value, "__module__", "") == retry.__name__}
+    own = {
+        value.__name__
+        for value in vars(retry).values()
+        if getattr(value, "__module__", "") == retry.__name__
+    }
     others = {"ComposablePolicy", "RetryContext", "Vote", "to_policy", "decide", "default_policy"}
     others |= {"find_machine", "find_proof_of_repeat", "is_gpu_gone"}
     assert policies == {name for name in own if name[0] != "_"} - others
 
 
 def test_the_wire_format_is_documented() -> None:
-    """Field numbers, the size limit and the key grammar on the page about the format are those of the code."""
+    """Field numbers, the size limit and the key grammar on the page about the format
+    are those of the code.
+    """
     rows = _table("docs/reference/format.md", "Field")
     fields = errors_pb2.WorkerErrorDocument.DESCRIPTOR.fields
     assert set(rows) == {f"{field.number} {field.name}" for field in fields}
     assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/reference/format.md")
-    grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/reference/format.md"), re.MULTILINE)
+    grammar = re.findall(
+        r"^(?:error|roster) key .*$", _text("docs/reference/format.md"), re.MULTILINE
+    )
     assert len(grammar) == 2
     assert all(line in (layout.__doc__ or "") for line in grammar)
 
@@ -219,7 +265,9 @@ def _anchors(path: Path) -> set[str]:
 
 
 def _linked(path: Path) -> Path:
-    """Return a file that a page links to; without sources, as in the wheel's test, return the installed file."""
+    """Return a file that a page links to; without sources, as in the wheel's test,
+    return the installed file.
+    """
     source_root, *rest = path.resolve().relative_to(ROOT).parts
     if source_root in {"plugin", "readers", "proto"} and not (ROOT / source_root).exists():
         return Path(sysconfig.get_path("purelib"), *rest)
@@ -246,7 +294,8 @@ def _run_examples(page: str) -> dict[str, Any]:
     try:
         for block in find_blocks(_text(page)):
             if block.language == "python":
-                exec(compile(block.text, page, "exec"), vars(module))  # noqa: S102 - the page is ours
+                # the page is ours
+                exec(compile(block.text, page, "exec"), vars(module))  # noqa: S102
     finally:
         del sys.modules[module.__name__]
     return vars(module)
@@ -288,7 +337,10 @@ def test_the_promise_names_every_entry_point() -> None:
     """The table of what may change has the groups of entry points that the code looks up."""
     rows = _table("docs/guides/teams.md", "What")
     (named,) = [what for what in rows if what.startswith("entry points")]
-    assert named == f"entry points {NOTIFIERS}, .{ENTRY_POINT_GROUP.split('.')[1]}, .{COMMANDS_GROUP.split('.')[1]}"
+    assert (
+        named == f"entry points {NOTIFIERS}, .{ENTRY_POINT_GROUP.split('.')[1]},"
+        f" .{COMMANDS_GROUP.split('.')[1]}"
+    )
 
 
 def test_the_fields_to_chart_exist() -> None:
@@ -309,7 +361,10 @@ def test_the_steps_of_a_failure_are_documented() -> None:
     """The table of steps is the one that `make chaos` strikes at, in its order."""
     steps = {name: [step.process, step.begins.partition(":")[2]] for name, step in STEPS.items()}
     told = _table("docs/project/chaos.md", "Step")
-    assert {name: [process, "" if "file" in begins else begins] for name, (process, begins) in told.items()} == steps
+    assert {
+        name: [process, "" if "file" in begins else begins]
+        for name, (process, begins) in told.items()
+    } == steps
 
 
 def test_every_fault_has_a_result() -> None:

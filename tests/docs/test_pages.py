@@ -93,7 +93,9 @@ def test_the_comments_of_the_pages(page: str) -> None:
 )
 def test_shown_and_printed(printed: str, missing: str | None) -> None:
     """Numbers and names may differ; words and the order of lines may not."""
-    shown = "first: rank 3 on host-1: 7 samples\n  Where: rank 3, a.py:17 in load\n         wrapped\n"
+    shown = (
+        "first: rank 3 on host-1: 7 samples\n  Where: rank 3, a.py:17 in load\n         wrapped\n"
+    )
     assert find_missing_line(shown, printed) == missing
 
 

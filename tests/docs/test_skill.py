@@ -1,4 +1,6 @@
-"""The skill for agents names commands, options, fields and exit codes that exist, in the common format."""
+"""The skill for agents names commands, options, fields and exit codes that exist,
+in the common format.
+"""
 
 import json
 import re
@@ -24,7 +26,9 @@ _MAX_DESCRIPTION_CHARS = 1024
 def _rows(title: str) -> list[str]:
     """Return the first cells of the table below a heading."""
     section = TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    return [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")][1:]
+    return [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")][
+        1:
+    ]
 
 
 def test_the_front_matter() -> None:
@@ -44,7 +48,12 @@ def test_the_commands_and_options_exist(run: Callable[..., Ran]) -> None:
     for name in ("show", "classify"):
         ran = run(name, "--help")
         assert ran.code == EXIT.OK
-        options = {option for of, text in shown if of == name for option in re.findall(r"(?<= )--?[a-z]+", text)}
+        options = {
+            option
+            for of, text in shown
+            if of == name
+            for option in re.findall(r"(?<= )--?[a-z]+", text)
+        }
         assert {option for option in options if option not in ran.out} == set()
         assert options or name == "classify"
 
@@ -55,11 +64,17 @@ def test_the_exit_codes_exist() -> None:
 
 
 def test_the_fields_exist(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Each field of the table is in the JSON of a failed job, and each category that the skill names exists."""
+    """Each field of the table is in the JSON of a failed job,
+    and each category that the skill names exists.
+    """
     log = tmp_path / "job.log"
-    log.write_text("\n".join([*of("[rank0]: ", STEPS), *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)]))
+    log.write_text(
+        "\n".join([*of("[rank0]: ", STEPS), *of("[rank1]: ", RAISED), *of("[rank0]: ", LOST)])
+    )
     document = json.loads(run("show", "--json", str(log)).out)
-    fields = [field for row in _rows("Fields of the JSON") for field in re.findall(r"`([a-z_.]+)`", row)]
+    fields = [
+        field for row in _rows("Fields of the JSON") for field in re.findall(r"`([a-z_.]+)`", row)
+    ]
     assert len(fields) > len(_rows("Fields of the JSON"))
     for field in fields:
         part: Any = document

@@ -1,6 +1,7 @@
 """Runs an example.
 
-`tests/plugin/test_live.py` runs user_error.py; tools/demo.sh plain.py and recoverable.py; tools/check_demo.py ddp.py.
+`tests/plugin/test_live.py` runs user_error.py; tools/demo.sh plain.py and recoverable.py;
+tools/check_demo.py ddp.py.
 """
 
 import difflib
@@ -20,12 +21,21 @@ pytestmark = pytest.mark.jobs
 
 
 def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
-    """The script differs from kfpytorch's only in its import, and succeeds without an error document."""
+    """The script differs from kfpytorch's only in its import,
+    and succeeds without an error document.
+    """
     before = (EXAMPLES / "migration" / "before.py").read_text().splitlines()
     after = (EXAMPLES / "migration" / "after.py").read_text().splitlines()
     changed = [line for line in difflib.ndiff(before, after) if line.startswith(("-", "+"))]
 
-    command = [sys.executable, "-m", "firstfault", "run", str(EXAMPLES / "migration" / "after.py"), "sum_of_ranks"]
+    command = [
+        sys.executable,
+        "-m",
+        "firstfault",
+        "run",
+        str(EXAMPLES / "migration" / "after.py"),
+        "sum_of_ranks",
+    ]
     command += ["--store", str(tmp_path), "--json", "--nodes", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,9 @@ from flyteplugins.pytorch.task import Elastic
 from firstfault_torch.engine import RecoverableError
 
 clustered = ClusteredTaskEnvironment(name="clustered", replicas=2, nproc_per_node=1)
-elastic = flyte.TaskEnvironment(name="elastic", plugin_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=1))
+elastic = flyte.TaskEnvironment(
+    name="elastic", plugin_config=Elastic(nnodes=1, nproc_per_node=2, max_restarts=1)
+)
 inner = flyte.TaskEnvironment(name="inner")
 script = ClusteredTaskEnvironment(name="python_script", replicas=2, nproc_per_node=1)
 execute_script = _build_task(script, str(Path(__file__).with_name("script.py")), 3600, "script")

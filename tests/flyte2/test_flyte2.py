@@ -1,4 +1,6 @@
-"""Tasks of Flyte 2 on several pods: its real entrypoint ``a0``, under a real torchrun, on local paths."""
+"""Tasks of Flyte 2 on several pods: its real entrypoint ``a0``, under a real torchrun,
+on local paths.
+"""
 
 import asyncio
 import os
@@ -14,7 +16,10 @@ import pytest
 
 pytest.importorskip("flyte", reason="needs Flyte 2")
 
-from flyte._internal.runtime.convert import convert_from_native_to_error, convert_from_native_to_inputs
+from flyte._internal.runtime.convert import (
+    convert_from_native_to_error,
+    convert_from_native_to_inputs,
+)
 from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument, ExecutionError
 
 from firstfault.model import Action
@@ -41,7 +46,9 @@ ENVIRONMENT = {
 
 
 def _a0(folder: Path, name: str, fault: str, *options: str, outputs: str = "") -> list[str]:
-    """Return the command line that Flyte's back end gives a pod; outputs go to ``outputs``, if not elsewhere."""
+    """Return the command line that Flyte's back end gives a pod; outputs go to ``outputs``,
+    if not elsewhere.
+    """
     task = getattr(tasks, name)
     values = ([fault], 3600) if name == "execute_script" else (fault,)
     inputs = asyncio.run(convert_from_native_to_inputs(task.native_interface, *values))
@@ -106,8 +113,14 @@ def _codes(job: Job) -> list[int]:
 
 def test_the_trial_of_the_docs(tmp_path: Path) -> None:
     """The page's task and commands record a failure on a machine without a cluster."""
-    page = (ROOT / "docs" / "start" / "flyte2.md").read_text(encoding="utf-8").partition("## Try it on a laptop")[2]
-    (tmp_path / "trial.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    page = (
+        (ROOT / "docs" / "start" / "flyte2.md")
+        .read_text(encoding="utf-8")
+        .partition("## Try it on a laptop")[2]
+    )
+    (tmp_path / "trial.py").write_text(
+        page.partition("```python\n")[2].partition("```")[0], encoding="utf-8"
+    )
     commands = page.partition("```bash\n")[2].partition("```")[0]
     ended = subprocess.run(
         ["bash", "-c", commands],
@@ -124,7 +137,8 @@ def test_the_trial_of_the_docs(tmp_path: Path) -> None:
 
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
-    """All pods exit with 0, after which JobSet restarts none and Flyte reads the error, which isn't recoverable.
+    """All pods exit with 0, after which JobSet restarts none and Flyte reads the error,
+    which isn't recoverable.
 
     Also if the image sets exit codes for another scheduler.
     """
@@ -132,14 +146,20 @@ def test_a_bug_runs_once(tmp_path: Path) -> None:
     assert _codes(job) == [0, 0]
     assert job.nodes[0].headline == "TypeError, rank 1 on host-1: learning_rate is None"
     error = _read_error(tmp_path)
-    assert (error.code, error.kind, error.origin) == ("USER:TypeError", ContainerError.NON_RECOVERABLE, USER)
+    assert (error.code, error.kind, error.origin) == (
+        "USER:TypeError",
+        ContainerError.NON_RECOVERABLE,
+        USER,
+    )
     assert error.message.startswith("TypeError rank 1 host-1 no retry: learning_rate is None\n")
     page = (tmp_path / "outputs" / "report.html").read_text()
     assert "learning_rate" in page
 
 
 def _get(s3: S3, outputs: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = s3.client().get_object(Bucket=s3.bucket, Key=f"{outputs.rpartition('/')[2]}/{name}")
+    found: dict[str, Any] = s3.client().get_object(
+        Bucket=s3.bucket, Key=f"{outputs.rpartition('/')[2]}/{name}"
+    )
     return found
 
 
@@ -156,7 +176,8 @@ def test_on_s3(tmp_path: Path, s3: S3) -> None:
 
 
 def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
-    """A recoverable exception runs again; after the next restart of the JobSet, the same one ends it.
+    """A recoverable exception runs again; after the next restart of the JobSet,
+    the same one ends it.
 
     The task runs in a thread here, and its second run saves a checkpoint, which is one object.
     """
@@ -172,7 +193,9 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
 
 
 def test_a_name_for_all_jobs_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each JobSet has documents of its own, so that none takes another one's verdict for its previous one."""
+    """Each JobSet has documents of its own, so that none takes another one's
+    verdict for its previous one.
+    """
     monkeypatch.setattr("flyteplugins.firstfault.engine._USERS_JOB", "team")
     monkeypatch.setenv("FIRSTFAULT_FOLDER", "s3://bucket/all")
     monkeypatch.setenv("FIRSTFAULT_JOB", "team")
@@ -182,7 +205,9 @@ def test_a_name_for_all_jobs_of_an_image(monkeypatch: pytest.MonkeyPatch) -> Non
         assert who("").job.value == f"team-{name}"
 
 
-@pytest.mark.skipif(not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`")
+@pytest.mark.skipif(
+    not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`"
+)
 @pytest.mark.timeout(LONG_S * 2)
 def test_with_progress_it_continues(tmp_path: Path) -> None:
     """The same fault as before doesn't stop a task that has trained for 10 minutes in between."""
@@ -191,9 +216,14 @@ def test_with_progress_it_continues(tmp_path: Path) -> None:
 
 
 def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:
-    """Flyte's parent action reads it, although the JobSet has failed; Flyte retries it unless a repeat is proven."""
+    """Flyte's parent action reads it, although the JobSet has failed;
+    Flyte retries it unless a repeat is proven.
+    """
     assert _codes(_run(tmp_path, "unclear", limit=0)) == [1, 1]
-    assert (_read_error(tmp_path).kind, _read_error(tmp_path).origin) == (ContainerError.RECOVERABLE, USER)
+    assert (_read_error(tmp_path).kind, _read_error(tmp_path).origin) == (
+        ContainerError.RECOVERABLE,
+        USER,
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +238,9 @@ def test_the_last_restart_leaves_its_error(tmp_path: Path) -> None:
     ],
 )
 def test_an_interruption_is_no_bug(tmp_path: Path, fault: str, task: str, headline: str) -> None:
-    """An exception that Flyte doesn't report is recorded as what it is, and JobSet decides as without firstfault."""
+    """An exception that Flyte doesn't report is recorded as what it is,
+    and JobSet decides as without firstfault.
+    """
     job = _run(tmp_path, fault, task=task, pods=1)
     assert _codes(job) == [1]
     assert job.nodes[0].headline == headline
@@ -216,13 +248,17 @@ def test_an_interruption_is_no_bug(tmp_path: Path, fault: str, task: str, headli
 
 
 def test_observed(tmp_path: Path) -> None:
-    """In the mode "observe" JobSet restarts the pods as without firstfault, and each pod prints what it would do.
+    """In the mode "observe" JobSet restarts the pods as without firstfault,
+    and each pod prints what it would do.
 
     A report that the task has published stays, in any mode.
     """
     job = _run(tmp_path, "reported", FIRSTFAULT_DECISIONS="observe")
     assert _codes(job) == [1, 1]
-    assert all("  Observed: would have exited with 0 (stop) after attempt 0: " in node.err for node in job.nodes)
+    assert all(
+        "  Observed: would have exited with 0 (stop) after attempt 0: " in node.err
+        for node in job.nodes
+    )
     assert not (tmp_path / "outputs" / "error.pb").exists()
     page = (tmp_path / "outputs" / "report.html").read_text()
     assert "the loss is 0.3" in page
@@ -230,7 +266,9 @@ def test_observed(tmp_path: Path) -> None:
 
 
 def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
-    """A pod fails if its agent is killed, so JobSet restarts all pods; the surviving pod names it."""
+    """A pod fails if its agent is killed, so JobSet restarts all pods;
+    the surviving pod names it.
+    """
     job = _run(tmp_path, "lost")
     assert _codes(job) == [1, -9]
     assert "host-1" in job.nodes[0].headline
@@ -240,20 +278,28 @@ def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     """Also if the task handles the exception of another one, which it runs in its own process."""
     job = _run(tmp_path, "handled")
     assert _codes(job) == [0, 0]
-    assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"firstfault-runs"} == {"outputs.pb"}
+    assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"firstfault-runs"} == {
+        "outputs.pb"
+    }
     assert not list((tmp_path / "outputs").rglob("e1-*.pb"))
 
 
 def test_outputs_of_a_wrong_type(tmp_path: Path) -> None:
-    """Flyte handles an exception outside of the task function, and its pods exit with 0: here with its error."""
+    """Flyte handles an exception outside of the task function, and its pods exit with 0:
+    here with its error.
+    """
     job = _run(tmp_path, "none", task="train_to_text")
     assert _codes(job) == [0, 0]
-    assert job.nodes[0].headline.startswith("TypeTransformerFailedError, ranks 0, 1: Expected value of type")
+    assert job.nodes[0].headline.startswith(
+        "TypeTransformerFailedError, ranks 0, 1: Expected value of type"
+    )
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
 
 
 def test_outputs_of_a_wrong_type_are_only_observed(tmp_path: Path) -> None:
-    """In the mode "observe" such a pod exits with 0 and without an error, as without firstfault, but with a line."""
+    """In the mode "observe" such a pod exits with 0 and without an error, as without firstfault,
+    but with a line.
+    """
     job = _run(tmp_path, "none", task="train_to_text", pods=1, FIRSTFAULT_DECISIONS="observe")
     assert _codes(job) == [0]
     assert "observed: would have failed the attempt, whose pods exit with 0: " in job.nodes[0].err
@@ -267,13 +313,26 @@ def test_a_script(tmp_path: Path) -> None:
     assert job.nodes[0].headline == "TypeError, rank 1 on host-1: learning_rate is None"
 
 
-def _run_elastic(folder: Path, fault: str, *options: str, outputs: str = "", **variables: str) -> str:
+def _run_elastic(
+    folder: Path,
+    fault: str,
+    *options: str,
+    outputs: str = "",
+    **variables: str,
+) -> str:
     """Run an attempt of an ``Elastic`` task on one pod; return what it prints."""
     marks = folder / "marks"
     marks.mkdir(exist_ok=True)
     environment = os.environ | ENVIRONMENT | {"MARKS": str(marks)} | variables
     command = _a0(folder, "train_elastic", fault, *options, outputs=outputs)
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return ended.stderr
 
 
@@ -284,7 +343,8 @@ def _count_marks(folder: Path) -> int:
 
 @pytest.mark.s3
 def test_elastic(tmp_path: Path, s3: S3) -> None:
-    """A bug uses none of torch's restarts and none of Flyte's retries: a0 uploads the verdict as its error.
+    """A bug uses none of torch's restarts and none of Flyte's retries:
+    a0 uploads the verdict as its error.
 
     On S3, because Flyte registers its own S3 client for the whole process, agent included.
     """
@@ -293,26 +353,45 @@ def test_elastic(tmp_path: Path, s3: S3) -> None:
     assert "the job itself isn't affected" not in printed
     assert "learning_rate" in _get(s3, outputs, "report.html")["Body"].read().decode()
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
-    assert (error.code, error.kind, error.origin) == ("USER:TypeError", ContainerError.NON_RECOVERABLE, USER)
+    assert (error.code, error.kind, error.origin) == (
+        "USER:TypeError",
+        ContainerError.NON_RECOVERABLE,
+        USER,
+    )
     assert "rank 1" in error.message.splitlines()[0]
     assert _count_marks(tmp_path) == len(["rank 0", "rank 1"])
 
 
 def test_elastic_again(tmp_path: Path) -> None:
-    """The next attempt finds the verdict of the one before by Flyte's checkpoint, and stops at the same fault."""
+    """The next attempt finds the verdict of the one before by Flyte's checkpoint,
+    and stops at the same fault.
+    """
     folder = str(tmp_path / "folder")
-    _run_elastic(tmp_path, "recoverable", "--checkpoint-path", str(tmp_path / "first"), FIRSTFAULT_FOLDER=folder)
+    _run_elastic(
+        tmp_path,
+        "recoverable",
+        "--checkpoint-path",
+        str(tmp_path / "first"),
+        FIRSTFAULT_FOLDER=folder,
+    )
     # a run may have several such actions
     assert (tmp_path / "folder" / "run-a0" / "0" / "error.pb").exists()
     assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
-    paths = ("--checkpoint-path", str(tmp_path / "second"), "--prev-checkpoint", str(tmp_path / "first"))
+    paths = (
+        "--checkpoint-path",
+        str(tmp_path / "second"),
+        "--prev-checkpoint",
+        str(tmp_path / "first"),
+    )
     _run_elastic(tmp_path, "recoverable", *paths, FLYTE_ATTEMPT_NUMBER="1")
     assert _read_error(tmp_path).kind == ContainerError.NON_RECOVERABLE
     assert "made no progress" in _read_error(tmp_path).message
 
 
 def test_elastic_observed(tmp_path: Path) -> None:
-    """In the mode "observe" torch restarts the workers, and the error is torch's, and recoverable."""
+    """In the mode "observe" torch restarts the workers, and the error is torch's,
+    and recoverable.
+    """
     printed = _run_elastic(tmp_path, "bug", FIRSTFAULT_DECISIONS="observe")
     assert "Observed: would have raised NonRecoverableError (stop) after attempt 0: " in printed
     assert _read_error(tmp_path).kind == ContainerError.RECOVERABLE
@@ -340,6 +419,8 @@ def test_elastic_restarts_after_an_unclear_failure(tmp_path: Path) -> None:
 def test_elastic_errors(action: Action, recoverable: bool, code: str, kind: int) -> None:
     """An unknown cause is to Flyte what Elastic's own error is; only a stop isn't recoverable."""
     seal = SimpleNamespace(message="what failed")
-    sealed: Any = SimpleNamespace(decision=replace(DECISION, action=action), verdict=VERDICT, seal=seal)
+    sealed: Any = SimpleNamespace(
+        decision=replace(DECISION, action=action), verdict=VERDICT, seal=seal
+    )
     error = convert_from_native_to_error(Flyte2Engine(outputs="outputs").to_exception(sealed))
     assert (error.recoverable, error.err.code, error.err.kind) == (recoverable, code, kind)

@@ -1,4 +1,6 @@
-"""Real ranks on bad days: hooks that fail, machines that are gone, a store that is lost, reserves that wait."""
+"""Real ranks on bad days: hooks that fail, machines that are gone, a store that is lost,
+reserves that wait.
+"""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +12,11 @@ import pytest
 import torch.distributed as dist
 
 import firstfault_inprocess as inprocess
-from firstfault_inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
+from firstfault_inprocess.rank_assignment import (
+    ActiveWorldSizeDivisibleBy,
+    MaxActiveWorldSize,
+    ShiftRanks,
+)
 from firstfault_inprocess.store import TCPStore
 from tests.inprocess.training import BLOCKED, FAST, FAULTY, Failing, Run, run
 from tests.nodes import forkserver
@@ -22,11 +28,16 @@ pytestmark = pytest.mark.jobs
 @pytest.fixture(scope="module", autouse=True)
 def waits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
     """Begin the runs that mostly wait."""
-    finalize, health_check = Failing({2: "raise", 4: "store", 5: "hang"}, 0), Failing({3: "raise"}, 1)
+    finalize, health_check = (
+        Failing({2: "raise", 4: "store", 5: "hang"}, 0),
+        Failing({3: "raise"}, 1),
+    )
     # a health check is also called before the first iteration
     hooks = partial(run, "raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
     gone = partial(run, "frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})
-    with beside(request, {"test_hooks_that_fail": hooks, "test_a_machine_that_is_gone": gone}) as begun:
+    with beside(
+        request, {"test_hooks_that_fail": hooks, "test_a_machine_that_is_gone": gone}
+    ) as begun:
         yield begun
 
 
@@ -53,13 +64,16 @@ def test_a_store_that_is_lost(store: tuple[int, int]) -> None:
     ended = run(f"store:{store[1]}", world=3, store_factory=factory, **BLOCKED)
     raised = ended.values("raised")
     assert {name for name, *_ in raised.values()} == {"RestartAbort"}
-    assert all("the store of the in-process restart is lost" in text for _, text, *_ in raised.values())
+    assert all(
+        "the store of the in-process restart is lost" in text for _, text, *_ in raised.values()
+    )
     assert set(raised) | {FAULTY} == {0, 1, 2}
     assert 0 not in ended.codes
 
 
 def test_a_reserve_waits_as_long_as_it_takes() -> None:
-    """`completion_timeout` is for ranks that have completed; a reserve takes over after a fault, and only then.
+    """`completion_timeout` is for ranks that have completed; a reserve takes over after a fault,
+    and only then.
 
     A further call is refused at once, because the ranks that are left cannot be numbered.
     """
@@ -69,18 +83,24 @@ def test_a_reserve_waits_as_long_as_it_takes() -> None:
     assert ended.values("done") == {0: (0, 2), 1: (1, 2), 2: None}
     ended = run("twice", world=3, rank_assignment=inprocess.Compose(few, ShiftRanks()), **FAST)
     assert ended.values("done") == {0: (0, 2), 2: (1, 2)}
-    refused = "rank 1 was lost in an earlier call; call the function in new processes, or both in one"
+    refused = (
+        "rank 1 was lost in an earlier call; call the function in new processes, or both in one"
+    )
     raised = {rank: value[:2] for rank, value in ended.values("raised").items()}
     assert raised == dict.fromkeys((0, 2), ("RestartError", refused))
 
 
 def test_ranks_that_do_not_complete() -> None:
-    """A rank that takes longer than `completion_timeout` after another has completed is a fault of that one."""
+    """A rank that takes longer than `completion_timeout` after another has completed
+    is a fault of that one.
+    """
     limit = inprocess.initialize.RetryController(max_iterations=1)
     ended = run("late", world=2, initialize=limit, completion_timeout=1.0, **FAST)
     told = [event.value for event in ended.of("raised").values()]
     assert len(told) == 2
-    assert any("completion_timeout" in f"{text}" or cause == "RestartError" for _, text, cause, _ in told)
+    assert any(
+        "completion_timeout" in f"{text}" or cause == "RestartError" for _, text, cause, _ in told
+    )
 
 
 def test_no_rank_is_active() -> None:
@@ -93,17 +113,25 @@ def test_no_rank_is_active() -> None:
 
 
 def test_hooks_that_fail(waits: dict[str, Future[Run]]) -> None:
-    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended; the others continue."""
+    """A rank whose hook raises leaves with that exception, one whose hook hangs is ended;
+    the others continue.
+    """
     ended = waits["test_hooks_that_fail"].result()
     assert ended.values("done") == {0: (0, 2), 1: (1, 2)}
     told = {rank: event.value[:2] for rank, event in ended.of("raised").items()}
-    assert {rank: name for rank, (name, _) in told.items()} == {2: "OSError", 3: "HealthCheckError", 4: "RuntimeError"}
+    assert {rank: name for rank, (name, _) in told.items()} == {
+        2: "OSError",
+        3: "HealthCheckError",
+        4: "RuntimeError",
+    }
     assert all("this machine is broken" in told[rank][1] for rank in (2, 3))
     assert told[4][1] == "`finalize` failed: DistStoreError: a store of the hook's own"
     assert ended.codes[5] in {-15, -9}
 
 
 def test_a_machine_that_is_gone(waits: dict[str, Future[Run]]) -> None:
-    """Of a rank that is frozen with its monitor process nothing is heard; the others continue without it."""
+    """Of a rank that is frozen with its monitor process nothing is heard;
+    the others continue without it.
+    """
     ended = waits["test_a_machine_that_is_gone"].result()
     assert ended.values("done") == {0: (0, 3), 2: (1, 3), 3: (2, 3)}

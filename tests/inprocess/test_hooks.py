@@ -1,4 +1,6 @@
-"""The hooks give up, abort, clean up and check; a chain calls its last part first; each gets the state."""
+"""The hooks give up, abort, clean up and check; a chain calls its last part first;
+each gets the state.
+"""
 
 import dataclasses
 import datetime as dt
@@ -34,18 +36,33 @@ LONG = dt.timedelta(seconds=60)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: hooks.RetryController(max_iterations=0), "max_iterations is 0; it must be at least 1"),
+        (
+            lambda: hooks.RetryController(max_iterations=0),
+            "max_iterations is 0; it must be at least 1",
+        ),
         (lambda: hooks.RetryController(min_world_size=-1), "min_world_size is -1; it must be"),
-        (lambda: hooks.RetryController(min_active_world_size=-1), "min_active_world_size is -1; it must be"),
-        (lambda: hooks.ThreadedFinalize(dt.timedelta(seconds=0), Mock()), "timeout is 0 s; it must be more than 0 s"),
-        (lambda: hooks.CudaHealthCheck(dt.timedelta(seconds=-1)), "timeout is -1 s; it must be more than 0 s"),
+        (
+            lambda: hooks.RetryController(min_active_world_size=-1),
+            "min_active_world_size is -1; it must be",
+        ),
+        (
+            lambda: hooks.ThreadedFinalize(dt.timedelta(seconds=0), Mock()),
+            "timeout is 0 s; it must be more than 0 s",
+        ),
+        (
+            lambda: hooks.CudaHealthCheck(dt.timedelta(seconds=-1)),
+            "timeout is -1 s; it must be more than 0 s",
+        ),
         (lambda: hooks.FaultCounter(-1), "max_rank_faults is -1; it must be at least 0"),
         (lambda: MaxActiveWorldSize(0), "max_active_world_size is 0; it must be at least 1"),
         (lambda: ActiveWorldSizeDivisibleBy(0), "divisor is 0; it must be at least 1"),
         (hooks.Compose, "at least one part"),
         (lambda: State.from_env({"RANK": "x"}), "RANK is 'x', which is not a number"),
         (lambda: State.from_env({"WORLD_SIZE": ""}), "WORLD_SIZE is '', which is not a number"),
-        (lambda: State.from_env({"RANK": "2", "WORLD_SIZE": "2"}), "RANK must be from 0 to WORLD_SIZE - 1"),
+        (
+            lambda: State.from_env({"RANK": "2", "WORLD_SIZE": "2"}),
+            "RANK must be from 0 to WORLD_SIZE - 1",
+        ),
         (lambda: State.from_env({"RANK": "-1"}), "RANK is -1 and WORLD_SIZE is 1"),
     ],
 )
@@ -55,17 +72,29 @@ def test_values_that_are_not_valid(make: Callable[[], object], message: str) -> 
         make()
 
 
-# --- options -------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"soft_timeout": 9, "hard_timeout": 5}, r"soft_timeout \(9 s\) must be shorter than hard_timeout \(5 s\)"),
-        ({"hard_timeout": 500}, r"hard_timeout \(500 s\) must be shorter than barrier_timeout \(120 s\)"),
+        (
+            {"soft_timeout": 9, "hard_timeout": 5},
+            r"soft_timeout \(9 s\) must be shorter than hard_timeout \(5 s\)",
+        ),
+        (
+            {"hard_timeout": 500},
+            r"hard_timeout \(500 s\) must be shorter than barrier_timeout \(120 s\)",
+        ),
         ({"heartbeat_interval": 40}, "heartbeat_interval .* shorter than heartbeat_timeout"),
-        ({"last_call_wait": -1}, "last_call_wait must be a timedelta or a number of seconds, 0 or more, not -1"),
-        ({"barrier_timeout": 0}, "barrier_timeout must be a timedelta or a number of seconds, above 0, not 0"),
+        (
+            {"last_call_wait": -1},
+            "last_call_wait must be a timedelta or a number of seconds, 0 or more, not -1",
+        ),
+        (
+            {"barrier_timeout": 0},
+            "barrier_timeout must be a timedelta or a number of seconds, above 0, not 0",
+        ),
         ({"soft_timeout": "fast"}, "soft_timeout must be a timedelta"),
         ({"soft_timeout": True}, "soft_timeout must be a timedelta"),
         ({"abort": 3}, "abort must be callable, not 3"),
@@ -92,23 +121,33 @@ def test_not_enabled() -> None:
         inprocess.Wrapper(function)  # type: ignore[misc]
 
 
-# --- the state ------------------------------------------------------------------------------------------------------
+# --- the state ------------------------------------------------------------------------------------
 
 
 def test_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins with the environment's numbers and keeps them; the next iteration has no exception."""
+    """It begins with the environment's numbers and keeps them;
+    the next iteration has no exception.
+    """
     assert State.from_env({}) == State(0, 1)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     state = State.from_env()
-    assert state == State(rank=3, world_size=8, initial_rank=3, initial_world_size=8, mode=Mode.INITIALIZED)
+    assert state == State(
+        rank=3,
+        world_size=8,
+        initial_rank=3,
+        initial_world_size=8,
+        mode=Mode.INITIALIZED,
+    )
     later = dataclasses.replace(state, rank=2, world_size=3, fn_exception=ValueError())
     assert (later.initial_rank, later.initial_world_size) == (3, 8)
     assert (later.next().iteration, later.next().fn_exception) == (1, None)
 
 
 def test_distributed_variables() -> None:
-    """An active rank's function sees its active rank and the active world size; a reserve keeps its variables."""
+    """An active rank's function sees its active rank and the active world size;
+    a reserve keeps its variables.
+    """
     state = State(7, 8, active_rank=2, active_world_size=4, mode=Mode.ACTIVE)
     assert state.distributed_variables() == {"RANK": "2", "WORLD_SIZE": "4"}
     assert State(7, 8, active_world_size=4, mode=Mode.INACTIVE).distributed_variables() == {}
@@ -119,10 +158,14 @@ def test_bases_of_exceptions() -> None:
     for error in (exception.HealthCheckError, exception.InternalError, exception.TimeoutError):
         assert error.__bases__ == (exception.RestartError,)
     assert exception.RestartError.__bases__ == (Exception,)
-    assert exception.RestartAbort.__bases__ == exception.RankShouldRestart.__bases__ == (BaseException,)
+    assert (
+        exception.RestartAbort.__bases__
+        == exception.RankShouldRestart.__bases__
+        == (BaseException,)
+    )
 
 
-# --- chains ---------------------------------------------------------------------------------------------------------
+# --- chains ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +179,9 @@ def test_bases_of_exceptions() -> None:
     ids=["order", "returns nothing", "a chain in a chain", "several values"],
 )
 def test_a_chain(parts: list[Callable[[str], Any]], result: str) -> None:
-    """The last part is called first, and each gets the result of the part before, or what that got."""
+    """The last part is called first, and each gets the result of the part before,
+    or what that got.
+    """
     assert hooks.Compose(*parts)(">") == result
 
 
@@ -146,17 +191,22 @@ def test_a_part_that_cannot_be_called() -> None:
         hooks.Compose(len, 3)  # type: ignore[arg-type]
 
 
-# --- initialize -----------------------------------------------------------------------------------------------------
+# --- initialize -----------------------------------------------------------------------------------
 
 
 def iteration(number: int, world_size: int = 4, active_world_size: int | None = 2) -> FrozenState:
     return FrozenState(0, world_size, 0, active_world_size, iteration=number)
 
 
-@pytest.mark.parametrize("state", [iteration(2), iteration(0, 3, 2), iteration(0, 3, None), iteration(0, 9, 9)])
+@pytest.mark.parametrize(
+    "state", [iteration(2), iteration(0, 3, 2), iteration(0, 3, None), iteration(0, 9, 9)]
+)
 def test_retries_are_allowed(state: FrozenState) -> None:
     """Within the limits, or without one, the controller returns the state."""
-    assert hooks.RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state) is state
+    assert (
+        hooks.RetryController(max_iterations=3, min_world_size=3, min_active_world_size=2)(state)
+        is state
+    )
     assert hooks.RetryController()(dataclasses.replace(state, iteration=10**6)).iteration == 10**6
 
 
@@ -185,7 +235,7 @@ def test_the_controller_gives_up(most: int, state: FrozenState, message: str) ->
     assert str(caught.value) == f"no further restart: {message}"
 
 
-# --- abort: with fake process groups, because there is no GPU here ----------------------------------------------------
+# --- abort: with fake process groups, because there is no GPU here --------------------------------
 
 
 class FakeNccl:
@@ -215,36 +265,56 @@ class FakeGroup:
         return self.backend
 
 
-def test_every_communicator_is_aborted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """One that raises, or that hangs, keeps no other from being aborted; without groups there is nothing to abort."""
+def test_every_communicator_is_aborted(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """One that raises, or that hangs, keeps no other from being aborted;
+    without groups there is nothing to abort.
+    """
     state = State.from_env()
     assert hooks.AbortTorchDistributed()(state) is state
     released = threading.Event()
     request.addfinalizer(released.set)
-    hanging, failing, healthy = FakeNccl(released.wait), FakeNccl(Mock(side_effect=RuntimeError)), FakeNccl()
-    found = [FakeGroup(hanging), FakeGroup(), FakeGroup(failing), FakeGroup(object()), FakeGroup(healthy)]
+    hanging, failing, healthy = (
+        FakeNccl(released.wait),
+        FakeNccl(Mock(side_effect=RuntimeError)),
+        FakeNccl(),
+    )
+    found = [
+        FakeGroup(hanging),
+        FakeGroup(),
+        FakeGroup(failing),
+        FakeGroup(object()),
+        FakeGroup(healthy),
+    ]
     monkeypatch.setattr(c10d, "ProcessGroupNCCL", FakeNccl, raising=False)
     monkeypatch.setattr(type(c10d._world), "pg_map", property(lambda _: dict.fromkeys(found)))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(hooks, "NCCL_ABORT_TIMEOUT_SECONDS", 0.3)
     assert hooks.AbortTorchDistributed()(state) is state
-    assert all(backend.aborted.wait(LONG.total_seconds()) for backend in (hanging, failing, healthy))
+    assert all(
+        backend.aborted.wait(LONG.total_seconds()) for backend in (hanging, failing, healthy)
+    )
 
 
 def test_the_buffers_of_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are destroyed if the program uses it, and an error there ends no chain of hooks."""
     assert hooks.AbortTransformerEngine()(STATE) is STATE
     destroyed = Mock(side_effect=RuntimeError("no buffers"))
-    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", Mock(**{"module.base.destroy_ub": destroyed}))
+    monkeypatch.setitem(
+        sys.modules, "transformer_engine.pytorch", Mock(**{"module.base.destroy_ub": destroyed})
+    )
     assert hooks.AbortTransformerEngine()(STATE) is STATE
     destroyed.assert_called_once_with()
 
 
-# --- finalize -------------------------------------------------------------------------------------------------------
+# --- finalize -------------------------------------------------------------------------------------
 
 
 def test_finalize_calls_in_a_thread() -> None:
-    """The function gets its arguments, in a thread of its own, in each iteration; its exception is raised unchanged."""
+    """The function gets its arguments, in a thread of its own, in each iteration;
+    its exception is raised unchanged.
+    """
     calls = []
 
     def clean(*args: object, **kwargs: object) -> None:
@@ -269,19 +339,27 @@ def test_finalize_times_out() -> None:
         release.wait()
 
     try:
-        with pytest.raises(RestartTimeoutError, match=r"finalize function .*clean_caches did not end within 0.05 s"):
+        with pytest.raises(
+            RestartTimeoutError, match=r"finalize function .*clean_caches did not end within 0.05 s"
+        ):
             hooks.ThreadedFinalize(SHORT, clean_caches)(STATE)
     finally:
         release.set()
 
 
-# --- CUDA -----------------------------------------------------------------------------------------------------------
+# --- CUDA -----------------------------------------------------------------------------------------
 
 
 class Cuda:
     """Stands for torch.cuda: four devices, and memory on some of them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: set[int], *, initialized: bool = True) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        used: set[int],
+        *,
+        initialized: bool = True,
+    ) -> None:
         self.synchronized: list[int] = []
         self.set_devices: list[int] = []
         self.wait: Callable[[int], object] = self.synchronized.append
@@ -302,16 +380,26 @@ class Cuda:
 
 
 @pytest.mark.parametrize(
-    ("used", "initialized", "synchronized"), [({1, 3}, True, [1, 3]), (set(), True, [2]), ({0}, False, [])]
+    ("used", "initialized", "synchronized"),
+    [({1, 3}, True, [1, 3]), (set(), True, [2]), ({0}, False, [])],
 )
-def test_devices(used: set[int], initialized: bool, synchronized: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The devices with memory of this process are synchronized, or else the current one; CUDA is not initialized."""
+def test_devices(
+    used: set[int],
+    initialized: bool,
+    synchronized: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The devices with memory of this process are synchronized, or else the current one;
+    CUDA is not initialized.
+    """
     assert hooks.CudaHealthCheck()(STATE) is STATE
     cuda = Cuda(monkeypatch, used, initialized=initialized)
     assert hooks.CudaHealthCheck()(STATE) is STATE
     assert cuda.synchronized == synchronized
     hooks.ThreadedFinalize(LONG, Mock())(STATE)
-    assert cuda.set_devices == [2] * initialized, "a function's thread has the caller's current device"
+    assert cuda.set_devices == [2] * initialized, (
+        "a function's thread has the caller's current device"
+    )
 
 
 def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,13 +413,15 @@ def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     cuda.wait = lambda device: device == 3 and release.wait()
     try:
-        with pytest.raises(RestartTimeoutError, match=r"synchronizing CUDA device 3 did not end within 0.05 s"):
+        with pytest.raises(
+            RestartTimeoutError, match=r"synchronizing CUDA device 3 did not end within 0.05 s"
+        ):
             hooks.CudaHealthCheck(SHORT)(STATE)
     finally:
         release.set()
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -343,7 +433,9 @@ def test_a_broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_too_many_faults(limit: int, message: str) -> None:
-    """Only this rank's own faults count, and the message has both numbers; without a limit all are allowed."""
+    """Only this rank's own faults count, and the message has both numbers;
+    without a limit all are allowed.
+    """
     check, unlimited = hooks.FaultCounter(limit), hooks.FaultCounter()
     own = FrozenState(rank=3, world_size=4, fn_exception=ValueError())
     for _ in range(limit):

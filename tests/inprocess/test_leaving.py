@@ -36,13 +36,18 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallWrapper]:
 
 @pytest.mark.parametrize("phase", [RankPhase.ENDING, RankPhase.ARRIVED])
 def test_a_rank_that_was_taken_for_lost(phase: RankPhase, call: CallWrapper) -> None:
-    """The others have continued without it: it interrupts none of their iterations, and is not counted again."""
+    """The others have continued without it: it interrupts none of their iterations,
+    and is not counted again.
+    """
     iteration = Iteration(call._store, call._prefix, 0, 4)
     iteration.leave(0)
     iteration.arrive()
     call._progress.phase = phase
     call._leave(iteration, RankLost("taken for lost"))
-    assert [Iteration(call._store, call._prefix, number, 4).outcome() for number in (0, 1)] == [None, None]
+    assert [Iteration(call._store, call._prefix, number, 4).outcome() for number in (0, 1)] == [
+        None,
+        None,
+    ]
     assert iteration._store.add("arrived", 0) == 1
 
 
@@ -86,7 +91,10 @@ def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
     progress.begin(0, 0, 2)
     progress.automatic -= 10.0
     options = inprocess.InProcessRestart(
-        soft_timeout=soft, hard_timeout=hard, monitor_process_interval=0.1, progress_watchdog_interval=0.1
+        soft_timeout=soft,
+        hard_timeout=hard,
+        monitor_process_interval=0.1,
+        progress_watchdog_interval=0.1,
     )
     watcher = Watcher(progress, 0, "p/0", connect, options)
     watcher.begin()
@@ -144,22 +152,43 @@ def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
         ([_fault(2, FaultKind.EXCEPTION), _fault(1, FaultKind.TERMINATED)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.SOFT_TIMEOUT)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.HARD_TIMEOUT)], 1),
-        ([_fault(2, FaultKind.SOFT_TIMEOUT, begun=7), _fault(1, FaultKind.SOFT_TIMEOUT, begun=6)], 1),
+        (
+            [
+                _fault(2, FaultKind.SOFT_TIMEOUT, begun=7),
+                _fault(1, FaultKind.SOFT_TIMEOUT, begun=6),
+            ],
+            1,
+        ),
         ([_fault(2, FaultKind.SOFT_TIMEOUT), _fault(1, FaultKind.SOFT_TIMEOUT)], 2),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.EXCEPTION)], 1),
         ([_fault(2, _STALL, waits=True), _fault(3, FaultKind.EXCEPTION), _fault(1, _STALL)], 1),
         ([_fault(3, FaultKind.EXCEPTION), _fault(2, _STALL, waits=True), _fault(1, _STALL)], 3),
     ],
-    ids=["none", "first", "ended", "waits", "blocked", "fewest", "alike", "raised", "torn out", "raised before"],
+    ids=[
+        "none",
+        "first",
+        "ended",
+        "waits",
+        "blocked",
+        "fewest",
+        "alike",
+        "raised",
+        "torn out",
+        "raised before",
+    ],
 )
 def test_the_root(faults: list[Fault], root: int | None) -> None:
-    """A rank that ended comes before one that raised, and a rank that waits for others comes last."""
+    """A rank that ended comes before one that raised,
+    and a rank that waits for others comes last.
+    """
     found = find_root_fault(faults)
     assert (found.initial_rank if found is not None else None) == root
 
 
 def test_where_a_thread_stands() -> None:
-    """It is the innermost line of the user's code, with what that calls; a thread that has ended stands nowhere."""
+    """It is the innermost line of the user's code, with what that calls;
+    a thread that has ended stands nowhere.
+    """
     gate = threading.Event()
 
     def waiting() -> None:
@@ -181,7 +210,9 @@ def test_where_a_thread_stands() -> None:
 
 
 def test_a_process_that_ended_before_it_was_looked_up() -> None:
-    """It counts as dead at once: a monitor process that starts after its worker's death ends, too."""
+    """It counts as dead at once: a monitor process that starts after its worker's death ends,
+    too.
+    """
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
     assert DetachedProcess(ended.pid).has_died(0.01)

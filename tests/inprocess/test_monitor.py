@@ -1,4 +1,6 @@
-"""The monitor process of a healthy rank: it ends with the call alone, and a moment without resources costs no rank."""
+"""The monitor process of a healthy rank: it ends with the call alone,
+and a moment without resources costs no rank.
+"""
 
 import os
 import resource
@@ -26,7 +28,9 @@ NOBODY = 65534
 
 
 def _harm_monitor(found: Any) -> None:
-    """In a call, kill the monitor process and the one that takes over, then let the next one start no thread."""
+    """In a call, kill the monitor process and the one that takes over,
+    then let the next one start no thread.
+    """
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     os.environ.update(RANK="0", WORLD_SIZE="1", **address)
     if os.geteuid() == 0:
@@ -60,7 +64,9 @@ def _harm_monitor(found: Any) -> None:
 
 
 def test_a_monitor_process_that_dies_or_may_start_no_thread() -> None:
-    """Heartbeats go on, from its standby or without a new thread, so that no peer takes the healthy rank for lost."""
+    """Heartbeats go on, from its standby or without a new thread,
+    so that no peer takes the healthy rank for lost.
+    """
     context = forkserver()
     found = context.SimpleQueue()
     rank = context.Process(target=_harm_monitor, args=(found,))
@@ -98,23 +104,47 @@ if standby:
     assert other.poll() is None
 os._exit(7)
 """
-_NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+_NAMESPACE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+]
 
 
 @pytest.mark.skipif(
-    not shutil.which("unshare") or subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode,
+    not shutil.which("unshare")
+    or subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode,
     reason="no process namespace may be made here",
 )
 def test_a_monitor_process_whose_number_is_used_again() -> None:
-    """If the monitor process has died, the end of the call kills no process that has its number since then."""
-    address = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+    """If the monitor process has died, the end of the call kills no process that has
+    its number since then.
+    """
+    address = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(get_free_port()),
+    }
     command = [*_NAMESPACE, sys.executable, "-c", _REUSE]
-    ended = subprocess.run(command, env={**os.environ, **address}, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command,
+        env={**os.environ, **address},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 7, ended.stderr
 
 
 def test_a_number_that_is_used_again() -> None:
-    """A process with another start time isn't the one that was meant: that one has died, and no signal is sent."""
+    """A process with another start time isn't the one that was meant: that one has died,
+    and no signal is sent.
+    """
     with subprocess.Popen(["sleep", "100"]) as other:
         started = read_start_time(other.pid)
         meant = DetachedProcess(other.pid, started - 1)

@@ -63,7 +63,9 @@ def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("observer", [None, Keeping()], ids=["none", "a monitor"])
-def test_what_the_function_held_is_freed_before_it_is_called_again(observer: Keeping | None) -> None:
+def test_what_the_function_held_is_freed_before_it_is_called_again(
+    observer: Keeping | None,
+) -> None:
     """Also what only the traceback of its exception holds: on a GPU there is no memory for both.
 
     A worker's monitor keeps the exception on record until the ranks continue.
@@ -105,7 +107,9 @@ def test_a_program_that_is_traced_after_a_call(faults: int) -> None:
 
 
 def test_a_program_that_ignores_the_end_of_children() -> None:
-    """The kernel removes the process that starts the monitor process: nothing is left to wait for."""
+    """The kernel removes the process that starts the monitor process:
+    nothing is left to wait for.
+    """
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert inprocess.Wrapper(**FAST)(lambda: 5)() == 5
@@ -126,7 +130,9 @@ class Releasing(logging.Handler):
 
 
 def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> None:
-    """It says where it stands, and after which fault, before its monitor process ends it from outside."""
+    """It says where it stands, and after which fault,
+    before its monitor process ends it from outside.
+    """
     lock = threading.Lock()
     lock.acquire()
     peer = Fault(1, FaultKind.EXCEPTION, "ValueError: no labels", 0, 1)
@@ -151,7 +157,9 @@ def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_machine_that_is_frozen_for_a_while() -> None:
-    """A rank that was frozen together with its monitor process, longer than it may make no progress, continues."""
+    """A rank that was frozen together with its monitor process,
+    longer than it may make no progress, continues.
+    """
     context = multiprocessing.get_context("fork")
     ours, its = context.Pipe()
 
@@ -163,7 +171,8 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
         )
         def train(call: inprocess.CallWrapper | None = None) -> int:
             assert call is not None
-            time.sleep(1.0)  # the monitor process has sent its heartbeat, and sleeps nearly all the time
+            # the monitor process has sent its heartbeat, and sleeps nearly all the time
+            time.sleep(1.0)
             its.send((os.getpid(), call._monitor.pid))
             until(its.poll)
             for _ in range(30):
@@ -187,7 +196,9 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
 
 
 def test_a_block_in_which_no_time_counts() -> None:
-    """In a block without hang protection, also after one within it, no timeout ends a rank; then all begin anew."""
+    """In a block without hang protection, also after one within it, no timeout ends a rank;
+    then all begin anew.
+    """
 
     @inprocess.Wrapper(**FAST)
     def train(call: CallWrapper) -> int:
@@ -247,7 +258,9 @@ def test_a_child_that_the_function_forked(how: str) -> None:
 
 
 def test_an_interruption_while_an_exception_is_recorded() -> None:
-    """It waits for that: a document of which no name is known could not be withdrawn when the ranks continue."""
+    """It waits for that: a document of which no name is known could not be withdrawn
+    when the ranks continue.
+    """
     monitor, recorded, withdrawn = WorkerMonitor(PlainEngine("")), list[str](), list[str]()
 
     def record(error: BaseException) -> str:
@@ -291,7 +304,9 @@ def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
 
 
 def test_the_function_may_ask_for_a_restart() -> None:
-    """A RankShouldRestart that no other rank caused is a fault of this rank: all restart at once."""
+    """A RankShouldRestart that no other rank caused is a fault of this rank:
+    all restart at once.
+    """
     iterations = []
 
     @inprocess.Wrapper(**FAST, hard_timeout=100.0)
@@ -338,7 +353,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimerSer
 
 
 def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
-    """It has ended: a rank is not killed because it made no ping while it restarted. The next ping begins another."""
+    """It has ended: a rank is not killed because it made no ping while it restarted. The
+    next ping begins another.
+    """
 
     @inprocess.Wrapper(**FAST)
     def train(call: inprocess.CallWrapper | None = None) -> int:
@@ -355,7 +372,9 @@ def test_a_heartbeat_of_an_earlier_iteration(server: TimerServer) -> None:
 
 
 def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
-    """It has ended, also if an interruption came before its block began; one around the call continues."""
+    """It has ended, also if an interruption came before its block began;
+    one around the call continues.
+    """
 
     @inprocess.Wrapper(**FAST)
     def train(call: inprocess.CallWrapper | None = None) -> int:
@@ -373,9 +392,13 @@ def test_a_deadline_of_an_earlier_iteration(server: TimerServer) -> None:
 
 
 def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
-    """None is left, although the rank may be interrupted while a block begins or ends: it would be killed later."""
+    """None is left, although the rank may be interrupted while a block begins or ends:
+    it would be killed later.
+    """
 
-    @inprocess.Wrapper(**{**FAST, "initialize": inprocess.initialize.RetryController(max_iterations=9)})
+    @inprocess.Wrapper(
+        **{**FAST, "initialize": inprocess.initialize.RetryController(max_iterations=9)}
+    )
     def train(call: inprocess.CallWrapper | None = None) -> None:
         iteration = call._iteration
         assert iteration is not None

@@ -1,4 +1,6 @@
-"""After a fault, the surviving ranks have successive numbers, and the filters select which of them are active."""
+"""After a fault, the surviving ranks have successive numbers,
+and the filters select which of them are active.
+"""
 
 import dataclasses
 import datetime as dt
@@ -33,7 +35,9 @@ from tests.waiting import SOON_S
 class World:
     """The ranks of a job, with one rank assignment."""
 
-    def __init__(self, size: int, assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx]) -> None:
+    def __init__(
+        self, size: int, assignment: Callable[[RankAssignmentCtx], RankAssignmentCtx]
+    ) -> None:
         self.size = size
         self.states = {rank: State(rank, size) for rank in range(size)}
         self.assignment = assignment
@@ -41,11 +45,15 @@ class World:
         """The message of each rank that left, by initial rank."""
 
     def assign(self, terminated: Collection[int] = ()) -> dict[int, State]:
-        """Compute the next state of every rank, and return those of the ranks that stay, by initial rank."""
+        """Compute the next state of every rank, and return those of the ranks that stay,
+        by initial rank.
+        """
         store = dist.HashStore()
 
         def of(state: State) -> RankAssignmentCtx | RankDiscarded:
-            exchange = partial(Iteration(store, "world", 0, self.size).exchange, dt.timedelta(seconds=SOON_S))
+            exchange = partial(
+                Iteration(store, "world", 0, self.size).exchange, dt.timedelta(seconds=SOON_S)
+            )
             try:
                 return self.assignment(RankAssignmentCtx(state, store, set(terminated), exchange))
             except RankDiscarded as discarded:
@@ -64,25 +72,37 @@ class World:
 
     def active_ranks(self) -> list[int | None]:
         """Return the active rank of each initial rank; None for those that are not active."""
-        return [self.states[rank].active_rank if rank in self.states else None for rank in range(self.size)]
+        return [
+            self.states[rank].active_rank if rank in self.states else None
+            for rank in range(self.size)
+        ]
 
     def check(self) -> None:
         """Check that all ranks agree on the sizes, and that ranks and active ranks have no gaps."""
         ranks = sorted(state.rank for state in self.states.values())
         assert ranks == list(range(len(self.states)))
-        active = sorted(state.active_rank for state in self.states.values() if state.active_rank is not None)
+        active = sorted(
+            state.active_rank for state in self.states.values() if state.active_rank is not None
+        )
         assert active == list(range(len(active)))
         for state in self.states.values():
             assert (state.world_size, state.active_world_size) == (len(ranks), len(active))
             assert state.mode is (Mode.INACTIVE if state.active_rank is None else Mode.ACTIVE)
 
 
-def context(rank: int, world_size: int, terminated: set[int] | None = None, **fields: Any) -> RankAssignmentCtx:
+def context(
+    rank: int,
+    world_size: int,
+    terminated: set[int] | None = None,
+    **fields: Any,
+) -> RankAssignmentCtx:
     """Return the input of a rank assignment that needs no store."""
     return RankAssignmentCtx(State(rank, world_size, **fields), None, terminated or set())
 
 
-def new_ranks(assignment: RankAssignment, world_size: int, terminated: set[int]) -> list[int | None]:
+def new_ranks(
+    assignment: RankAssignment, world_size: int, terminated: set[int]
+) -> list[int | None]:
     """Return the new rank of each rank; None for those that leave."""
     ranks: list[int | None] = []
     for rank in range(world_size):
@@ -116,7 +136,9 @@ def test_gaps(assignment: RankAssignment, terminated: set[int], expected: list[i
 
 
 def test_gaps_of_random_worlds() -> None:
-    """Whatever ranks are terminated, the others have all numbers below the new world size, each once."""
+    """Whatever ranks are terminated, the others have all numbers below the new world size,
+    each once.
+    """
     numbers = random.Random(1)
     for _ in range(300):
         size = numbers.randint(1, 24)
@@ -134,7 +156,16 @@ def test_gaps_of_random_worlds() -> None:
 def test_gaps_keep_the_rest_of_the_state(assignment: RankAssignment) -> None:
     """Only rank and world size change, and the input stays as it was; a terminated rank leaves."""
     error = ValueError()
-    ctx = context(7, 8, {2}, iteration=4, active_rank=7, active_world_size=8, mode=Mode.ACTIVE, fn_exception=error)
+    ctx = context(
+        7,
+        8,
+        {2},
+        iteration=4,
+        active_rank=7,
+        active_world_size=8,
+        mode=Mode.ACTIVE,
+        fn_exception=error,
+    )
     before = dataclasses.replace(ctx.state)
     result = assignment(ctx)
     assert dataclasses.replace(result.state, rank=7, world_size=8) == before == ctx.state
@@ -147,7 +178,9 @@ def test_gaps_keep_the_rest_of_the_state(assignment: RankAssignment) -> None:
 @pytest.mark.timing
 @pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
 def test_gaps_of_a_large_world(assignment: RankAssignment) -> None:
-    """A rank of 10,000 finds its number within a fraction of a second, also if half of them are terminated."""
+    """A rank of 10,000 finds its number within a fraction of a second,
+    also if half of them are terminated.
+    """
     start = time.process_time()
     assignment(context(9_999, 10_000, set(range(0, 10_000, 2))))
     assert time.process_time() - start < 0.2
@@ -175,11 +208,15 @@ def test_filters(assignment: RankAssignment, active_before: int | None, expected
     for rank in range(8):
         state = assignment(context(rank, 8, active_world_size=active_before)).state
         assert (state.rank, state.world_size, state.active_world_size) == (rank, 8, expected)
-        assert (state.mode, state.active_rank) == ((Mode.ACTIVE, rank) if rank < expected else (Mode.INACTIVE, None))
+        assert (state.mode, state.active_rank) == (
+            (Mode.ACTIVE, rank) if rank < expected else (Mode.INACTIVE, None)
+        )
 
 
 def test_reserves_take_over() -> None:
-    """In a chain, reserves become active when active ranks are terminated, until too few are left."""
+    """In a chain, reserves become active when active ranks are terminated,
+    until too few are left.
+    """
     chain = Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(4), ShiftRanks())
     world = World(6, chain)
     world.assign()
@@ -189,12 +226,16 @@ def test_reserves_take_over() -> None:
     world.assign({0, 1})
     assert world.active_ranks() == [None, None, None, 0, 1, None]
     world.check()
-    assert world.discarded == {rank: f"rank {number} is terminated" for rank, number in {1: 1, 0: 0, 2: 1}.items()}
+    assert world.discarded == {
+        rank: f"rank {number} is terminated" for rank, number in {1: 1, 0: 0, 2: 1}.items()
+    }
 
 
 def test_groups() -> None:
     """The healthy ranks of a group that does not meet the condition are terminated too."""
-    grouped = FilterCountGroupedByKey(lambda state: f"host {state.rank // 2}", lambda count: count == 2)
+    grouped = FilterCountGroupedByKey(
+        lambda state: f"host {state.rank // 2}", lambda count: count == 2
+    )
     world = World(8, Compose(ShiftRanks(), grouped))
     states = world.assign({1, 4, 5})
     assert {initial: state.rank for initial, state in states.items()} == {2: 0, 3: 1, 6: 2, 7: 3}
@@ -206,7 +247,11 @@ def test_groups_only_add_to_the_terminated_ranks() -> None:
     grouped = FilterCountGroupedByKey("one group", lambda count: count > 9, dt.timedelta(seconds=1))
     ctx = context(1, 4, {0, 2, 3})
     result = grouped(ctx)
-    assert (result.state, result.terminated_ranks, ctx.terminated_ranks) == (ctx.state, {0, 1, 2, 3}, {0, 2, 3})
+    assert (result.state, result.terminated_ranks, ctx.terminated_ranks) == (
+        ctx.state,
+        {0, 1, 2, 3},
+        {0, 2, 3},
+    )
     ctx = context(0, 4, {0})
     assert grouped(ctx) is ctx
 

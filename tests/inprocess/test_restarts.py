@@ -31,18 +31,24 @@ SLOW_S = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+def waits(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
     """Begin the runs that mostly wait."""
     calls: dict[str, Callable[[], Any]] = {
         "test_ranks_that_are_stuck": partial(run, "stuck", initialize=FEW, **BLOCKED),
-        "test_the_job_goes_on": partial(_end, tmp_path_factory.mktemp("hang"), ["3 raise", "0 exit", "2 hang"]),
+        "test_the_job_goes_on": partial(
+            _end, tmp_path_factory.mktemp("hang"), ["3 raise", "0 exit", "2 hang"]
+        ),
     }
     with beside(request, calls) as begun:
         yield begun
 
 
 def test_all_ranks_go_on_after_exceptions() -> None:
-    """All four ranks call the function again, with the same ranks, after two exceptions in one iteration."""
+    """All four ranks call the function again, with the same ranks,
+    after two exceptions in one iteration.
+    """
     ended = run("again and again", initialize=FEW, **FAST)
     # the third one may interrupt ranks that are only about to enter
     assert set(ended.of("enter", 1)) <= set(ended.of("enter", 2)) == ALL
@@ -63,9 +69,13 @@ def test_the_others_go_on_without_a_rank_that_exits() -> None:
 def test_what_code_makes_of_an_interruption() -> None:
     """A healthy rank continues if the interruption leaves its function as another exception.
 
-    Torch's older store, without libuv, wakes waiting ranks, too. The options are as a program for NVRx may give them.
+    Torch's older store, without libuv, wakes waiting ranks, too. The options are as a program for
+    NVRx may give them.
     """
-    options = {"store_factory": TCPStore, "store_kwargs": {"use_libuv": False, "wait_for_workers": True}}
+    options = {
+        "store_factory": TCPStore,
+        "store_kwargs": {"use_libuv": False, "wait_for_workers": True},
+    }
     ended = run("otherwise", initialize=FEW, last_call_wait=dt.timedelta(0), **options, **FAST)
     # not all: the second iteration was once seen interrupted before the last rank had entered it
     assert ended.of("enter", 1)
@@ -73,13 +83,18 @@ def test_what_code_makes_of_an_interruption() -> None:
 
 
 def test_a_limit() -> None:
-    """At the limit every rank ends; the cause is its own exception, with its traceback, or what the others told."""
+    """At the limit every rank ends; the cause is its own exception, with its traceback,
+    or what the others told.
+    """
     limit = inprocess.initialize.RetryController(max_iterations=1)
     ended = run("raise", world=2, initialize=limit, **FAST)
     told = ended.values("raised")
     assert {name for name, *_ in told.values()} == {"RestartAbort"}
     assert told[1][2] == "ValueError"
-    assert told[0][2] in {"RestartError", "RuntimeError"}, "it was interrupted, or its collective had failed before"
+    assert told[0][2] in {
+        "RestartError",
+        "RuntimeError",
+    }, "it was interrupted, or its collective had failed before"
     assert told[1][3], "the live exception with its traceback"
     assert all("1" in text for _, text, _, _ in told.values())
     assert ended.codes == [1, 1]
@@ -93,9 +108,14 @@ def test_no_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not ended.of("enter", 1)
     said = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
     assert len(list(tmp_path.iterdir())) == 4
-    assert not [line for line in said if "hostname of the client" not in line]  # torch's, without a name service
+    # torch's, without a name service
+    assert not [line for line in said if "hostname of the client" not in line]
     until(lambda: not _listens(ended.port), "the store's host lives on", SLOW_S)
-    opened = [Path(f"/proc/{pid}/fd/1") for pid in map(attrgetter("name"), Path("/proc").iterdir()) if pid.isdigit()]
+    opened = [
+        Path(f"/proc/{pid}/fd/1")
+        for pid in map(attrgetter("name"), Path("/proc").iterdir())
+        if pid.isdigit()
+    ]
     assert not [file for file in opened if _target(file).startswith(str(tmp_path))]
 
 
@@ -112,7 +132,9 @@ def _target(file: Path) -> str:
 
 
 def test_ranks_that_are_stuck(waits: dict[str, Future[Any]]) -> None:
-    """A rank that hangs in Python is interrupted and continues; one in a C call or an atomic section is ended."""
+    """A rank that hangs in Python is interrupted and continues;
+    one in a C call or an atomic section is ended.
+    """
     ended: Run = waits["test_ranks_that_are_stuck"].result()
     assert set(ended.of("enter", 1)) == {0, 2}
     assert ended.values("done") == {0: (0, 2), 2: (1, 2)}
@@ -127,29 +149,40 @@ def _end(folder: Path, faults: list[str]) -> Ended:
         monitor_process_interval=0.2,
     )
     options = Options(in_process_restart=restart)
-    with Job(folder, on_nodes, (faults,), options=options, config={"nproc_per_node": 2}).start(2) as job:
+    with Job(folder, on_nodes, (faults,), options=options, config={"nproc_per_node": 2}).start(
+        2
+    ) as job:
         return job.end()
 
 
 def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:
-    """When the ranks give up, the fault from which they did not recover is the root cause; the others are history."""
+    """When the ranks give up, the fault from which they did not recover is the root cause;
+    the others are history.
+    """
     ended = _end(tmp_path, ["3 kill", "1 raise", "1 raise", "1 raise"])
     assert ended.verdict.ranks == (1,), ended.verdict
     assert "the fault of iteration 3" in ended.verdict.headline
-    assert [(record.number, record.rank) for record in ended.job.restarts] == [(0, 3), (1, 1), (2, 1)]
+    assert [(record.number, record.rank) for record in ended.job.restarts] == [
+        (0, 3),
+        (1, 1),
+        (2, 1),
+    ]
 
 
 def test_too_few_ranks_are_left(tmp_path: Path) -> None:
-    """When too few are left, the rank that was killed last is the root cause, also if its node has no others left."""
+    """When too few are left, the rank that was killed last is the root cause,
+    also if its node has no others left.
+    """
     ended = _end(tmp_path, ["3 kill", "2 kill"])
     assert (ended.verdict.ranks, ended.verdict.category) == ((2,), "signal"), ended.verdict
 
 
 def test_the_job_goes_on(waits: dict[str, Future[Any]]) -> None:
-    """After an exception, an exit and a hang the others continue in their processes, and the job succeeds.
+    """After an exception, an exit and a hang the others continue in their processes,
+    and the job succeeds.
 
-    A record names the rank that hung, not those that waited for it in a collective, and its line. Seconds before, a
-    rank has left by an exit: its agent must not stop the others.
+    A record names the rank that hung, not those that waited for it in a collective, and its line.
+    Seconds before, a rank has left by an exit: its agent must not stop the others.
     """
     ended: Ended = waits["test_the_job_goes_on"].result()
     assert (ended.codes, ended.conclusion) == ([0, 0], None), ended.logs
@@ -161,4 +194,7 @@ def test_the_job_goes_on(waits: dict[str, Future[Any]]) -> None:
     assert 0 < (raised.lost_seconds or 0) < SLOW_S
     assert (left.number, left.rank, left.world_size_before, left.world_size_after) == (1, 0, 4, 3)
     assert (hung.number, hung.rank, hung.category, hung.world_size_after) == (2, 2, "hang", 3)
-    assert re.fullmatch(r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail", hung.headline)
+    assert re.fullmatch(
+        r"rank 2: soft timeout, no progress for \d+\.\d s, at training\.py:\d+ in fail",
+        hung.headline,
+    )

@@ -1,4 +1,6 @@
-"""A training loop whose ranks restart in their processes after a fault; one module, because processes import it."""
+"""A training loop whose ranks restart in their processes after a fault; one module,
+because processes import it.
+"""
 
 import ctypes
 import datetime as dt
@@ -20,7 +22,8 @@ from tests.ports import get_free_port
 __all__ = ["BLOCKED", "FAST", "Event", "Run", "on_nodes", "run"]
 
 OTHERWISE: dict[int, Callable[[BaseException], BaseException]] = {
-    0: lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821 - 3.11
+    # 3.11
+    0: lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821
     2: lambda _: SystemExit(1),
 }
 """What healthy ranks make of an interruption under "otherwise", by rank."""
@@ -33,8 +36,9 @@ SEVERAL = {
     "stuck": {1: "blocked", 2: "hang", 3: "atomic"},
     "otherwise": {1: "raise"},
 }
-"""Faults of several ranks in the first iteration, or another name of a fault. The first one has a second iteration with
-a fault."""
+"""Faults of several ranks in the first iteration, or another name of a fault. The first one has a
+second iteration with a fault.
+"""
 FAST = {
     "soft_timeout": 40.0,
     "hard_timeout": 60.0,
@@ -43,7 +47,8 @@ FAST = {
     "monitor_process_interval": 0.1,
     "termination_grace_time": 0.5,
 }
-"""Options of a restart in which no rank hangs: a machine that stalls for seconds changes nothing."""
+"""Options of a restart in which no rank hangs: a machine that stalls for seconds changes nothing.
+"""
 BLOCKED = {**FAST, "soft_timeout": 5.0, "hard_timeout": 10.0}
 """Options where a rank that hangs is interrupted, or is ended if it cannot be interrupted."""
 _LONGEST_S = 120.0
@@ -78,7 +83,9 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
 
 
 class Failing(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
-    """A hook that fails on some ranks after so many `healthy` calls: by "raise", "hang" or an error of a "store"."""
+    """A hook that fails on some ranks after so many `healthy` calls: by "raise",
+    "hang" or an error of a "store".
+    """
 
     def __init__(self, how: dict[int, str], healthy: int) -> None:
         self.how = how
@@ -107,7 +114,8 @@ class TwoArgumentsError(Exception):
 def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> tuple[int, int]:
     """Train; return rank and world size of the last iteration.
 
-    `say` tells the parent what happens. `store` is where the process group meets; None: the wrapper takes care of that.
+    `say` tells the parent what happens. `store` is where the process group meets; None: the wrapper
+    takes care of that.
     """
     say("enter", call.iteration)
     if kind == "frozen":
@@ -120,14 +128,24 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
     else:
         world = int(os.environ["WORLD_SIZE"])
         own = dist.PrefixStore(f"iteration-{call.iteration}", store())
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=dt.timedelta(seconds=60))
+        dist.init_process_group(
+            "gloo",
+            store=own,
+            rank=rank,
+            world_size=world,
+            timeout=dt.timedelta(seconds=60),
+        )
     me, world = dist.get_rank(), dist.get_world_size()
     for step in range(STEPS):
         call.ping()
         ones = torch.ones(100)
         dist.all_reduce(ones)
         assert ones[0].item() == world
-        if call.iteration == 0 and step == FAULT_STEP and (fault := SEVERAL.get(kind, {FAULTY: kind}).get(me)):
+        if (
+            call.iteration == 0
+            and step == FAULT_STEP
+            and (fault := SEVERAL.get(kind, {FAULTY: kind}).get(me))
+        ):
             say("fault")
             fail(fault, call)
     if kind == "slow" or (kind == "late" and me == FAULTY):
@@ -139,12 +157,16 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
 
 
 def on_nodes(folder: str, faults: list[str]) -> str:
-    """Train in an agent's worker; in each iteration the rank that began as such fails as `faults` says ("3 kill")."""
+    """Train in an agent's worker; in each iteration the rank that began as such fails as
+    `faults` says ("3 kill").
+    """
     del folder
     call = current_call()
     assert call is not None
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
-    who, _, kind = faults[call.iteration].partition(" ") if call.iteration < len(faults) else ("", "", "")
+    who, _, kind = (
+        faults[call.iteration].partition(" ") if call.iteration < len(faults) else ("", "", "")
+    )
     rank, world = dist.get_rank(), dist.get_world_size()
     for step in range(FAULT_STEP):
         call.ping()
@@ -164,10 +186,21 @@ class Event(NamedTuple):
     seconds: float
 
 
-def worker_of_ours(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
+def worker_of_ours(
+    rank: int,
+    world: int,
+    port: int,
+    work: tuple[str, dict[str, Any]],
+    events: Any,
+) -> None:
     """Train with our wrapper, and say what happens."""
     kind, options = work
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
 
     def say(what: str, value: Any = None) -> None:
         events.put((rank, what, value, time.monotonic()))
@@ -179,7 +212,8 @@ def worker_of_ours(rank: int, world: int, port: int, work: tuple[str, dict[str, 
             return train(call, kind, say)
         except inprocess.exception.RankShouldRestart as interruption:
             if kind == "otherwise" and rank in OTHERWISE:
-                raise OTHERWISE[rank](interruption)  # noqa: B904 - as code does that knows of no restart
+                # as code does that knows of no restart
+                raise OTHERWISE[rank](interruption)  # noqa: B904
             raise
 
     try:
@@ -201,7 +235,11 @@ class Run(NamedTuple):
 
     def of(self, what: str, value: Any = None) -> dict[int, Event]:
         """Return the events of a kind, by rank."""
-        return {event.rank: event for event in self.events if event.what == what and value in {None, event.value}}
+        return {
+            event.rank: event
+            for event in self.events
+            if event.what == what and value in {None, event.value}
+        }
 
     def values(self, what: str) -> dict[int, Any]:
         return {rank: event.value for rank, event in self.of(what).items()}
@@ -221,7 +259,8 @@ def run(
     most_s: float = 0,
     **options: Any,
 ) -> Run:
-    """Train on so many processes, of which one fails; return what happened. One that freezes itself is killed.
+    """Train on so many processes, of which one fails;
+    return what happened. One that freezes itself is killed.
 
     After `most_s` seconds, processes that are left are killed; 0: in the end there must be none.
     """
@@ -229,12 +268,15 @@ def run(
     events = context.SimpleQueue()
     port = port or get_free_port()
     processes = [
-        context.Process(target=worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
+        context.Process(target=worker, args=(rank, world, port, (kind, options), events))
+        for rank in range(world)
     ]
     for process in processes:
         process.start()
     deadline = time.monotonic() + (most_s or _LONGEST_S)
-    for process in [one for rank, one in enumerate(processes) if kind != "frozen" or rank != FAULTY]:
+    for process in [
+        one for rank, one in enumerate(processes) if kind != "frozen" or rank != FAULTY
+    ]:
         process.join(max(deadline - time.monotonic(), 0.1))
     if kind == "frozen":
         processes[FAULTY].kill()
@@ -250,4 +292,8 @@ def run(
         if event.what == "monitor" and event.rank == FAULTY:
             os.kill(event.value, signal.SIGKILL)
     assert most_s or not late, f"{len(late)} ranks did not end: {found}"
-    return Run(sorted(found, key=lambda event: event.seconds), [process.exitcode for process in processes], port)
+    return Run(
+        sorted(found, key=lambda event: event.seconds),
+        [process.exitcode for process in processes],
+        port,
+    )

@@ -1,7 +1,9 @@
-"""The manifests of ``firstfault k8s`` against the controllers' own schemas, and the rules that schemas can't express.
+"""The manifests of ``firstfault k8s`` against the controllers' own schemas,
+and the rules that schemas can't express.
 
-The schemas are those of JobSet's, Kubeflow Trainer's and PyTorchJob's CustomResourceDefinitions (Apache-2.0), without
-descriptions: versions 0.12, 2.3 and 1.9.4 of these projects. A JobSet's schema contains that of Kubernetes's Job.
+The schemas are those of JobSet's, Kubeflow Trainer's and PyTorchJob's CustomResourceDefinitions
+(Apache-2.0), without descriptions: versions 0.12, 2.3 and 1.9.4 of these projects. A JobSet's
+schema contains that of Kubernetes's Job.
 """
 
 import gzip
@@ -25,7 +27,10 @@ KINDS = ("job", "jobset", "pytorchjob", "trainjob")
 MAX_RULES = 20
 CEL = celpy.Environment()
 """The language of rules in CustomResourceDefinitions."""
-BY_CODE = "Container train for pod jobs/train-0 failed with exit code {} matching FailJob rule at index {}"
+BY_CODE = (
+    "Container train for pod jobs/train-0 failed with exit code {} matching FailJob rule at"
+    " index {}"
+)
 BY_CONDITION = "Pod jobs/train-0 has condition {} matching FailJob rule at index {}"
 LIMIT_REACHED = "Job has reached the specified backoff limit"
 RETRY, SYSTEM, STOP = parse_exit_codes("default").values()
@@ -44,7 +49,9 @@ def _strict(schema: Any) -> Any:
 
 
 def _schema(kind: str) -> Any:
-    schema = json.loads(gzip.decompress((HERE / f"{'JobSet' if kind == 'Job' else kind}.json.gz").read_bytes()))
+    schema = json.loads(
+        gzip.decompress((HERE / f"{'JobSet' if kind == 'Job' else kind}.json.gz").read_bytes())
+    )
     if kind == "Job":
         jobs = schema["properties"]["spec"]["properties"]["replicatedJobs"]["items"]["properties"]
         schema["properties"] |= {"spec": jobs["template"]["properties"]["spec"]}
@@ -53,10 +60,14 @@ def _schema(kind: str) -> Any:
 
 
 def _broken_rules(schema: Any, value: Any) -> Iterator[str]:
-    """Return the CEL rules of a schema that a value breaks, except rules about changes (`oldSelf`)."""
+    """Return the CEL rules of a schema that a value breaks,
+    except rules about changes (`oldSelf`).
+    """
     for rule in schema.get("x-kubernetes-validations", ()):
         program = CEL.program(CEL.compile(rule["rule"]))
-        if "oldSelf" not in rule["rule"] and not program.evaluate({"self": celpy.json_to_cel(value)}):
+        if "oldSelf" not in rule["rule"] and not program.evaluate(
+            {"self": celpy.json_to_cel(value)}
+        ):
             yield rule["rule"]
     if isinstance(value, dict):
         for name, item in value.items():
@@ -73,17 +84,31 @@ def documents(kind: str) -> list[dict[str, Any]]:
 
 def _found(value: Any, key: str) -> list[Any]:
     """Return all values of a key at any depth."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for name, item in items for found in ([item] if name == key else []) + _found(item, key)]
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [
+        found
+        for name, item in items
+        for found in ([item] if name == key else []) + _found(item, key)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schemas(kind: str) -> None:
-    """Each object fits the schema of its kind, which has all of its keys; a mistake in one is found."""
+    """Each object fits the schema of its kind, which has all of its keys;
+    a mistake in one is found.
+    """
     for item in (item for item in documents(kind) if item["kind"] != "Service"):
         jsonschema.validate(item, _schema(item["kind"]))
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**item, "spec": {**item["spec"], "backoffLimits": 3}}, _schema(item["kind"]))
+            jsonschema.validate(
+                {**item, "spec": {**item["spec"], "backoffLimits": 3}}, _schema(item["kind"])
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,11 +122,26 @@ def test_cel_rules(kind: str) -> None:
     ("kind", "path", "value", "words"),
     [
         ("TrainJob", ("metadata", "name"), "Train_7", "matches"),
-        ("ClusterTrainingRuntime", ("spec", "mlPolicy"), {"torch": {}, "mpi": {}}, "has(self.torch)"),
-        ("JobSet", ("spec", "startupPolicy"), {"startupPolicyOrder": "InOrder"}, "startupPolicyOrder"),
+        (
+            "ClusterTrainingRuntime",
+            ("spec", "mlPolicy"),
+            {"torch": {}, "mpi": {}},
+            "has(self.torch)",
+        ),
+        (
+            "JobSet",
+            ("spec", "startupPolicy"),
+            {"startupPolicyOrder": "InOrder"},
+            "startupPolicyOrder",
+        ),
     ],
 )
-def test_broken_cel_rules_are_found(kind: str, path: tuple[str, ...], value: Any, words: str) -> None:
+def test_broken_cel_rules_are_found(
+    kind: str,
+    path: tuple[str, ...],
+    value: Any,
+    words: str,
+) -> None:
     [item] = (item for name in KINDS for item in documents(name) if item["kind"] == kind)
     item[path[0]][path[1]] = value
     if kind == "JobSet":  # the rule is about jobs that depend on each other
@@ -117,7 +157,9 @@ def test_the_examples_are_these(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rules_of_the_api_server(kind: str) -> None:
-    """What Kubernetes checks beyond its schema, and that the codes are those with which workers leave."""
+    """What Kubernetes checks beyond its schema,
+    and that the codes are those with which workers leave.
+    """
     objects = documents(kind)
     policies = _found(objects, "podFailurePolicy")
     assert len(policies) == (kind != "pytorchjob")
@@ -127,15 +169,25 @@ def test_rules_of_the_api_server(kind: str) -> None:
         assert {rule["action"] for rule in policy["rules"]} == {"FailJob"}
         assert set(_found(policy, "values")[0]) == {RETRY, SYSTEM, STOP}
         assert _found(policy, "containerName") == [_found(objects, "containers")[0][0]["name"]]
-    [preset] = {item["value"] for item in _found(objects, "env")[0] if item["name"] == "FIRSTFAULT_EXIT_CODES"}
+    [preset] = {
+        item["value"]
+        for item in _found(objects, "env")[0]
+        if item["name"] == "FIRSTFAULT_EXIT_CODES"
+    }
     assert preset in PRESETS
     assert (preset == "pytorchjob") is (kind == "pytorchjob")
 
 
 def test_a_pytorchjob_ends() -> None:
-    """The operator counts no restarts after codes from 128 on, so an unknown cause has none, and the job a deadline."""
+    """The operator counts no restarts after codes from 128 on, so an unknown cause has none,
+    and the job a deadline.
+    """
     codes = {action.value: code >= 128 for action, code in parse_exit_codes("pytorchjob").items()}
-    assert codes == {"retry": True, "system": True, "stop": False}, "unknown: torchrun's 1, which fails the job"
+    assert codes == {
+        "retry": True,
+        "system": True,
+        "stop": False,
+    }, "unknown: torchrun's 1, which fails the job"
     [item] = documents("pytorchjob")
     policy = item["spec"]["runPolicy"]
     assert 0 < policy["activeDeadlineSeconds"] <= 7 * 24 * 3600
@@ -147,7 +199,9 @@ def test_a_pytorchjob_ends() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pods_have_names_and_time_to_end(kind: str) -> None:
-    """Each pod names its job, and has time for a worker that ignores SIGTERM: 30 s, and 2 s for the verdict."""
+    """Each pod names its job, and has time for a worker that ignores SIGTERM: 30 s,
+    and 2 s for the verdict.
+    """
     templates = [item for item in _found(documents(kind), "spec") if "containers" in item]
     assert templates
     for template in templates:
@@ -155,17 +209,23 @@ def test_pods_have_names_and_time_to_end(kind: str) -> None:
         names = {item["name"] for item in template["containers"][0]["env"]}
         assert {"FIRSTFAULT_JOB", "POD_NAMESPACE", "NODE_NAME", "FIRSTFAULT_FOLDER"} <= names
     names = {item["name"] for item in _found(documents(kind), "env")[0]}
-    counts = {"job": {"FIRSTFAULT_ATTEMPT"}, "pytorchjob": set()}.get(kind, {"JOBSET_RESTART_ATTEMPT"})
+    counts = {"job": {"FIRSTFAULT_ATTEMPT"}, "pytorchjob": set()}.get(
+        kind, {"JOBSET_RESTART_ATTEMPT"}
+    )
     assert {name for name in names if name.endswith("ATTEMPT")} == counts
 
 
 def _end_job(kind: str, code: int, *conditions: str) -> tuple[str, str]:
-    """Return reason and message of a Job after a pod has ended, as Kubernetes's controller of Jobs writes them."""
+    """Return reason and message of a Job after a pod has ended,
+    as Kubernetes's controller of Jobs writes them.
+    """
     [policy] = _found(documents(kind), "podFailurePolicy")
     for index, rule in enumerate(policy["rules"]):
         if code in rule.get("onExitCodes", {}).get("values", ()):
             return "PodFailurePolicy", BY_CODE.format(code, index)
-        found = [item["type"] for item in rule.get("onPodConditions", ()) if item["type"] in conditions]
+        found = [
+            item["type"] for item in rule.get("onPodConditions", ()) if item["type"] in conditions
+        ]
         if found:
             return "PodFailurePolicy", BY_CONDITION.format(found[0], index)
     return "BackoffLimitExceeded", LIMIT_REACHED
@@ -173,21 +233,31 @@ def _end_job(kind: str, code: int, *conditions: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_restarts_without_proof_are_counted(kind: str) -> None:
-    """Only a disruption that the cluster announces, and a proven fault of the platform, leave maxRestarts as it is."""
+    """Only a disruption that the cluster announces, and a proven fault of the platform,
+    leave maxRestarts as it is.
+    """
     [policy] = _found(documents(kind), "failurePolicy")
 
     def choose(code: int, *conditions: str) -> str:
         reason, message = _end_job(kind, code, *conditions)
         rules = (rule for rule in policy["rules"] if reason in rule["onJobFailureReasons"])
-        found = (rule for rule in rules if re.search("|".join(rule["onJobFailureMessagePatterns"]), message))
+        found = (
+            rule
+            for rule in rules
+            if re.search("|".join(rule["onJobFailureMessagePatterns"]), message)
+        )
         return next((str(rule["action"]) for rule in found), "RestartJobSet")
 
     assert choose(STOP) == "FailJobSet"
     # a pod that Kubernetes or Kueue preempts handles SIGTERM, and leaves with a code, too
     conditions = ("DisruptionTarget", "TerminationTarget")
-    free = {choose(SYSTEM), *(choose(code, condition) for condition in conditions for code in (RETRY, 137, 143))}
+    free = {
+        choose(SYSTEM),
+        *(choose(code, condition) for condition in conditions for code in (RETRY, 137, 143)),
+    }
     assert free == {"RestartJobSetAndIgnoreMaxRestarts"}
-    # a liveness probe, or `kubectl delete pod`: SIGTERM without a condition; RETRY: the peers of a lost machine, too
+    # a liveness probe, or `kubectl delete pod`: SIGTERM without a condition; RETRY: the peers of a
+    # lost machine, too
     assert {choose(code) for code in (RETRY, 1, 137, 143)} == {"RestartJobSet"}
     # JobSet finds no code in another one
     assert {choose(code) for code in (7, 9, 179, 193)} == {"RestartJobSet"}
@@ -196,5 +266,7 @@ def test_restarts_without_proof_are_counted(kind: str) -> None:
 
 def test_a_preempted_pod_ends_its_job() -> None:
     """A Job's message names the preemption, whatever code the pod left with."""
-    assert _end_job("job", RETRY, "TerminationTarget")[1] == BY_CONDITION.format("TerminationTarget", 0)
+    assert _end_job("job", RETRY, "TerminationTarget")[1] == BY_CONDITION.format(
+        "TerminationTarget", 0
+    )
     assert _end_job("job", STOP)[1] == BY_CODE.format(STOP, 1)

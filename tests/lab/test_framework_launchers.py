@@ -1,4 +1,5 @@
-"""``FIRSTFAULT=1`` under launchers that end in torch's elastic agent, and ranks that Lightning starts without one.
+"""``FIRSTFAULT=1`` under launchers that end in torch's elastic agent,
+and ranks that Lightning starts without one.
 
 ``make frameworks`` runs them.
 """
@@ -18,7 +19,9 @@ from tests.torchrun.test_ranks import settled
 
 pytestmark = [
     pytest.mark.jobs,
-    pytest.mark.skipif(os.environ.get("FIRSTFAULT_FRAMEWORKS") != "all", reason="make frameworks runs it"),
+    pytest.mark.skipif(
+        os.environ.get("FIRSTFAULT_FRAMEWORKS") != "all", reason="make frameworks runs it"
+    ),
 ]
 
 HERE = Path(__file__).parents[2] / "lab" / "frameworks"
@@ -29,11 +32,39 @@ BOX = "Root Cause (first observed failure):"
 LAUNCHERS = {
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node=2", SCRIPT],
     "accelerate": [
-        *["accelerate", "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"],
+        *[
+            "accelerate",
+            "launch",
+            "--multi_gpu",
+            "--num_processes=2",
+            "--num_machines=1",
+            "--mixed_precision=no",
+        ],
         *["--dynamo_backend=no", "--main_process_port={port}", SCRIPT],
     ],
-    "fabric": [*["fabric", "run", "--accelerator=cpu", "--strategy=ddp", "--devices=2", "--main-port={port}"], SCRIPT],
-    "torchx": ["torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", "--script", SCRIPT, "--"],
+    "fabric": [
+        *[
+            "fabric",
+            "run",
+            "--accelerator=cpu",
+            "--strategy=ddp",
+            "--devices=2",
+            "--main-port={port}",
+        ],
+        SCRIPT,
+    ],
+    "torchx": [
+        "torchx",
+        "run",
+        "-s",
+        "local_cwd",
+        "dist.ddp",
+        "-j",
+        "1x2",
+        "--script",
+        SCRIPT,
+        "--",
+    ],
     "kfpytorch": ["python", str(HERE / "stock_local.py")],
 }
 """Their commands, without the fault."""
@@ -59,7 +90,9 @@ def _launched(launcher: str, fault: str, folder: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_exception(launcher: str, tmp_path: Path) -> None:
-    """The launcher ends with firstfault's lines about the rank that raised, and its own exit code."""
+    """The launcher ends with firstfault's lines about the rank that raised,
+    and its own exit code.
+    """
     code, text = _launched(launcher, "raise", tmp_path)
     assert code == 1, text
     assert "ValueError, rank 1 on " in text, text
@@ -67,7 +100,8 @@ def test_an_exception(launcher: str, tmp_path: Path) -> None:
     assert "retry: no, " in text
     assert "code: launched.py:" in text
     if launcher == "kfpytorch":
-        assert "spawn_helper FAILED" in text  # the exception of the job is torch's: kfpytorch makes Flyte's from it
+        # the exception of the job is torch's: kfpytorch makes Flyte's from it
+        assert "spawn_helper FAILED" in text
     else:
         assert BOX not in text
     (attempt,) = tmp_path.glob(".firstfault/torchrun/*/0")
@@ -85,7 +119,9 @@ def test_success(launcher: str, tmp_path: Path) -> None:
 
 
 def test_pods_of_kfpytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pods that Flyte's own command runs, each node of a stock task reports the same root cause."""
+    """In pods that Flyte's own command runs,
+    each node of a stock task reports the same root cause.
+    """
     monkeypatch.setenv("FIRSTFAULT", "1")
     ended = run("stock", tmp_path, {"framework": "plain", "fault": "raise", "rank": 1})
     assert ended.exit_codes == [0, 0]  # Flyte's command has written the error
@@ -95,13 +131,29 @@ def test_pods_of_kfpytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("way", "fault"), [("module", "raise"), ("import", "none")])
 def test_lightnings_own_launcher(way: str, fault: str, tmp_path: Path) -> None:
-    """Both ranks are recorded: the one that a person starts, and the one that Lightning starts from it."""
+    """Both ranks are recorded: the one that a person starts,
+    and the one that Lightning starts from it.
+    """
     script = tmp_path / "training.py"
     text = (HERE / "lightning_alone.py").read_text()
-    script.write_text(text if way == "module" else text.replace("import sys", "import firstfault_torch.record, sys", 1))
+    script.write_text(
+        text
+        if way == "module"
+        else text.replace("import sys", "import firstfault_torch.record, sys", 1)
+    )
     ended = subprocess.run(
-        [sys.executable, *(["-m", "firstfault_torch.record"] if way == "module" else []), str(script), fault],
-        env=os.environ | {"FIRSTFAULT_FOLDER": str(tmp_path), "FIRSTFAULT_NODE": "host", "OMP_NUM_THREADS": "1"},
+        [
+            sys.executable,
+            *(["-m", "firstfault_torch.record"] if way == "module" else []),
+            str(script),
+            fault,
+        ],
+        env=os.environ
+        | {
+            "FIRSTFAULT_FOLDER": str(tmp_path),
+            "FIRSTFAULT_NODE": "host",
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

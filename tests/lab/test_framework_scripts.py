@@ -1,4 +1,6 @@
-"""Trainings under frameworks as programs, started by ``firstfault torchrun``; ``make frameworks`` runs them."""
+"""Trainings under frameworks as programs, started by ``firstfault torchrun``;
+``make frameworks`` runs them.
+"""
 
 import os
 from pathlib import Path
@@ -12,7 +14,9 @@ from tests.torchrun.nodes import run_job
 
 pytestmark = [
     pytest.mark.jobs,
-    pytest.mark.skipif(os.environ.get("FIRSTFAULT_FRAMEWORKS") != "all", reason="make frameworks runs it"),
+    pytest.mark.skipif(
+        os.environ.get("FIRSTFAULT_FRAMEWORKS") != "all", reason="make frameworks runs it"
+    ),
 ]
 
 SCRIPT = Path(__file__).parents[2] / "lab" / "frameworks" / "script.py"

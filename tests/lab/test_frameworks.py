@@ -1,4 +1,6 @@
-"""Faults under frameworks and usual ways to catch exceptions, in real trainings on two nodes: ``make frameworks``."""
+"""Faults under frameworks and usual ways to catch exceptions, in real trainings on two nodes:
+``make frameworks``.
+"""
 
 import os
 import re
@@ -15,14 +17,17 @@ TRAINING = Path(__file__).parents[2] / "lab" / "frameworks" / "training.py"
 RANK = 1
 
 FAULTS = {
-    **dict.fromkeys(("raise", "handled", "at-end", "callback", "slow-hook"), ("user_code", "KeyError, rank 1")),
+    **dict.fromkeys(
+        ("raise", "handled", "at-end", "callback", "slow-hook"), ("user_code", "KeyError, rank 1")
+    ),
     **dict.fromkeys(("hang", "loader-hang", "checkpoint-hang"), ("hang", "hang, rank 1")),
     **dict.fromkeys(("exit", "leave"), ("exit", "SystemExit, rank 1")),
     "kill": ("signal", "SIGKILL, rank 1"),
     "interrupt": ("interrupted", "interrupted (KeyboardInterrupt), rank 1"),
     "terminate": ("signal", "SignalException, rank 1"),
     "loader": ("data", "KeyError, rank 1"),
-    # torch raises RuntimeError, or ConnectionResetError if the loader had not yet handed over its batch
+    # torch raises RuntimeError, or ConnectionResetError if the loader had not yet handed over its
+    # batch
     "loader-killed": ("signal", ""),
     "checkpoint": ("disk_full", "OSError, rank 1"),
 }
@@ -35,7 +40,9 @@ CASES = {
     "wraps": "raise hang",
     "tidies_up": "raise hang",
     "hydra": "raise hang exit leave interrupt",
-    "lightning": f"raise hang exit leave kill interrupt terminate {LOADER} callback slow-hook checkpoint",
+    "lightning": (
+        f"raise hang exit leave kill interrupt terminate {LOADER} callback slow-hook checkpoint"
+    ),
     "after_lightning": "raise hang terminate",
     "transformers": f"raise hang exit leave kill interrupt terminate {LOADER} callback",
     "accelerate": f"raise hang exit leave {LOADER}",
@@ -46,7 +53,10 @@ CASES = {
     "checkpoint": "raise checkpoint checkpoint-hang",
 }
 """The faults that each framework is tried with."""
-EXPECTED = {framework: {fault: FAULTS[fault] for fault in faults.split()} for framework, faults in CASES.items()}
+EXPECTED = {
+    framework: {fault: FAULTS[fault] for fault in faults.split()}
+    for framework, faults in CASES.items()
+}
 # its handler of SIGTERM calls a collective that the others do not
 EXPECTED["lightning"]["terminate"] = FAULTS["hang"]
 ALL = [(framework, fault) for framework, faults in EXPECTED.items() for fault in faults]
@@ -68,12 +78,15 @@ def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framework", [*EXPECTED] if _IS_FULL else ["plain"])
 def test_no_fault(framework: str, tmp_path: Path) -> None:
-    """A training without a fault returns what it does under stock kfpytorch, and prints nothing more."""
+    """A training without a fault returns what it does under stock kfpytorch,
+    and prints nothing more.
+    """
     inputs = {"framework": framework, "fault": "none", "rank": RANK}
     ours, stock = (run(module, tmp_path / module, inputs) for module in ("training", "stock"))
     assert ours.exit_codes == stock.exit_codes == [0, 0], ours.logs
     assert ours.outputs == stock.outputs == {"o0": 0}
-    # torch's agents may also complain that the first one to leave took the store with it; ours wait for each other
+    # torch's agents may also complain that the first one to leave took the store with it; ours wait
+    # for each other
     assert _said(ours.logs) <= _said(stock.logs)
 
 

@@ -51,7 +51,9 @@ def test_a_training(seed: int, campaign: Path) -> None:
 
 
 def test_every_seed_is_a_program() -> None:
-    """Each seed composes one program, so a failing one can be run again; it compiles, with its fault in it."""
+    """Each seed composes one program, so a failing one can be run again; it compiles,
+    with its fault in it.
+    """
     for seed in (
         *range(ORDINARY_PLANS),
         *range(AGAIN, AGAIN + ORDINARY_PLANS),
@@ -66,7 +68,9 @@ def test_every_seed_is_a_program() -> None:
 
 
 def test_every_loop_that_handles_is_drawn() -> None:
-    """The seeds of programs that handle an exception meet every loop, and the fault comes once, on one rank."""
+    """The seeds of programs that handle an exception meet every loop, and the fault comes once,
+    on one rank.
+    """
     plans = [plan_of(HANDLED + number) for number in range(HANDLED_PLANS)]
 
     assert {plan.loop for plan in plans} == set(HANDLED_STEPS)

@@ -1,4 +1,6 @@
-"""Jobs that firstfault must leave alone end as under plain torchrun: a part of ``make harmless``."""
+"""Jobs that firstfault must leave alone end as under plain torchrun:
+a part of ``make harmless``.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,11 @@ PLANS = (
         handler="exit",
     ),
     Plan(7, "elastic", nodes=2, workers=1, max_restarts=1, joins=True),
-    Plan(8, "habit", habits=("daemon", "children", "thread_at_exit", "clear_environment", "much_output")),
+    Plan(
+        8,
+        "habit",
+        habits=("daemon", "children", "thread_at_exit", "clear_environment", "much_output"),
+    ),
     Plan(9, "ranks", door="ranks", habits=("exec", "wrapper")),
     Plan(10, "stall", communicates=True, native_wait=True, habits=("own_handlers",)),
     Plan(11, "machine", machine="cleaner", max_restarts=1, fault="OSError"),
@@ -33,13 +39,17 @@ PLANS = (
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.title)
 def test_a_pair(plan: Plan, tmp_path: Path) -> None:
-    """Files, output, exit codes and the number of starts are the same with and without firstfault."""
+    """Files, output, exit codes and the number of starts are the same with
+    and without firstfault.
+    """
     plain, ours = run_pair(plan, tmp_path / "pair", uses_forks=True)
     assert not (found := find_differences(plain, ours)), "\n".join(found)
 
 
 def test_a_difference_is_found(tmp_path: Path) -> None:
-    """A job that firstfault ends, because its fault would come again, differs from torchrun's: the lab can see."""
+    """A job that firstfault ends, because its fault would come again, differs from torchrun's:
+    the lab can see.
+    """
     plain, ours = run_pair(
         Plan(12, "fault", max_restarts=1, fault="TypeError"),
         tmp_path / "pair",

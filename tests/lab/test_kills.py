@@ -1,4 +1,5 @@
-"""Each process of a failing job is killed or terminated at each step of the failure; what is promised still holds.
+"""Each process of a failing job is killed or terminated at each step of the failure;
+what is promised still holds.
 
 CI runs the most telling cases, ``make chaos`` all of them.
 """
@@ -21,7 +22,17 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 from firstfault.cli import EXIT
 from firstfault.model import JobErrors
-from lab.chaos.steps import CASES, EXIT_CODE, NO_HALF, NOTHING_LEFT, SAME_VERDICT, STEPS, TELLING, TEXT_KEPT, Case
+from lab.chaos.steps import (
+    CASES,
+    EXIT_CODE,
+    NO_HALF,
+    NOTHING_LEFT,
+    SAME_VERDICT,
+    STEPS,
+    TELLING,
+    TEXT_KEPT,
+    Case,
+)
 from lab.chaos.training import FAULTY, TEXT
 from tests.plugin.running import DEADLINE_S, Running, running
 
@@ -29,7 +40,9 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "lab" / "chaos"
 FAULTS = ROOT / "tests" / "plugin" / "jobs" / "faults.py"
 GONE_S = 60.0
-"""From the end of the command until all its processes have ended: ten seconds on a machine that does nothing else."""
+"""From the end of the command until all its processes have ended:
+ten seconds on a machine that does nothing else.
+"""
 FAILED = (EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE)
 _chosen = CASES if os.environ.get("FIRSTFAULT_CHAOS") == "all" else TELLING
 
@@ -43,12 +56,22 @@ def test_every_step_exists(begins: str) -> None:
 
 @pytest.mark.jobs
 @pytest.mark.parametrize("case", _chosen, ids=operator.attrgetter("name"))
-def test_a_process_is_struck(case: Case, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_a_process_is_struck(
+    case: Case, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Whichever process ends at whichever step, all promises of `docs/project/chaos.md` hold."""
-    with running(HERE / "training.py", case.task, tmp_path, {}, environment=_environment(case)) as run:
+    with running(
+        HERE / "training.py",
+        case.task,
+        tmp_path,
+        {},
+        environment=_environment(case),
+    ) as run:
         out, err = run.process.communicate(timeout=DEADLINE_S)
         left_over = _left_over(run)
-    assert json.loads((run.marks / "struck.json").read_text())["pid"], "the process had ended before"
+    assert json.loads((run.marks / "struck.json").read_text())["pid"], (
+        "the process had ended before"
+    )
     (prefix,) = tmp_path.glob("store/*/0")
     (status, shown), again = _show(prefix), _show(prefix)
     told = json.loads(out.splitlines()[-1])["attempts"][-1]["verdict"] if out else shown["verdict"]
@@ -68,7 +91,9 @@ def test_a_process_is_struck(case: Case, tmp_path: Path, record_property: Callab
 
 @pytest.mark.jobs
 def test_a_killed_engine_ends_its_pods(tmp_path: Path) -> None:
-    """A training that nothing has failed in ends soon after `firstfault run` was killed, with a verdict."""
+    """A training that nothing has failed in ends soon after `firstfault run` was killed,
+    with a verdict.
+    """
     with running(FAULTS, "one_node", tmp_path, {}) as run:
         for rank in ("0", "1"):
             run.mark(rank)
@@ -107,7 +132,11 @@ def _half_documents(job: JobErrors) -> Iterator[str]:
     if job.coverage.unreadable:
         yield f"unreadable: {job.coverage.notes}"
     for failure in (*job.failures, *job.history):
-        if failure.exception is not None and failure.rank == int(FAULTY) and failure.exception.message != TEXT:
+        if (
+            failure.exception is not None
+            and failure.rank == int(FAULTY)
+            and failure.exception.message != TEXT
+        ):
             yield f"not the user's whole exception: {failure}"
 
 
@@ -126,7 +155,11 @@ def _lost_texts(case: Case, job: JobErrors, shown: dict[str, Any]) -> Iterator[s
         if (shown["verdict"]["ranks"], shown["root"]["signal"]) != ([int(FAULTY)], case.signal):
             yield "the verdict does not name the killed worker"
         return
-    whole = [failure for failure in job.failures if failure.exception is not None and failure.exception.message == TEXT]
+    whole = [
+        failure
+        for failure in job.failures
+        if failure.exception is not None and failure.exception.message == TEXT
+    ]
     if not whole:
         yield "no document has the user's text"
     if TEXT[:50] not in json.dumps(shown):

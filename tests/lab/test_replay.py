@@ -7,7 +7,16 @@ import pytest
 
 from firstfault.retry import decide
 from lab.cascades.cases import CASES, NOT_KNOWN, PROGRAMS
-from lab.cascades.replay import OF_PROGRAMS, RECORDED, is_decided_right, judge, load, main, right_decision, verdict_of
+from lab.cascades.replay import (
+    OF_PROGRAMS,
+    RECORDED,
+    is_decided_right,
+    judge,
+    load,
+    main,
+    right_decision,
+    verdict_of,
+)
 
 FILES = sorted(RECORDED.glob("*.zip"))
 FILES_OF_PROGRAMS = sorted(OF_PROGRAMS.glob("*.zip"))
@@ -15,14 +24,20 @@ FILES_OF_PROGRAMS = sorted(OF_PROGRAMS.glob("*.zip"))
 
 @pytest.mark.parametrize("file", FILES + FILES_OF_PROGRAMS, ids=lambda file: file.stem)
 def test_a_recorded_cascade(file: Path) -> None:
-    """The verdict names the injector's truth, and the decision is right; `NOT_KNOWN` cascades are undetermined."""
+    """The verdict names the injector's truth, and the decision is right;
+    `NOT_KNOWN` cascades are undetermined.
+    """
     cascade = load(file)
 
     verdict = verdict_of(cascade, "evidence")
 
     said = (verdict.headline, verdict.confidence, verdict.why) if verdict is not None else None
     outcome = "undetermined" if file.stem in NOT_KNOWN else "right"
-    assert judge(cascade.truth, verdict) == outcome, (cascade.truth["ranks"], cascade.truth["nodes"], said)
+    assert judge(cascade.truth, verdict) == outcome, (
+        cascade.truth["ranks"],
+        cascade.truth["nodes"],
+        said,
+    )
     decided = decide(verdict) if verdict is not None else None
     assert is_decided_right(cascade.truth, verdict), (decided, right_decision(cascade.truth))
 
@@ -44,9 +59,15 @@ def test_every_case_is_recorded() -> None:
     ],
 )
 def test_a_generated_campaign(
-    last: str, status: int, counted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    last: str,
+    status: int,
+    counted: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Verdicts on generated trainings count in the table of confidences; a wrong one with "high" fails the command."""
+    """Verdicts on generated trainings count in the table of confidences;
+    a wrong one with "high" fails the command.
+    """
     for seed, result in enumerate(("right", last)):
         outcome = tmp_path / "campaign" / str(seed) / "outcome.json"
         outcome.parent.mkdir(parents=True)

@@ -13,7 +13,9 @@ _FEW = Rules(workers=128)
 
 @pytest.mark.slow
 def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
-    """In simulated cascades of 128 workers the verdict is right, or undetermined if the root left no document."""
+    """In simulated cascades of 128 workers the verdict is right,
+    or undetermined if the root left no document.
+    """
     tallies, _ = simulate(_FEW, range(10))
 
     ours, earliest = tallies["evidence"], tallies["earliest"]
@@ -28,14 +30,20 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
     (cascade,) = cascades(Rules(workers=64, root_missing=0, late=0, unreadable=0, two_roots=0), [3])
     job = assemble(cascade.snapshot, expected_nodes=8)
     assert judge(cascade, run_strategy(get_strategy("evidence"), job)) == "right"
-    victims = [failure for failure in job.failures if failure.rank not in {root.rank for root in cascade.roots}]
+    victims = [
+        failure
+        for failure in job.failures
+        if failure.rank not in {root.rank for root in cascade.roots}
+    ]
     other = assemble(type(cascade.snapshot)(tuple(victims[:1])), expected_nodes=8)
     assert judge(cascade, run_strategy(last_written, other)) == "wrong"
 
 
 @pytest.mark.timing
 def test_a_verdict_on_a_thousand_workers_takes_little() -> None:
-    """A verdict on 1,000 workers stays within its limits of time and memory, in a process that does nothing else."""
+    """A verdict on 1,000 workers stays within its limits of time and memory,
+    in a process that does nothing else.
+    """
     seconds, megabytes = _figures(measure(1024))
     assert seconds < 2
     assert megabytes < 200

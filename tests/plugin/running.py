@@ -1,4 +1,6 @@
-"""Runs ``firstfault run`` in the background, so that a test can signal its workers and wait for its end."""
+"""Runs ``firstfault run`` in the background,
+so that a test can signal its workers and wait for its end.
+"""
 
 import atexit
 import contextlib
@@ -62,7 +64,10 @@ class Ended:
         verdict = self.verdict
         assert self.attempt["engine"]["job"] == "Succeeded"
         root = MultiErrorFileOutputReader(str(self.prefix)).conclude().verdict.root
-        assert (seen["code"], seen["worker"]) == (root.code if root else verdict["code"], verdict["node"] or "")
+        assert (seen["code"], seen["worker"]) == (
+            root.code if root else verdict["code"],
+            verdict["node"] or "",
+        )
         assert seen["timestamp"] == verdict["timestamp"]
         assert (seen["kind"], seen["origin"]) == (decision["kind"], decision["origin"])
 
@@ -94,7 +99,10 @@ class Running:
 
     def left_over(self) -> list[str]:
         """Return this run's remaining processes, sockets, FIFOs and folders."""
-        return [*running_of(variable=f"MARKS={self.marks}").values(), *map(str, self.temporary.glob("firstfault-*"))]
+        return [
+            *running_of(variable=f"MARKS={self.marks}").values(),
+            *map(str, self.temporary.glob("firstfault-*")),
+        ]
 
 
 @contextlib.contextmanager
@@ -109,13 +117,30 @@ def running(
 ) -> Iterator[Running]:
     """Start a run without retries and with its own temporary folder; end it if the test does not.
 
-    The caller's options override those that are set here, and its variables those of this process. The pods' logs lie
-    in `cwd` if the store is remote.
+    The caller's options override those that are set here, and its variables those of this process.
+    The pods' logs lie in `cwd` if the store is remote.
     """
     marks, temporary = folder / "marks", short_folder()
     marks.mkdir()
-    arguments = [sys.executable, "-m", "firstfault", "run", str(file), task, "--store", str(folder / "store")]
-    arguments += ["--inputs", json.dumps(inputs), "--json", "--retries", "0", "--system-retries", "0"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "firstfault",
+        "run",
+        str(file),
+        task,
+        "--store",
+        str(folder / "store"),
+    ]
+    arguments += [
+        "--inputs",
+        json.dumps(inputs),
+        "--json",
+        "--retries",
+        "0",
+        "--system-retries",
+        "0",
+    ]
     process = subprocess.Popen(
         [*arguments, "--env", f"MARKS={marks}", *options],
         stdout=subprocess.PIPE,
@@ -133,7 +158,9 @@ def running(
 
 
 def short_folder() -> Path:
-    """Return a new folder with so short a path that a socket in it has a valid address; it is removed at exit."""
+    """Return a new folder with so short a path that a socket in it has a valid address;
+    it is removed at exit.
+    """
     folder = Path(tempfile.mkdtemp(prefix="ff-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -1,4 +1,6 @@
-"""The deck of a failed attempt: which pod writes it, its content, and that it exists before any pod exits."""
+"""The deck of a failed attempt: which pod writes it, its content,
+and that it exists before any pod exits.
+"""
 
 import html
 import re
@@ -36,11 +38,13 @@ from tests.waiting import until
 LONG_S = 60.0
 
 
-# --- configuration --------------------------------------------------------------------------------------------------
+# --- configuration --------------------------------------------------------------------------------
 
 CONFIGURATIONS: dict[str, Callable[..., Any]] = {
     "Elastic": lambda **fields: Elastic(increase_shared_mem=False, **fields),
-    "PyTorch": lambda **fields: PyTorch(worker=Worker(replicas=1), increase_shared_mem=False, **fields),
+    "PyTorch": lambda **fields: PyTorch(
+        worker=Worker(replicas=1), increase_shared_mem=False, **fields
+    ),
 }
 
 
@@ -51,10 +55,15 @@ def _train() -> float:
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_deck_true_without_enable_deck(kind: str) -> None:
-    """deck=True on a task without decks is refused when the task is defined; the message says what to write."""
+    """deck=True on a task without decks is refused when the task is defined;
+    the message says what to write.
+    """
     with pytest.raises(UsageError) as caught:
         task(task_config=CONFIGURATIONS[kind](deck=True))(_train)
-    assert str(caught.value) == f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)"
+    assert (
+        str(caught.value)
+        == f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)"
+    )
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
@@ -63,9 +72,17 @@ def test_deck_true_without_enable_deck(kind: str) -> None:
     [(None, True, True), (True, True, True), (False, True, False), (None, False, False)],
 )
 def test_leaves_deck(
-    kind: str, asked: bool | None, enabled: bool, *, expected: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    asked: bool | None,
+    enabled: bool,
+    *,
+    expected: bool,
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A pod writes the report into the deck if decks are enabled and `deck` is not False; a local call never does."""
+    """A pod writes the report into the deck if decks are enabled and `deck` is not False;
+    a local call never does.
+    """
     own = task(task_config=CONFIGURATIONS[kind](deck=asked), enable_deck=enabled)(_train)
     assert not own.publishes_deck
     monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
@@ -73,11 +90,18 @@ def test_leaves_deck(
         assert own.publishes_deck is expected
 
 
-# --- election -------------------------------------------------------------------------------------------------------
+# --- election -------------------------------------------------------------------------------------
 
 
 def _entry(phase: Phase, group_rank: int, *ranks: int, **fields: Any) -> NodePresence:
-    return make_presence(phase, node=f"worker-{group_rank}", group_rank=group_rank, nodes=3, ranks=ranks, **fields)
+    return make_presence(
+        phase,
+        node=f"worker-{group_rank}",
+        group_rank=group_rank,
+        nodes=3,
+        ranks=ranks,
+        **fields,
+    )
 
 
 def _failed(group_rank: int, *ranks: int, **fields: Any) -> NodePresence:
@@ -86,20 +110,39 @@ def _failed(group_rank: int, *ranks: int, **fields: Any) -> NodePresence:
 
 def _agent(group_rank: int, writer: Writer) -> WorkerError:
     node = f"worker-{group_rank}"
-    return make_error(None, node=node, group_rank=group_rank, subject=Subject.AGENT, writer=writer, exception=None)
+    return make_error(
+        None,
+        node=node,
+        group_rank=group_rank,
+        subject=Subject.AGENT,
+        writer=writer,
+        exception=None,
+    )
 
 
 JOINED = tuple(_entry(Phase.JOINED, node, 2 * node, 2 * node + 1) for node in range(3))
 ALL = (_failed(0, 0, 1), _failed(1, 2, 3), _failed(2, 4, 5))
 ELECTIONS: dict[str, tuple[tuple[NodePresence, ...], tuple[WorkerError, ...], str | None]] = {
     "rank 0's node": ((*JOINED, *ALL), (), "worker-0"),
-    "rank 0 is not on group rank 0": ((_failed(0, 2, 3), _failed(1, 0, 1), _failed(2, 4, 5)), (), "worker-1"),
+    "rank 0 is not on group rank 0": (
+        (_failed(0, 2, 3), _failed(1, 0, 1), _failed(2, 4, 5)),
+        (),
+        "worker-1",
+    ),
     "rank 0's node had finished": ((_entry(Phase.SUCCEEDED, 0, 0, 1), *ALL[1:]), (), "worker-0"),
     "rank 0's node is silent": ((JOINED[0], *ALL[1:]), (), "worker-1"),
-    "only failed nodes besides its own": ((JOINED[0], _entry(Phase.SUCCEEDED, 1, 2, 3), ALL[2]), (), "worker-2"),
+    "only failed nodes besides its own": (
+        (JOINED[0], _entry(Phase.SUCCEEDED, 1, 2, 3), ALL[2]),
+        (),
+        "worker-2",
+    ),
     "no node knows its ranks": ((_failed(0), _failed(1)), (), "worker-0"),
     "the recorder reported rank 0's agent": (ALL, (_agent(0, Writer.RECORDER),), "worker-1"),
-    "two agents were lost": (ALL, (_agent(0, Writer.WORKER), _agent(1, Writer.RECORDER)), "worker-2"),
+    "two agents were lost": (
+        ALL,
+        (_agent(0, Writer.WORKER), _agent(1, Writer.RECORDER)),
+        "worker-2",
+    ),
     "a terminated agent": (ALL, (_agent(0, Writer.AGENT),), "worker-0"),
     "no node has ended": (JOINED, (), None),
     "an empty roster": ((), (), None),
@@ -107,8 +150,12 @@ ELECTIONS: dict[str, tuple[tuple[NodePresence, ...], tuple[WorkerError, ...], st
 
 
 @pytest.mark.parametrize(("roster", "failures", "expected"), ELECTIONS.values(), ids=ELECTIONS)
-def test_election(roster: tuple[NodePresence, ...], failures: tuple[WorkerError, ...], expected: str | None) -> None:
-    """Rank 0's node writes the deck if its agent lives, else the first failed node, in any order of the roster."""
+def test_election(
+    roster: tuple[NodePresence, ...], failures: tuple[WorkerError, ...], expected: str | None
+) -> None:
+    """Rank 0's node writes the deck if its agent lives, else the first failed node,
+    in any order of the roster.
+    """
     chosen = [elected(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]
     assert [place.node if place is not None else None for place in chosen] == [expected, expected]
 
@@ -120,7 +167,7 @@ def test_a_succeeded_pod_is_not_elected() -> None:
     assert getattr(place, "node", None) == "worker-1"
 
 
-# --- keeping rank 0's decks -----------------------------------------------------------------------------------------
+# --- keeping rank 0's decks -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -149,7 +196,9 @@ def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
 
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
-    """The file has a deck seconds after it was added, and all decks after `look_now` and after `end`."""
+    """The file has a deck seconds after it was added,
+    and all decks after `look_now` and after `end`.
+    """
     assert _kept(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
     until(lambda: _kept(tmp_path), seconds=LONG_S)
@@ -186,11 +235,16 @@ def test_too_large_decks(
     keeper.end()
     assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
     (record,) = caplog.records
-    assert record.getMessage().startswith("firstfault: if this attempt fails, its deck will lack 'large', ")
+    assert record.getMessage().startswith(
+        "firstfault: if this attempt fails, its deck will lack 'large', "
+    )
 
 
 def test_a_deck_that_raises(
-    decks: list[Deck], keeper: DeckKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    decks: list[Deck],
+    keeper: DeckKeeper,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A deck whose text cannot be read causes one warning; no file is written."""
 
@@ -205,7 +259,9 @@ def test_a_deck_that_raises(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_folder(tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_folder(
+    tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture
+) -> None:
     """If the node's folder is gone, the keeper does not make it again and logs nothing."""
     keeper = DeckKeeper(NodeFolder(tmp_path / "gone"), 0, decks)
     decks.append(_deck("loss", "1"))
@@ -216,11 +272,20 @@ def test_a_missing_folder(tmp_path: Path, decks: list[Deck], caplog: pytest.LogC
 
 @pytest.mark.parametrize(
     ("change", "rank", "expected"),
-    [({}, "0", [("loss", "1")]), ({}, "1", []), ({}, "no number", []), ({"node_folder": ""}, "0", [])],
+    [
+        ({}, "0", [("loss", "1")]),
+        ({}, "1", []),
+        ({}, "no number", []),
+        ({"node_folder": ""}, "0", []),
+    ],
     ids=["rank 0", "another rank", "no rank", "no recorder"],
 )
 def test_whose_decks_are_kept(
-    change: dict[str, Any], rank: str, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any],
+    rank: str,
+    expected: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only rank 0's decks are kept."""
     node_context = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
@@ -232,12 +297,14 @@ def test_whose_decks_are_kept(
     assert _kept(tmp_path) == expected
 
 
-# --- one pod writes, the others wait --------------------------------------------------------------------------------
+# --- one pod writes, the others wait --------------------------------------------------------------
 
 MARK = b"<!-- ours -->"
 
 
-@pytest.mark.parametrize("published", [False, True], ids=["no deck before", "a deck that the task published"])
+@pytest.mark.parametrize(
+    "published", [False, True], ids=["no deck before", "a deck that the task published"]
+)
 def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
     """The wait ends with the deck that has the report, not with one that the task published."""
     prefix.folder.mkdir()
@@ -245,7 +312,9 @@ def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
     if published:
         place.write_bytes(b"<p>of the task</p>")
     found: list[bool] = []
-    waiting = threading.Thread(target=lambda: found.append(await_deck(prefix.uri, MARK, None, LONG_S)))
+    waiting = threading.Thread(
+        target=lambda: found.append(await_deck(prefix.uri, MARK, None, LONG_S))
+    )
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
@@ -257,7 +326,10 @@ def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
 def test_a_deck_that_is_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
     """A pod stops waiting after the limit, and logs it."""
     assert await_deck(prefix.uri, MARK, None, 0.2) is False
-    assert "the elected pod has not written the deck within 0.2 s; not waiting any longer" in caplog.text
+    assert (
+        "the elected pod has not written the deck within 0.2 s; not waiting any longer"
+        in caplog.text
+    )
 
 
 @dataclass
@@ -314,14 +386,19 @@ def pod(request: pytest.FixtureRequest, prefix: Prefix, monkeypatch: pytest.Monk
 
 
 def _build_tabs(page: str) -> list[str]:
-    return [html.unescape(name) for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)]
+    return [
+        html.unescape(name)
+        for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)
+    ]
 
 
 # flytekit's entrypoint reads a deprecated property of every task
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("with_peer", [False, True], ids=["alone", "beside the other pod"])
 def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The master's pod, if it failed, writes the deck: the report, then its own decks; a worker's pod waits for it."""
+    """The master's pod, if it failed, writes the deck: the report, then its own decks;
+    a worker's pod waits for it.
+    """
     waits = with_peer and pod.rank
     monkeypatch.setattr(deck, "DECK_TIMEOUT_SECONDS", 0.3 if waits else LONG_S)
     if with_peer:
@@ -337,7 +414,9 @@ def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("pod", [1], indirect=True)
 def test_another_pods_deck_is_kept(pod: Pod) -> None:
-    """A pod does not change the deck of another pod, and flytekit's deprecated property is not read."""
+    """A pod does not change the deck of another pod,
+    and flytekit's deprecated property is not read.
+    """
     pod.another(0)
     theirs = f"<p>{deck._MARK}</p>"
     (pod.prefix.folder / "deck.html").write_text(theirs)
@@ -361,7 +440,9 @@ def test_a_report_that_cannot_be_drawn(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the report cannot be drawn, the verdict and flytekit's deck are still written."""
-    monkeypatch.setattr("firstfault.render.html.deck_html", Mock(side_effect=ValueError("no template")))
+    monkeypatch.setattr(
+        "firstfault.render.html.deck_html", Mock(side_effect=ValueError("no template"))
+    )
     pod.run()
     assert "firstfault: failed while writing the deck (ValueError: no template)" in caplog.text
     assert (pod.prefix.folder / "error.pb").exists()
@@ -369,7 +450,9 @@ def test_a_report_that_cannot_be_drawn(
 
 
 def test_decks_with_the_same_name() -> None:
-    """The report's tab is first; a task's deck of that name is renamed; rank 0's deck replaces the agent's namesake."""
+    """The report's tab is first; a task's deck of that name is renamed;
+    rank 0's deck replaces the agent's namesake.
+    """
     children = [_deck("loss", "of rank 0"), _deck("firstfault", "of the task")]
     others = [_deck("loss", "of the agent"), _deck("Timeline", "")]
     found = deck._build_tabs(_deck("firstfault", "ours"), children, others)
@@ -388,7 +471,9 @@ def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> No
     shutdown_requested.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
     node_context = recording_at(prefix.uri, 1.0, incarnation=1)
-    verdict: Any = type("Verdict", (), {"report": report, "node_context": node_context, "for_all": False})
+    verdict: Any = type(
+        "Verdict", (), {"report": report, "node_context": node_context, "for_all": False}
+    )
     began = time.monotonic()
     assert publish_deck(verdict, "train", shutdown_requested=shutdown_requested) is False
     assert time.monotonic() - began < LONG_S / 2

@@ -30,15 +30,21 @@ def _timed_out(folder: Path) -> tuple[Ended, list[str]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def waits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Any]]]:
+def waits(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
     """Begin the run that only waits."""
     folder = tmp_path_factory.mktemp("timed-out")
-    with beside(request, {"test_a_timeout_ends_every_process": partial(_timed_out, folder)}) as begun:
+    with beside(
+        request, {"test_a_timeout_ends_every_process": partial(_timed_out, folder)}
+    ) as begun:
         yield begun
 
 
 def test_an_agent_that_is_killed(tmp_path: Path) -> None:
-    """The workers report that their agent died; the job fails, Flyte reads no file and the decision is not enforced."""
+    """The workers report that their agent died; the job fails,
+    Flyte reads no file and the decision is not enforced.
+    """
     with running(FAULTS, "one_node", tmp_path, {}) as run:
         run.mark("0")
         os.kill(run.mark("1")["agent"], signal.SIGKILL)
@@ -46,14 +52,19 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     attempt = ended.attempt
     assert ended.status == 11
     assert attempt["engine"] == {"job": "Failed", "error_seen": None}
-    assert attempt["verdict"]["why"][-1] == f"the pod {attempt['verdict']['node']} was killed by SIGKILL"
+    assert (
+        attempt["verdict"]["why"][-1]
+        == f"the pod {attempt['verdict']['node']} was killed by SIGKILL"
+    )
     assert (attempt["verdict"]["scope"], attempt["verdict"]["category"]) == ("node", "node_lost")
     assert (attempt["decision"]["retry"], attempt["decision"]["enforced"]) == (True, False)
     assert run.left_over() == []
 
 
 def test_a_job_with_a_master(tmp_path: Path) -> None:
-    """Without an agent each pod writes its own document; the verdict names the worker's pod, which failed first."""
+    """Without an agent each pod writes its own document; the verdict names the worker's pod,
+    which failed first.
+    """
     with running(FAULTS, "with_master", tmp_path, {"rank": 1}) as run:
         ended = run.end()
     attempt = ended.attempt
@@ -65,7 +76,9 @@ def test_a_job_with_a_master(tmp_path: Path) -> None:
 
 
 def test_a_success(tmp_path: Path) -> None:
-    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
+    """An exception that was recorded and then handled is withdrawn;
+    no pod exits before rank 0's outputs exist.
+    """
     with running(FAULTS, "handled", tmp_path, {"seconds": 3.0}) as run:
         waiting, terminated = (run.mark(rank)["agent"] for rank in ("1", "2"))
         run.mark("pickling")
@@ -83,7 +96,9 @@ def test_a_success(tmp_path: Path) -> None:
 
 
 def test_a_timeout_ends_every_process(waits: dict[str, Future[Any]]) -> None:
-    """After the timeout the command exits with 4, the verdict tells the limit, and no process remains."""
+    """After the timeout the command exits with 4, the verdict tells the limit,
+    and no process remains.
+    """
     ended, left = waits["test_a_timeout_ends_every_process"].result()
     assert ended.status == 4
     assert (ended.result["status"], ended.attempt["engine"]["job"]) == ("timeout", None)

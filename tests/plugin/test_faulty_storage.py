@@ -1,4 +1,6 @@
-"""A job on S3 whose storage breaks as a worker fails. `tests/torch_agent/test_faulty_storage.py` has other faults."""
+"""A job on S3 whose storage breaks as a worker fails.
+`tests/torch_agent/test_faulty_storage.py` has other faults.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,15 @@ def test_a_storage_that_refuses_connections(s3: S3, tmp_path: Path) -> None:
     """The exception carries the whole verdict, and the entrypoint uploads it when it can."""
     with faulty_proxy_before(s3) as proxy:
         store = ("--store", proxy.server.uri("job"))
-        with running(FILE, "train", tmp_path, {}, *store, environment=proxy.server.environment(), cwd=tmp_path) as run:
+        with running(
+            FILE,
+            "train",
+            tmp_path,
+            {},
+            *store,
+            environment=proxy.server.environment(),
+            cwd=tmp_path,
+        ) as run:
             run.mark("runs")
             proxy.await_request("PUT", "-0000000-joined-")
             proxy.refuse()
@@ -45,4 +55,8 @@ def test_a_storage_that_refuses_connections(s3: S3, tmp_path: Path) -> None:
 def _await_text(folder: Path, text: str) -> None:
     """Wait until a pod has logged a text."""
     logs = ".firstfault/logs/*/*/*.log"
-    until(lambda: any(text in log.read_text(errors="replace") for log in folder.glob(logs)), text, DEADLINE_S)
+    until(
+        lambda: any(text in log.read_text(errors="replace") for log in folder.glob(logs)),
+        text,
+        DEADLINE_S,
+    )

@@ -51,8 +51,12 @@ def test_the_variable_is_the_one_of_the_task() -> None:
         ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "", "_F_DES": "Earliest"}, False),
     ],
 )
-def test_the_name_of_a_seal(environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt's error file is error.pb, or one of its own if the backend asks for that; the long name counts."""
+def test_the_name_of_a_seal(
+    environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt's error file is error.pb, or one of its own if the backend asks for that;
+    the long name counts.
+    """
     assert flyte_engine.multi_error_files(environment) is expected
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -139,8 +143,12 @@ def _raised_from_a_recoverable_one() -> ValueError:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_the_name_of_an_error(error: Exception, recoverable: bool, code: str) -> None:
-    """Recoverable is flytekit's exception and its subclasses, by type; the code is the exception's own."""
-    assert flyte_engine.FlyteEngine().name_error(error, capture(error)) == ErrorName(code, recoverable)
+    """Recoverable is flytekit's exception and its subclasses, by type;
+    the code is the exception's own.
+    """
+    assert flyte_engine.FlyteEngine().name_error(error, capture(error)) == ErrorName(
+        code, recoverable
+    )
 
 
 def _deep(levels: int) -> None:
@@ -150,7 +158,9 @@ def _deep(levels: int) -> None:
 
 
 def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's traceback begins with the task function, not with the frames of ours that called it."""
+    """A worker's traceback begins with the task function,
+    not with the frames of ours that called it.
+    """
     found = []
     monkeypatch.setattr(WorkerMonitor, "fails", lambda _self, error: found.append(capture(error)))
     with pytest.raises(ValueError, match="bottom"):
@@ -173,14 +183,23 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"])
+@pytest.mark.parametrize(
+    "name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"]
+)
 def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[bool]) -> None:
-    """The wait ends with rank 0's outputs or any pod's error file, before it or during it; nothing else ends it."""
+    """The wait ends with rank 0's outputs or any pod's error file, before it or during it;
+    nothing else ends it.
+    """
     shutdown_requested = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(flyte_engine.await_outputs, prefix.uri, shutdown_requested, LONG_S)
         until(lambda: len(looks) > 1)
-        for other in ("deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"):
+        for other in (
+            "deck.html",
+            "outputs.pb.part",
+            "firstfault/errors/e1-x.pb",
+            "checkpoint/error.pb",
+        ):
             (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
             (prefix.folder / other).touch()
         looks.clear()
@@ -192,7 +211,9 @@ def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, looks: list[b
     assert flyte_engine.await_outputs(prefix.uri, shutdown_requested, LONG_S) is True
 
 
-def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_is_given_up(
+    prefix: Prefix, looks: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A signal before the wait, or during a long pause of it, ends it at once."""
     monkeypatch.setattr(time_limits, "OUTPUTS_POLL_SECONDS", LONG_S)
     monkeypatch.setattr(time_limits, "MAX_OUTPUTS_POLL_SECONDS", LONG_S)
@@ -207,7 +228,9 @@ def test_a_wait_that_is_given_up(prefix: Prefix, looks: list[bool], monkeypatch:
 
 
 def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """A pod stops waiting after the time limit; a storage that cannot be listed counts as empty. Both are logged."""
+    """A pod stops waiting after the time limit; a storage that cannot be listed counts as empty.
+    Both are logged.
+    """
     assert flyte_engine.await_outputs(prefix.uri, threading.Event(), 0.3) is False
     prefix.folder.parent.mkdir(exist_ok=True)
     prefix.folder.touch()
@@ -246,11 +269,19 @@ def test_an_account_that_may_not_look(
     ],
 )
 def test_other_modes_leave_the_decision_to_flytekit(
-    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Kind, vote: Vote
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: Kind,
+    vote: Vote,
 ) -> None:
-    """Flyte reads the kind of error that flytekit writes; "observe" logs a line about a decision that differs."""
+    """Flyte reads the kind of error that flytekit writes;
+    "observe" logs a line about a decision that differs.
+    """
     recording, engine = prefix.node_context(), flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
-    verdict = sealed(concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording)
+    verdict = sealed(
+        concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
+    )
     written = {}
     for mode in ("act", "observe", "off"):
         monkeypatch.setenv("FIRSTFAULT_DECISIONS", mode)
@@ -259,11 +290,18 @@ def test_other_modes_leave_the_decision_to_flytekit(
         written[mode] = (seal.kind, seal.origin)
     acting = (Kind.RECOVERABLE if vote else Kind.NON_RECOVERABLE, vote.origin or Origin.USER)
     assert written == {"act": acting, "observe": (kind, Origin.USER), "off": (kind, Origin.USER)}
-    line = f"firstfault: observed: would have told Flyte {verdict.decision.action.value}: {verdict.decision.reason}"
-    assert [text for text in caplog.messages if "observed" in text] == [line] * (written["act"] != written["off"])
+    line = (
+        f"firstfault: observed: would have told Flyte {verdict.decision.action.value}:"
+        f" {verdict.decision.reason}"
+    )
+    assert [text for text in caplog.messages if "observed" in text] == [line] * (
+        written["act"] != written["off"]
+    )
 
 
-def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_hangs_does_not_delay_the_choice(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pod that cannot look for another pod's verdict in time keeps its own."""
     own = sealed(concluded(prefix.node_context(), [make_error(0)]), prefix.node_context())
     hangs = threading.Event()

@@ -11,7 +11,11 @@ import grpc
 import pytest
 from flyteidl.admin import execution_pb2, node_execution_pb2, task_execution_pb2
 from flyteidl.core import execution_pb2 as core
-from flyteidl.core.identifier_pb2 import NodeExecutionIdentifier, TaskExecutionIdentifier, WorkflowExecutionIdentifier
+from flyteidl.core.identifier_pb2 import (
+    NodeExecutionIdentifier,
+    TaskExecutionIdentifier,
+    WorkflowExecutionIdentifier,
+)
 from flyteidl.service import admin_pb2_grpc
 
 from firstfault.cli import EXIT
@@ -33,23 +37,32 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
     tasks: list[task_execution_pb2.TaskExecution] = field(default_factory=list)
     endpoint: str = ""
 
-    def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - gRPC's name
+    # gRPC's name
+    def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         """Return the execution, if any node is of it."""
         if request.id.name not in {node.id.execution_id.name for node in self.nodes}:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type EXECUTION {request.id.name}")
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"missing entity of type EXECUTION {request.id.name}"
+            )
         closure = execution_pb2.ExecutionClosure(phase=core.WorkflowExecution.SUCCEEDED)
         return execution_pb2.Execution(id=request.id, closure=closure)
 
-    def ListNodeExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802 - as above
+    # as above
+    def ListNodeExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         """Return one node of the execution, or of a parent node."""
         nodes = self.within[request.unique_parent_id] if request.unique_parent_id else self.nodes
         name = request.workflow_execution_id.name
-        found, token = self._page([node for node in nodes if node.id.execution_id.name == name], request)
+        found, token = self._page(
+            [node for node in nodes if node.id.execution_id.name == name], request
+        )
         return node_execution_pb2.NodeExecutionList(node_executions=found, token=token)
 
-    def ListTaskExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802 - as above
+    # as above
+    def ListTaskExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         """Return one attempt of a node."""
-        tasks = [task for task in self.tasks if task.id.node_execution_id == request.node_execution_id]
+        tasks = [
+            task for task in self.tasks if task.id.node_execution_id == request.node_execution_id
+        ]
         found, token = self._page(tasks, request)
         return task_execution_pb2.TaskExecutionList(task_executions=found, token=token)
 
@@ -64,7 +77,13 @@ def _execution(name: str) -> WorkflowExecutionIdentifier:
 
 
 def _node(
-    name: str, phase: int = _N.FAILED, seconds: int = 0, *, launched: str = "", execution: str = "f3a9", **metadata: Any
+    name: str,
+    phase: int = _N.FAILED,
+    seconds: int = 0,
+    *,
+    launched: str = "",
+    execution: str = "f3a9",
+    **metadata: Any,
 ) -> node_execution_pb2.NodeExecution:
     closure = node_execution_pb2.NodeExecutionClosure(phase=phase)
     closure.updated_at.seconds = seconds
@@ -109,15 +128,21 @@ def admin() -> Iterator[Admin]:
 
 
 @pytest.fixture
-def show(admin: Admin, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """Return a function that runs ``firstfault show`` in this process, with the admin's endpoint in its settings."""
+def show(
+    admin: Admin, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ran]:
+    """Return a function that runs ``firstfault show`` in this process,
+    with the admin's endpoint in its settings.
+    """
     monkeypatch.setenv("FLYTE_PLATFORM_URL", admin.endpoint)
     monkeypatch.setenv("FLYTE_PLATFORM_INSECURE", "true")
     return lambda uri, command="show": run(command, uri)
 
 
 def _attempt(folder: Path, rank: int) -> str:
-    """Write an attempt in which `rank` failed; return the URI of its error file, which need not exist."""
+    """Write an attempt in which `rank` failed; return the URI of its error file,
+    which need not exist.
+    """
     errors = folder / "firstfault" / "errors"
     errors.mkdir(parents=True)
     (errors / "one.pb").write_bytes(encode(make_error(rank)))
@@ -125,7 +150,9 @@ def _attempt(folder: Path, rank: int) -> str:
 
 
 def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
-    """An execution's URI shows the last failed attempt of the first failed node; node and attempt choose another."""
+    """An execution's URI shows the last failed attempt of the first failed node;
+    node and attempt choose another.
+    """
     admin.nodes = [
         _node("start-node", _N.SUCCEEDED),
         _node("n2", seconds=30),
@@ -138,7 +165,11 @@ def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_
         _task("n2", 0, error_uri=_attempt(tmp_path / "n2" / "data" / "0", 20)),
     ]
     uri = "flyte://flytesnacks/development/f3a9"
-    for below, rank, attempt in (("", 11, "n1/data/1"), ("/n2", 20, "n2/data/0"), ("/n1/0", 10, "n1/data/0")):
+    for below, rank, attempt in (
+        ("", 11, "n1/data/1"),
+        ("/n2", 20, "n2/data/0"),
+        ("/n1/0", 10, "n1/data/0"),
+    ):
         ran = show(uri + below)
         assert ran.code == EXIT.ROOT_CAUSE, ran.err
         assert f"rank {rank}" in ran.out.splitlines()[0]
@@ -146,7 +177,9 @@ def test_the_node_that_failed_first(admin: Admin, show: Callable[..., Ran], tmp_
 
 
 def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
-    """A failed subworkflow leads to its failed node, a failed launch plan to the execution that it launched."""
+    """A failed subworkflow leads to its failed node,
+    a failed launch plan to the execution that it launched.
+    """
     admin.nodes = [_node("n0", is_parent_node=True), _node("dn0", execution="f4b0")]
     admin.within = {"n0": [_node("n0-0-n0", _N.SUCCEEDED), _node("n0-0-n1", launched="f4b0")]}
     admin.tasks = [_task("dn0", 0, error_uri=_attempt(tmp_path / "dn0" / "0", 7), execution="f4b0")]
@@ -155,8 +188,12 @@ def test_nodes_within_nodes(admin: Admin, show: Callable[..., Ran], tmp_path: Pa
     assert "rank 7" in ran.out.splitlines()[0]
 
 
-def test_an_attempt_without_an_error_file(admin: Admin, show: Callable[..., Ran], tmp_path: Path) -> None:
-    """If admin has no URI of an error, the attempt lies beside the node's inputs; outputs tell the prefix too."""
+def test_an_attempt_without_an_error_file(
+    admin: Admin, show: Callable[..., Ran], tmp_path: Path
+) -> None:
+    """If admin has no URI of an error, the attempt lies beside the node's inputs;
+    outputs tell the prefix too.
+    """
     _attempt(tmp_path / "n0" / "data" / "0", 3)
     (tmp_path / "n0" / "data" / "1").mkdir()
     (tmp_path / "n0" / "data" / "1" / "outputs.pb").write_bytes(b"")
@@ -174,18 +211,35 @@ def test_an_attempt_without_an_error_file(admin: Admin, show: Callable[..., Ran]
 @pytest.mark.parametrize(
     ("below", "code", "said"),
     [
-        ("f000", EXIT.NOTHING_FOUND, "flyteadmin has no execution 'flyte://flytesnacks/development/f000'"),
+        (
+            "f000",
+            EXIT.NOTHING_FOUND,
+            "flyteadmin has no execution 'flyte://flytesnacks/development/f000'",
+        ),
         ("f3a9", EXIT.NOTHING_FOUND, "its phase is SUCCEEDED; name a node"),
         ("f3a9/n0/5", EXIT.NOTHING_FOUND, "has no attempt 5"),
         ("f3a9/n7", EXIT.NOTHING_FOUND, "has run no task"),
         ("f3a9/n0", EXIT.NOTHING_FOUND, "returned no output location for node 'n0'"),
         ("", EXIT.USAGE, "names no execution of Flyte; write flyte://project/domain/execution"),
         ("f3a9/n0/last", EXIT.USAGE, "names no execution of Flyte"),
-        pytest.param(f"f3a9/n0/{'9' * 5000}", EXIT.USAGE, "names no execution of Flyte", id="5,000 digits"),
+        pytest.param(
+            f"f3a9/n0/{'9' * 5000}",
+            EXIT.USAGE,
+            "names no execution of Flyte",
+            id="5,000 digits",
+        ),
     ],
 )
-def test_what_admin_does_not_know(admin: Admin, show: Callable[..., Ran], below: str, code: EXIT, said: str) -> None:
-    """A wrong URI, and an execution, node or attempt that does not exist, is one line with its exit code."""
+def test_what_admin_does_not_know(
+    admin: Admin,
+    show: Callable[..., Ran],
+    below: str,
+    code: EXIT,
+    said: str,
+) -> None:
+    """A wrong URI, and an execution, node or attempt that does not exist,
+    is one line with its exit code.
+    """
     admin.nodes = [_node("n0", _N.SUCCEEDED)]
     admin.tasks = [_task("n0", 0, _T.SUCCEEDED)]
     ran = show(f"flyte://flytesnacks/development/{below}")
@@ -195,14 +249,19 @@ def test_what_admin_does_not_know(admin: Admin, show: Callable[..., Ran], below:
 
 
 def test_admin_does_not_answer(show: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that never answers is given up after the limit, one that is not there at once, each in one line."""
+    """A server that never answers is given up after the limit, one that is not there at once,
+    each in one line.
+    """
     monkeypatch.setattr(flyteadmin, "_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("FLYTE_PLATFORM_URL", endpoint)
         ran = show("flyte://flytesnacks/development/f3a9")
     assert ran.code == EXIT.TOOL_FAILED
-    assert ran.err == f"firstfault: flyteadmin at {endpoint} didn't respond within 0.5 s; check the endpoint\n"
+    assert (
+        ran.err
+        == f"firstfault: flyteadmin at {endpoint} didn't respond within 0.5 s; check the endpoint\n"
+    )
     monkeypatch.setattr(flyteadmin, "_SECONDS", 60.0)
     ran = show("flyte://flytesnacks/development/f3a9")
     (line,) = ran.err.splitlines()
@@ -212,7 +271,10 @@ def test_admin_does_not_answer(show: Callable[..., Ran], monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("command", ["show", "watch"])
 def test_flytekit_is_not_configured(
-    command: str, show: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str,
+    show: Callable[..., Ran],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without flytekit's settings one line says which to make; watch takes the same URIs."""
     monkeypatch.delenv("FLYTE_PLATFORM_URL")

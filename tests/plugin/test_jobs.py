@@ -15,7 +15,9 @@ FOLDER = Path(__file__).parent / "jobs"
 
 
 def test_a_worker_is_killed(tmp_path: Path) -> None:
-    """The agent reports rank, node, signal and exit code; the deck has the report, then the killed rank 0's deck."""
+    """The agent reports rank, node, signal and exit code; the deck has the report,
+    then the killed rank 0's deck.
+    """
     options = ("--env", "FLYTE_SDK_LOGGING_LEVEL=20", "--env", "FIRSTFAULT=1")
     with running(FOLDER / "decks.py", "train", tmp_path, {}, *options) as run:
         killed = run.end()
@@ -31,26 +33,43 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     # the rendezvous decides which pod is which node
     assert verdict["node"] == root.node == root.worker
     assert "-worker-" in root.node
-    assert "Signal: SIGKILL: killed, sender unknown, " in killed.attempt["engine"]["error_seen"]["message"]
+    assert (
+        "Signal: SIGKILL: killed, sender unknown, "
+        in killed.attempt["engine"]["error_seen"]["message"]
+    )
     assert killed.attempt["seconds"]["fault_to_durable"] > 0
     killed.flyte_saw_the_verdict()
     page = (killed.prefix / "deck.html").read_text()
-    tabs = [html.unescape(name) for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)]
+    tabs = [
+        html.unescape(name)
+        for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)
+    ]
     assert tabs == ["firstfault", "progress of rank 0", "Timeline"]
     assert page.count("<p>loss 0.25 at step 7</p>") == 1
     assert "SIGKILL" in page
     assert html.escape(verdict["node"]) in page
     assert "firstfault: failed while" not in killed.logs
     assert "more: firstfault show" not in killed.logs
-    decks, ends = _logged(killed.logs, "Upload data to .*/deck.html"), _logged(killed.logs, "User-scoped IgnoreOutputs")
+    decks, ends = (
+        _logged(killed.logs, "Upload data to .*/deck.html"),
+        _logged(killed.logs, "User-scoped IgnoreOutputs"),
+    )
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"
     assert len(decks) == 1
     assert min(decks) <= min(ends), "a pod that has its verdict may be the first to exit"
 
 
 def test_the_same_fault_twice(tmp_path: Path) -> None:
-    """Flyte would retry three times; the second attempt only repeats the first one, which ends the task."""
-    with running(FOLDER / "raises.py", "train", tmp_path, {"kind": "recoverable", "rank": 1}, "--retries=3") as run:
+    """Flyte would retry three times; the second attempt only repeats the first one,
+    which ends the task.
+    """
+    with running(
+        FOLDER / "raises.py",
+        "train",
+        tmp_path,
+        {"kind": "recoverable", "rank": 1},
+        "--retries=3",
+    ) as run:
         attempts = run.end().result["attempts"]
     assert [attempt["decision"]["action"] for attempt in attempts] == ["retry", "stop"]
 

@@ -30,7 +30,13 @@ from flytekit.models.literals import LiteralMap
 from flytekit.tools.translator import get_serializable
 from flytekitplugins import firstfault as plugin
 from flytekitplugins import kfpytorch as stock
-from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
+from kubernetes.client import (
+    V1Container,
+    V1EmptyDirVolumeSource,
+    V1PodSpec,
+    V1Volume,
+    V1VolumeMount,
+)
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -63,7 +69,13 @@ CLOSE_S = 20.0
 
 
 def _config(method: str = "spawn", **fields: Any) -> Elastic:
-    return Elastic(nproc_per_node=2, start_method=method, increase_shared_mem=False, settle_seconds=1, **fields)
+    return Elastic(
+        nproc_per_node=2,
+        start_method=method,
+        increase_shared_mem=False,
+        settle_seconds=1,
+        **fields,
+    )
 
 
 @pytest.fixture
@@ -76,7 +88,7 @@ def sandbox(tmp_path: Path) -> Iterator[None]:
     gc.collect()  # so that flytekit's leftovers are collected here and not in another test
 
 
-# --- training that succeeds -----------------------------------------------------------------------------------------
+# --- training that succeeds -----------------------------------------------------------------------
 
 
 @dataclass
@@ -98,7 +110,9 @@ def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Run a task once by each method, in the execution context that Flyte's entrypoint makes."""
     folder = tmp_path_factory.mktemp(request.param)
 
-    config = _config(request.param, in_process_restart=inprocess.InProcessRestart(), watchdog=Watchdog())
+    config = _config(
+        request.param, in_process_restart=inprocess.InProcessRestart(), watchdog=Watchdog()
+    )
 
     @task(task_config=config, enable_deck=True)
     def train(folder: str) -> Annotated[str, CHECKED]:
@@ -124,7 +138,8 @@ def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FLYTE_INTERNAL_EXECUTION_ID", "a1b2c3")
         patched.delenv("OMP_NUM_THREADS", raising=False)
-        # flytekit leaves its socket for statistics open, and its folder for checkpoints to the garbage collector
+        # flytekit leaves its socket for statistics open, and its folder for checkpoints to the
+        # garbage collector
         patched.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
         if request.param == "spawn":
             (folder / "before").write_bytes(b"of the attempt before")
@@ -150,10 +165,11 @@ def _literals(function_task: Any, **inputs: Any) -> LiteralMap:
 
 @pytest.mark.jobs
 def test_workers_have_the_tasks_context(pod: Pod) -> None:
-    """Workers know their execution, read the last checkpoint and write one, and get one OpenMP thread, as by torchrun.
+    """Workers know their execution, read the last checkpoint and write one,
+    and get one OpenMP thread, as by torchrun.
 
-    They can restart in their processes and have a watchdog, if the task asks for that. The task has the decks of rank 0
-    and at most one timeline; what rank 0 attached to its output is the task's.
+    They can restart in their processes and have a watchdog, if the task asks for that. The task has
+    the decks of rank 0 and at most one timeline; what rank 0 attached to its output is the task's.
     """
     assert pod.facts["execution"] == "a1b2c3"
     assert pod.facts["raw"] == str(pod.folder / "raw")
@@ -161,7 +177,9 @@ def test_workers_have_the_tasks_context(pod: Pod) -> None:
     assert pod.facts["restarts"]
     assert pod.facts["watchdog"]
     assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
-    assert pod.facts["before"] == ("of the attempt before" if (pod.folder / "before").exists() else "")
+    assert pod.facts["before"] == (
+        "of the attempt before" if (pod.folder / "before").exists() else ""
+    )
     written = [path for path in (pod.folder / "checkpoint").rglob("*") if path.is_file()]
     assert [path.read_bytes() for path in written] == [b"of this attempt"]
     assert "deck of rank 0" in pod.decks
@@ -172,7 +190,7 @@ def test_workers_have_the_tasks_context(pod: Pod) -> None:
     assert pod.outputs.literals["o0"].metadata
 
 
-# --- training that fails --------------------------------------------------------------------------------------------
+# --- training that fails --------------------------------------------------------------------------
 
 
 def _wait_for_a_document() -> None:
@@ -187,7 +205,9 @@ def _wait_for_a_document() -> None:
 @pytest.mark.parametrize("recoverable", [True, False])
 @pytest.mark.usefixtures("sandbox")
 def test_an_error_in_a_local_call(recoverable: bool) -> None:
-    """The caller gets kfpytorch's exception for the root cause, with its time, although another worker failed too."""
+    """The caller gets kfpytorch's exception for the root cause, with its time,
+    although another worker failed too.
+    """
 
     class LostShardError(FlyteRecoverableException):
         pass
@@ -207,10 +227,14 @@ def test_an_error_in_a_local_call(recoverable: bool) -> None:
         train()
 
     began = time.time()
-    with pytest.raises(FlyteRecoverableException if recoverable else FlyteUserRuntimeException) as caught:
+    with pytest.raises(
+        FlyteRecoverableException if recoverable else FlyteUserRuntimeException
+    ) as caught:
         pipeline()
     error = caught.value
-    raised_at = float(str(error).split("at ", 1)[1].split(" on rank", 1)[0]) if recoverable else None
+    raised_at = (
+        float(str(error).split("at ", 1)[1].split(" on rank", 1)[0]) if recoverable else None
+    )
     assert error.timestamp is not None
     assert began <= error.timestamp <= time.time()
     if recoverable:
@@ -231,7 +255,9 @@ def test_an_error_in_a_local_call(recoverable: bool) -> None:
 @pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
 def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an empty strategy plain torch elastic runs, raises kfpytorch's exception, and sets no variables of ours."""
+    """With an empty strategy plain torch elastic runs, raises kfpytorch's exception,
+    and sets no variables of ours.
+    """
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
 
     @task(task_config=_config("fork"))
@@ -245,7 +271,7 @@ def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.timestamp is not None
 
 
-# --- without processes ----------------------------------------------------------------------------------------------
+# --- without processes ----------------------------------------------------------------------------
 
 
 class _NotStartedError(Exception):
@@ -256,7 +282,9 @@ def _launch_arguments(config: Elastic) -> dict[str, Any]:
     """Return the arguments that an execution passes to torch's LaunchConfig."""
     own = task(task_config=config)(_nothing)
     with (
-        patch("torch.distributed.launcher.api.LaunchConfig", side_effect=_NotStartedError) as launch_config,
+        patch(
+            "torch.distributed.launcher.api.LaunchConfig", side_effect=_NotStartedError
+        ) as launch_config,
         pytest.raises(_NotStartedError),
     ):
         own.execute()
@@ -288,21 +316,33 @@ def _nothing() -> float:
     ],
 )
 def test_launch_settings(
-    fields: dict[str, Any], environment: dict[str, str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any],
+    environment: dict[str, str],
+    expected: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The configuration reaches torch; the operator's environment variables override it."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     config = _config("fork", max_restarts=3, monitor_interval=0.5, **fields)
-    common = {"nproc_per_node": 2, "max_restarts": 3, "monitor_interval": 0.5, "start_method": "fork"}
+    common = {
+        "nproc_per_node": 2,
+        "max_restarts": 3,
+        "monitor_interval": 0.5,
+        "start_method": "fork",
+    }
     arguments = _launch_arguments(config)
     assert {**arguments, **common, **expected, "rdzv_backend": "c10d"} == arguments
     config.rdzv_configs["timeout"] = 1
     assert _config().rdzv_configs["timeout"] == 900, "two configurations share no settings"
 
 
-def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log warns if several nodes are configured outside of a PyTorchJob; within one it does not."""
+def test_nodes_without_an_operator(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log warns if several nodes are configured outside of a PyTorchJob;
+    within one it does not.
+    """
     _launch_arguments(_config(nnodes=2))
     assert "PET_NNODES isn't set" in caplog.text
     caplog.clear()
@@ -312,10 +352,14 @@ def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("processes", "before", "after"), [(2, None, "1"), (2, "4", "4"), (2, "", ""), (1, None, None), (1, "4", "4")]
+    ("processes", "before", "after"),
+    [(2, None, "1"), (2, "4", "4"), (2, "", ""), (1, None, None), (1, "4", "4")],
 )
 def test_omp_num_threads(
-    processes: int, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+    processes: int,
+    before: str | None,
+    after: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """OMP_NUM_THREADS is set to 1 for several workers per node; the user's value is kept."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -336,16 +380,25 @@ def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
 
 
 def test_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node returns global rank 0's result; without it, it raises IgnoreOutputs, not to overwrite rank 0's outputs."""
+    """A node returns global rank 0's result; without it, it raises IgnoreOutputs,
+    not to overwrite rank 0's outputs.
+    """
     assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
     with pytest.raises(IgnoreOutputs):
         _executed(monkeypatch, {2: WorkerResult(2.0, []), 3: WorkerResult(3.0, [])})
 
 
 def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
-    """Return the end of a launch on a node that got SIGTERM, with or without a document about it."""
+    """Return the end of a launch on a node that got SIGTERM,
+    with or without a document about it.
+    """
     error = SignalException("terminated", sigval=signal.SIGTERM)
-    said = describe_agent_failure(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())
+    said = describe_agent_failure(
+        error,
+        ErrorClass.PREEMPTION,
+        Place(node="worker-1"),
+        Moment.now(),
+    )
     copies = {document_path(error_key_for(said)): encode(said)} if recorded else {}
     return RoundEnd(prefix.node_context(), NodeReport(copies), error=error)
 
@@ -356,9 +409,14 @@ def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
     ids=["with a document", "without"],
 )
 def test_a_terminated_pod(
-    recorded: bool, raised: type[Exception], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    recorded: bool,
+    raised: type[Exception],
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A terminated pod raises a recoverable verdict; without a document about it, it raises IgnoreOutputs."""
+    """A terminated pod raises a recoverable verdict; without a document about it,
+    it raises IgnoreOutputs.
+    """
     monkeypatch.setattr("flytekitplugins.firstfault.task.in_pod", lambda: True)
     with pytest.raises(raised):
         _executed(monkeypatch, _terminated(prefix, recorded=recorded))
@@ -375,7 +433,7 @@ def test_a_terminated_node_without_recording(monkeypatch: pytest.MonkeyPatch) ->
         task(task_config=_config())(_nothing).execute()
 
 
-# --- serialization --------------------------------------------------------------------------------------------------
+# --- serialization --------------------------------------------------------------------------------
 
 SETTINGS = SerializationSettings(
     project="project",
@@ -396,7 +454,9 @@ def _without_environment(template: TaskTemplate) -> tuple[TaskTemplate, dict[str
         del template.container.env[:]
         return template, environment
     (primary,) = template.k8s_pod.pod_spec["containers"]
-    environment = {item["name"]: item["value"] for item in primary["env"]} if "env" in primary else {}
+    environment = (
+        {item["name"]: item["value"] for item in primary["env"]} if "env" in primary else {}
+    )
     if "env" in primary:
         del primary["env"]
     return template, environment
@@ -430,7 +490,10 @@ CONFIGURATIONS = {
             restart_policy=module.RestartPolicy.FAILURE,
         ),
         worker=module.Worker(
-            image="worker:1", requests=Resources(cpu="2"), replicas=3, restart_policy=module.RestartPolicy.NEVER
+            image="worker:1",
+            requests=Resources(cpu="2"),
+            replicas=3,
+            restart_policy=module.RestartPolicy.NEVER,
         ),
         run_policy=_run_policy(module),
     ),
@@ -439,12 +502,17 @@ CONFIGURATIONS = {
 _DATA = V1VolumeMount(name="data", mount_path="/data")
 _VOLUME = V1Volume(name="data", empty_dir=V1EmptyDirVolumeSource())
 _WITH_VOLUME = PodTemplate(
-    pod_spec=V1PodSpec(containers=[V1Container(name="primary", volume_mounts=[_DATA])], volumes=[_VOLUME])
+    pod_spec=V1PodSpec(
+        containers=[V1Container(name="primary", volume_mounts=[_DATA])], volumes=[_VOLUME]
+    )
 )
 OPTIONS = {
     "plain": ({"increase_shared_mem": False}, {}),
     "increase_shared_mem": ({"increase_shared_mem": True}, {}),
-    "increase_shared_mem beside a volume": ({"increase_shared_mem": True}, {"pod_template": _WITH_VOLUME}),
+    "increase_shared_mem beside a volume": (
+        {"increase_shared_mem": True},
+        {"pod_template": _WITH_VOLUME},
+    ),
     "shared_memory": ({"increase_shared_mem": True}, {"shared_memory": "2Gi"}),
     "everything": (
         {"increase_shared_mem": True},
@@ -473,17 +541,23 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
     fields, options = OPTIONS[option]
     config = CONFIGURATIONS[configuration](module)
     config.increase_shared_mem = fields["increase_shared_mem"]
-    return task(task_config=config, **copy.deepcopy(options))(train)  # each task changes its template
+    # each task changes its template
+    return task(task_config=config, **copy.deepcopy(options))(train)
 
 
 # both plugins warn of the older way to get shared memory; ours has its own test
 @pytest.mark.filterwarnings("ignore:.*increase_shared_mem")
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_the_template_is_kfpytorchs(configuration: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_template_is_kfpytorchs(
+    configuration: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The task's template is identical to kfpytorch's, except for one environment variable."""
     ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
-    for config, kind in ((stock.Elastic, plugin.ElasticFunctionTask), (stock.PyTorch, plugin.PyTorchFunctionTask)):
+    for config, kind in (
+        (stock.Elastic, plugin.ElasticFunctionTask),
+        (stock.PyTorch, plugin.PyTorchFunctionTask),
+    ):
         monkeypatch.setitem(TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS, config, kind)
     migrated = _task_of(stock, configuration, option)
     their_template, their_environment = _without_environment(_template(theirs))
@@ -492,7 +566,9 @@ def test_the_template_is_kfpytorchs(configuration: str, option: str, monkeypatch
         template, environment = _without_environment(_template(one))
         assert (one.name, one.metadata) == (theirs.name, theirs.metadata)
         assert template == their_template
-        assert template.SerializeToString(deterministic=True) == their_template.SerializeToString(deterministic=True)
+        assert template.SerializeToString(deterministic=True) == their_template.SerializeToString(
+            deterministic=True
+        )
         assert environment == {**their_environment, STRATEGY_VARIABLE: "evidence"}
 
 
@@ -508,22 +584,31 @@ def test_the_template_is_kfpytorchs(configuration: str, option: str, monkeypatch
 )
 @pytest.mark.parametrize("kind", [Elastic, PyTorch])
 def test_the_strategy_is_in_the_environment(
-    kind: Any, strategy: str, environment: dict[str, str] | None, expected: str
+    kind: Any,
+    strategy: str,
+    environment: dict[str, str] | None,
+    expected: str,
 ) -> None:
-    """The strategy is in the environment of every pod; the user's value overrides it, also an empty one."""
+    """The strategy is in the environment of every pod; the user's value overrides it,
+    also an empty one.
+    """
     before = dict(environment or {})
     fields = {"worker": Worker(replicas=1)} if kind is PyTorch else {}
     config = kind(strategy=strategy, increase_shared_mem=False, **fields)
-    _, found = _without_environment(_template(task(task_config=config, environment=environment)(train)))
+    _, found = _without_environment(
+        _template(task(task_config=config, environment=environment)(train))
+    )
     assert found == {**before, STRATEGY_VARIABLE: expected}
     assert (environment or {}) == before, "several tasks may share it"
 
 
-# --- shared memory --------------------------------------------------------------------------------------------------
+# --- shared memory --------------------------------------------------------------------------------
 
 
 def _containers(*names: str, **fields: Any) -> PodTemplate:
-    return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name=name, **fields) for name in names]))
+    return PodTemplate(
+        pod_spec=V1PodSpec(containers=[V1Container(name=name, **fields) for name in names])
+    )
 
 
 @pytest.mark.parametrize(
@@ -531,13 +616,18 @@ def _containers(*names: str, **fields: Any) -> PodTemplate:
     [
         (_containers("primary", "sidecar"), "several containers"),
         (
-            _containers("primary", volume_mounts=[V1VolumeMount(name="own", mount_path="/dev/shm")]),  # noqa: S108
+            _containers(
+                "primary",
+                volume_mounts=[V1VolumeMount(name="own", mount_path="/dev/shm")],  # noqa: S108
+            ),
             "mounts a volume at /dev/shm already",
         ),
     ],
 )
 def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: str) -> None:
-    """A template with several containers, or with the mount, is refused; the message says what to do."""
+    """A template with several containers, or with the mount, is refused;
+    the message says what to do.
+    """
     with (
         pytest.warns(DeprecationWarning, match="increase_shared_mem"),
         pytest.raises(ValueError, match=message) as caught,
@@ -546,7 +636,7 @@ def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: st
     assert "increase_shared_mem=False" in str(caught.value)
 
 
-# --- a PyTorchJob with a master -------------------------------------------------------------------------------------
+# --- a PyTorchJob with a master -------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("sandbox")

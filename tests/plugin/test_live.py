@@ -36,12 +36,18 @@ from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _DEADLINE_S = 150
-_STOPPED = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+_STOPPED = {
+    "exception": None,
+    "signal": "SIGTERM",
+    "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),),
+}
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Callable[..., list[Pod]]]:
-    """Return a function that starts processes as pods w-0, w-1, ...: each waits, or has exited with the given code."""
+    """Return a function that starts processes as pods w-0, w-1, ...: each waits,
+    or has exited with the given code.
+    """
     started: list[Pod] = []
 
     def start(*codes: int | None) -> list[Pod]:
@@ -62,7 +68,13 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., list[Pod]]]:
 
 def _joined() -> tuple[NodePresence, ...]:
     return tuple(
-        make_presence(Phase.JOINED, node=f"w-{number}", group_rank=number, nodes=2, ranks=(2 * number, 2 * number + 1))
+        make_presence(
+            Phase.JOINED,
+            node=f"w-{number}",
+            group_rank=number,
+            nodes=2,
+            ranks=(2 * number, 2 * number + 1),
+        )
         for number in range(2)
     )
 
@@ -74,7 +86,10 @@ def _reader(folder: Path) -> MultiErrorFileOutputReader:
 def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
     for item in items:
         if hasattr(item, "phase"):
-            path, data = folder / "firstfault" / "roster" / roster_key_for(item), encode_presence(item)
+            path, data = (
+                folder / "firstfault" / "roster" / roster_key_for(item),
+                encode_presence(item),
+            )
         else:
             path, data = folder / "firstfault" / "errors" / error_key_for(item), encode(item)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,19 +97,25 @@ def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
         path.with_name("new").rename(path)
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def test_many_nodes() -> None:
     """If there are too many nodes, those with a problem are shown first and the others counted."""
     rows = [(number not in {40, 50}, Text(f"w-{number}")) for number in range(64)]
     shown = ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
-    assert [str(row) for row in shown_rows(rows)] == [*shown, "  and 48 more nodes, none with a problem"]
+    assert [str(row) for row in shown_rows(rows)] == [
+        *shown,
+        "  and 48 more nodes, none with a problem",
+    ]
     assert [str(row) for row in shown_rows(rows[:16])] == [f"w-{number}" for number in range(16)]
-    assert [str(row) for row in shown_rows(rows, 1)] == ["w-40", "  and 63 more nodes, 1 with a problem"]
+    assert [str(row) for row in shown_rows(rows, 1)] == [
+        "w-40",
+        "  and 63 more nodes, 1 with a problem",
+    ]
 
 
-# --- the view -------------------------------------------------------------------------------------------------------
+# --- the view -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -109,7 +130,9 @@ class _Screen:
 @pytest.fixture
 def screen() -> _Screen:
     out = io.StringIO()
-    return _Screen(out, Console(file=out, force_terminal=True, width=100, height=40, color_system=None))
+    return _Screen(
+        out, Console(file=out, force_terminal=True, width=100, height=40, color_system=None)
+    )
 
 
 def _threads() -> set[str]:
@@ -117,8 +140,12 @@ def _threads() -> set[str]:
     return names & {thread.name for thread in threading.enumerate()}
 
 
-def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen) -> None:
-    """The view shows nodes, ranks and their states as documents are written; afterwards no thread or line remains."""
+def test_the_view_follows_an_attempt(
+    pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen
+) -> None:
+    """The view shows nodes, ranks and their states as documents are written;
+    afterwards no thread or line remains.
+    """
     running = Running(1, tuple(pods(None, None)), _reader(tmp_path), time.monotonic())
     with AttemptView(screen.console) as view:
         view.tell("attempt 1: starting 2 [red]pods[/red]")
@@ -128,7 +155,9 @@ def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: P
             _write(tmp_path, *_joined())
             screen.await_text("running 2-3")
             _write(
-                tmp_path, make_error(3, node="w-1", group_rank=1), make_error(2, node="w-1", group_rank=1, **_STOPPED)
+                tmp_path,
+                make_error(3, node="w-1", group_rank=1),
+                make_error(2, node="w-1", group_rank=1, **_STOPPED),
             )
             screen.await_text("stopped 2, root cause 3")
             running.pods[0].process.kill()
@@ -141,8 +170,12 @@ def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: P
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-def test_a_view_that_breaks_ends_with_a_line(tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture) -> None:
-    """A view that cannot be drawn ends with one log line; the run continues and still prints its steps."""
+def test_a_view_that_breaks_ends_with_a_line(
+    tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A view that cannot be drawn ends with one log line;
+    the run continues and still prints its steps.
+    """
     running = Running(0, ("no pod",), _reader(tmp_path), time.monotonic())  # type: ignore[arg-type]
     with AttemptView(screen.console) as view:
         with view.watching(running):
@@ -155,7 +188,10 @@ def test_a_view_that_breaks_ends_with_a_line(tmp_path: Path, screen: _Screen, ca
 
 
 def test_storage_that_cannot_be_followed(
-    pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture
+    pods: Callable[..., list[Pod]],
+    tmp_path: Path,
+    screen: _Screen,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """If the documents cannot be read, the pods are still shown."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -182,7 +218,9 @@ def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log line is printed above the view, not over its rows; afterwards handlers write as before."""
+    """A log line is printed above the view, not over its rows;
+    afterwards handlers write as before.
+    """
     monkeypatch.setattr(sys, "stderr", screen.out)
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger().addHandler(handler)
@@ -196,10 +234,14 @@ def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatc
     assert "look here" in screen.out.getvalue()
 
 
-# --- real runs on a terminal ----------------------------------------------------------------------------------------
+# --- real runs on a terminal ----------------------------------------------------------------------
 
-_OWN_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
-"""The first terminal that a session leader opens is its controlling terminal, where Ctrl-C reaches it."""
+_OWN_TERMINAL = (
+    "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""The first terminal that a session leader opens is its controlling terminal,
+where Ctrl-C reaches it.
+"""
 _SLEEPING = """
 import time
 from flytekit import task
@@ -212,14 +254,31 @@ def train() -> None:
 
 
 class _Terminal:
-    """A ``firstfault run`` on its own terminal; it is terminated if the test does not wait for its end."""
+    """A ``firstfault run`` on its own terminal;
+    it is terminated if the test does not wait for its end.
+    """
 
-    def __init__(self, folder: Path, *arguments: str, columns: int = 100, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        columns: int = 100,
+        **environment: str,
+    ) -> None:
         self._main, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self._before = termios.tcgetattr(terminal)
         self._terminal = terminal
-        command = [sys.executable, "-c", _OWN_TERMINAL, sys.executable, "-m", "firstfault", "run", *arguments]
+        command = [
+            sys.executable,
+            "-c",
+            _OWN_TERMINAL,
+            sys.executable,
+            "-m",
+            "firstfault",
+            "run",
+            *arguments,
+        ]
         self.process = subprocess.Popen(
             command,
             stdin=terminal,
@@ -272,13 +331,17 @@ class _Terminal:
         self._reading.join(_DEADLINE_S)
         os.close(self._main)
         assert after == self._before
-        assert self.shown.rindex("\x1b[?25h") > self.shown.rindex("\x1b[?25l"), "the cursor is shown again"
+        assert self.shown.rindex("\x1b[?25h") > self.shown.rindex("\x1b[?25l"), (
+            "the cursor is shown again"
+        )
         return code
 
 
 @pytest.mark.jobs
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:
-    """A failing run shows nodes and ranks while they run, then the report and the path of the HTML file."""
+    """A failing run shows nodes and ranks while they run,
+    then the report and the path of the HTML file.
+    """
     arguments = (str(EXAMPLES / "user_error.py"), "train", "--nodes", "1", "--store", "runs")
     with _Terminal(tmp_path, *arguments) as terminal:
         terminal.await_text(r"-n0-0  pid \d+  running 0-1")
@@ -287,7 +350,9 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
     below = shown[shown.rindex("attempt 0: failed after ") :]
     run = re.search(r"^report: (runs/\w+)/report.html$", below, re.MULTILINE)
     assert "attempt 1" not in shown, "it is not retried"
-    assert re.search(r"^Cause    RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE)
+    assert re.search(
+        r"^Cause    RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE
+    )
     assert re.search(rf"^         less {run[1]}/logs/attempt-0/\S+-n0-0\.log$", below, re.MULTILINE)
     assert below.rstrip().endswith(run[0])
     page = (tmp_path / run[1] / "report.html").read_text(encoding="utf-8")
@@ -310,7 +375,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     assert "Traceback" not in terminal.shown
 
 
-# --- afterwards -----------------------------------------------------------------------------------------------------
+# --- afterwards -----------------------------------------------------------------------------------
 
 _TWICE = """
 import os
@@ -330,10 +395,28 @@ def train(fails: int) -> int:
 
 @pytest.mark.jobs
 def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
-    """In a pipe the steps are lines on stderr; stdout has a line for each attempt, and the result last."""
+    """In a pipe the steps are lines on stderr; stdout has a line for each attempt,
+    and the result last.
+    """
     (tmp_path / "twice.py").write_text(_TWICE)
-    command = [sys.executable, "-m", "firstfault", "run", "twice.py", "train", "--inputs", '{"fails": 1}']
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=_DEADLINE_S)
+    command = [
+        sys.executable,
+        "-m",
+        "firstfault",
+        "run",
+        "twice.py",
+        "train",
+        "--inputs",
+        '{"fails": 1}',
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_DEADLINE_S,
+    )
     assert done.returncode == EXIT.OK, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "attempt 1: starting 1 pod" in done.stderr.splitlines()

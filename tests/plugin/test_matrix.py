@@ -1,4 +1,5 @@
-"""An exception of any kind on any rank, in both of Flyte's modes: the verdict has rank, node and traceback.
+"""An exception of any kind on any rank, in both of Flyte's modes: the verdict has rank,
+node and traceback.
 
 CI runs two of the 24 combinations; ``make matrix`` runs all and prints their times.
 """
@@ -65,12 +66,24 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 @pytest.mark.jobs
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.s3] * (case.store == "s3")) for case in CHOSEN], ids=str
+    "case",
+    [pytest.param(case, marks=[pytest.mark.s3] * (case.store == "s3")) for case in CHOSEN],
+    ids=str,
 )
-def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: Path, table: list[str]) -> None:
-    """The verdict, and the error that stock Flyte reads, name the rank that raised; its type decides the retry."""
+def test_a_raise_is_named(
+    case: Case,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    table: list[str],
+) -> None:
+    """The verdict, and the error that stock Flyte reads, name the rank that raised;
+    its type decides the retry.
+    """
     environment: dict[str, str] = {}
-    options = [f"MATRIX_START_METHOD={case.start_method}", f"MATRIX_MONITOR_INTERVAL={case.monitor_interval}"]
+    options = [
+        f"MATRIX_START_METHOD={case.start_method}",
+        f"MATRIX_MONITOR_INTERVAL={case.monitor_interval}",
+    ]
     options += ["_F_DES=Earliest"] * case.multi_file
     options = [option for variable in options for option in ("--env", variable)]
     if case.store == "s3":
@@ -78,9 +91,21 @@ def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: 
         environment = server.environment()
         options += ["--store", server.uri("matrix")]
     inputs = {"kind": case.kind, "rank": case.rank}
-    with running(TRAINING, "train", tmp_path, inputs, *options, environment=environment, cwd=tmp_path) as run:
+    with running(
+        TRAINING,
+        "train",
+        tmp_path,
+        inputs,
+        *options,
+        environment=environment,
+        cwd=tmp_path,
+    ) as run:
         ended = run.end()
-    verdict, decision, seen = ended.verdict, ended.attempt["decision"], ended.attempt["engine"]["error_seen"]
+    verdict, decision, seen = (
+        ended.verdict,
+        ended.attempt["decision"],
+        ended.attempt["engine"]["error_seen"],
+    )
     seconds = ended.attempt["seconds"]
     recoverable = case.kind in {"recoverable", "subclass"}
     assert len(ended.result["attempts"]) == 1
@@ -113,5 +138,6 @@ def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: 
     assert "in raise_fault" in seen["message"]
     assert 0 < seconds["fault_to_durable"] < seconds["fault_to_verdict"] < seconds["total"]
     table.append(
-        f"{seconds['fault_to_durable']:16.3f} {seconds['fault_to_verdict']:16.3f} {seconds['total']:9.1f}  {case}"
+        f"{seconds['fault_to_durable']:16.3f} {seconds['fault_to_verdict']:16.3f}"
+        f" {seconds['total']:9.1f}  {case}"
     )

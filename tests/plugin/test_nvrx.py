@@ -1,4 +1,6 @@
-"""NVIDIA's own wrapper, whose faults are on our record, and the names that ours has of it: with the real package."""
+"""NVIDIA's own wrapper, whose faults are on our record, and the names that ours has of it:
+with the real package.
+"""
 
 import importlib
 import importlib.metadata
@@ -19,36 +21,61 @@ pytestmark = pytest.mark.jobs
 theirs = pytest.importorskip("nvidia_resiliency_ext.inprocess", reason="make nvrx runs it")
 
 FILE = Path(__file__).parent / "jobs" / "nvrx.py"
-MODULES = "abort completion compose exception finalize health_check initialize rank_assignment state terminate wrap"
+MODULES = (
+    "abort completion compose exception finalize health_check initialize rank_assignment state"
+    " terminate wrap"
+)
 NOT_HERE = {
     *("HealthCheckPassed", "Layer", "LayerFlag", "Node", "Tree"),
-    *("AbortPersistentCheckpointProcesses", "ChainedGPUHealthCheck", "ChainedNVLHealthCheck", "ChainedNicHealthCheck"),
+    *(
+        "AbortPersistentCheckpointProcesses",
+        "ChainedGPUHealthCheck",
+        "ChainedNVLHealthCheck",
+        "ChainedNicHealthCheck",
+    ),
 }
-"""NVIDIA's internal classes, and those in docs/guides/in-process-restart.md; the second line is new in 0.7.0."""
+"""NVIDIA's internal classes, and those in docs/guides/in-process-restart.md;
+the second line is new in 0.7.0.
+"""
 NOT_TAKEN = {"monitor_process_pidfile", "torch_fr_trace_path"}
 """Arguments that are new in 0.7.0, and not here."""
 
 
 @pytest.mark.parametrize("name", MODULES.split())
 def test_a_program_changes_only_its_imports(name: str) -> None:
-    """Each of NVIDIA's modules of hooks, options and errors exists here, with its classes and their arguments."""
-    module, ours = (importlib.import_module(f"{package.__name__}.{name}") for package in (theirs, inprocess))
+    """Each of NVIDIA's modules of hooks, options and errors exists here,
+    with its classes and their arguments.
+    """
+    module, ours = (
+        importlib.import_module(f"{package.__name__}.{name}") for package in (theirs, inprocess)
+    )
     for key, kind in vars(module).items():
         if not inspect.isclass(kind) or kind.__module__ != module.__name__ or key in NOT_HERE:
             continue
         assert hasattr(ours, key), key
         if not issubclass(kind, BaseException) and key != "CallWrapper":
-            wanted = [name for name in inspect.signature(kind).parameters if name not in {"args", "kwargs"} | NOT_TAKEN]
+            wanted = [
+                name
+                for name in inspect.signature(kind).parameters
+                if name not in {"args", "kwargs"} | NOT_TAKEN
+            ]
             taken = inspect.signature(getattr(ours, key)).parameters
-            assert set(wanted) <= set(taken) if key == "Wrapper" else [*taken][: len(wanted)] == wanted, key
+            assert (
+                set(wanted) <= set(taken) if key == "Wrapper" else [*taken][: len(wanted)] == wanted
+            ), key
     offered = {name for name in vars(theirs.CallWrapper) if not name.startswith("_")} - {"shutdown"}
     assert {"iteration", "ping", "atomic"} <= offered <= set(dir(inprocess.CallWrapper))
 
 
 def test_this_release_was_tried() -> None:
-    """The release is one that docs/reference/versions.md names, and takes the arguments that the guide lists."""
+    """The release is one that docs/reference/versions.md names,
+    and takes the arguments that the guide lists.
+    """
     release = importlib.metadata.version("nvidia-resiliency-ext")
-    taken = inspect.signature(theirs.Wrapper).parameters.keys() & {"rank_filter", "monitor_process_pidfile"}
+    taken = inspect.signature(theirs.Wrapper).parameters.keys() & {
+        "rank_filter",
+        "monitor_process_pidfile",
+    }
     assert taken == {"0.4.1": {"rank_filter"}, "0.7.0": {"monitor_process_pidfile"}}[release]
 
 
@@ -81,7 +108,9 @@ def test_the_job_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_restarts_end(tmp_path: Path) -> None:
-    """When NVIDIA's RetryController gives up, the last exception is the root cause, and it decides on the retry."""
+    """When NVIDIA's RetryController gives up, the last exception is the root cause,
+    and it decides on the retry.
+    """
     ended = _end(tmp_path, ["2 raise", "0 raise", "1 raise"])
     assert ended.verdict["ranks"] == [1], ended.verdict
     assert "the fault of iteration 2" in ended.verdict["headline"]
@@ -92,7 +121,9 @@ def test_the_restarts_end(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_ends_the_round(tmp_path: Path) -> None:
-    """NVIDIA's wrapper would go on without it; torch's agent stops the others. The killed rank is the root cause."""
+    """NVIDIA's wrapper would go on without it; torch's agent stops the others. The killed
+    rank is the root cause.
+    """
     ended = _end(tmp_path, ["1 kill"])
     assert ended.verdict["ranks"] == [1], ended.verdict
     assert ended.verdict["category"] == "signal"

@@ -1,4 +1,6 @@
-"""All optional parts can be deleted: the rest imports, passes tests of its own, and shows a recorded failure."""
+"""All optional parts can be deleted: the rest imports, passes tests of its own,
+and shows a recorded failure.
+"""
 
 import json
 import os
@@ -74,8 +76,12 @@ def _copy(folder: Path) -> None:
         assert spec.origin is not None
         shutil.copytree(Path(spec.origin).parent, folder / root / package.rpartition(".")[2])
     shutil.copy(TESTS.parent / "pyproject.toml", folder)
-    shutil.copytree(TESTS, folder / "tests", ignore=shutil.ignore_patterns("recorded", "golden", "__pycache__"))
-    with zipfile.ZipFile(TESTS.parent / "lab" / "cascades" / "recorded" / f"{NAME}.zip") as recorded:
+    shutil.copytree(
+        TESTS, folder / "tests", ignore=shutil.ignore_patterns("recorded", "golden", "__pycache__")
+    )
+    with zipfile.ZipFile(
+        TESTS.parent / "lab" / "cascades" / "recorded" / f"{NAME}.zip"
+    ) as recorded:
         recorded.extractall(folder / "cascade")
     (folder / "empty").mkdir()
 
@@ -88,24 +94,30 @@ def _modules(folder: Path) -> list[str]:
     ]
     # kfpytorch replaces task types of the process, and __main__ runs the command
     names = {".".join(file.parts).removesuffix(".__init__") for file in files}
-    return sorted(name for name in names if not name.endswith((".__main__", ".firstfault.kfpytorch")))
+    return sorted(
+        name for name in names if not name.endswith((".__main__", ".firstfault.kfpytorch"))
+    )
 
 
 def test_the_rest_works_without(tmp_path: Path) -> None:
     """Without them every module imports, `firstfault show` finds the cause, and other tests pass.
 
-    As nothing imports an optional part (import-linter), not even another one, they need not be deleted one by one.
+    As nothing imports an optional part (import-linter), not even another one, they need not be
+    deleted one by one.
     """
     _copy(tmp_path)
     for optional in OPTIONAL:
         path = tmp_path / optional
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    told = json.dumps([_modules(tmp_path), [f"tests/{file}" for file in NEIGHBOURS], "cascade", "empty"])
+    told = json.dumps(
+        [_modules(tmp_path), [f"tests/{file}" for file in NEIGHBOURS], "cascade", "empty"]
+    )
     roots = os.pathsep.join(str(tmp_path / root) for root in ("readers", "proto", "plugin"))
     done = subprocess.run(
         [sys.executable, "-c", CHECK, told],
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "TESTS_LAYER"} | {"PYTHONPATH": roots},
+        env={name: value for name, value in os.environ.items() if name != "TESTS_LAYER"}
+        | {"PYTHONPATH": roots},
         capture_output=True,
         text=True,
         check=False,

@@ -27,7 +27,10 @@ from firstfault_torch.options import Options
 from flytekitplugins.firstfault import PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
-from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError, expect_missing_checkpoint
+from flytekitplugins.firstfault.flytekit_classes import (
+    VerdictSealedError,
+    expect_missing_checkpoint,
+)
 from flytekitplugins.firstfault.pytorch import run_in_pod
 from tests.http_receiver import receiving
 from tests.prefix import Prefix
@@ -37,8 +40,15 @@ CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_
 
 @pytest.fixture(autouse=True)
 def pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make this process look like the worker pod of a job with a master, started by the stock entrypoint."""
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "_F_WN": "job-worker-0"}
+    """Make this process look like the worker pod of a job with a master,
+    started by the stock entrypoint.
+    """
+    variables = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "_F_WN": "job-worker-0",
+    }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
@@ -67,22 +77,28 @@ def test_success(prefix: Prefix) -> None:
     """A pod that succeeds writes roster entries when it joins and when it has succeeded."""
     assert _execute(lambda: 2.5) == 2.5
     assert {entry.phase for entry in prefix.roster()} == {Phase.JOINED, Phase.SUCCEEDED}
-    assert {(entry.place.node, entry.place.group_rank, entry.ranks) for entry in prefix.roster()} == {
-        ("job-worker-0", 1, (1,))
-    }
+    assert {
+        (entry.place.node, entry.place.group_rank, entry.ranks) for entry in prefix.roster()
+    } == {("job-worker-0", 1, (1,))}
     assert prefix.failures() == []
 
 
 def test_a_recoverable_failure() -> None:
-    """The task raises a FlyteRecoverableException if the verdict is recoverable, also outside of a dispatch."""
+    """The task raises a FlyteRecoverableException if the verdict is recoverable,
+    also outside of a dispatch.
+    """
     with pytest.raises(VerdictSealedError) as caught:
         _execute(Mock(side_effect=FlyteRecoverableException("shard 7")))
     assert isinstance(caught.value, FlyteRecoverableException)
 
 
 @pytest.mark.parametrize("master", [Phase.JOINED, Phase.SUCCEEDED, Phase.FAILED])
-def test_one_of_the_failed_pods_notifies(prefix: Prefix, master: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of the failed pods sends the verdict to the webhook, after it has been published; the others do not."""
+def test_one_of_the_failed_pods_notifies(
+    prefix: Prefix, master: Phase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of the failed pods sends the verdict to the webhook, after it has been published;
+    the others do not.
+    """
     _write_roster(prefix, make_presence(master, node="job-master-0", group_rank=0, nodes=2))
     with receiving() as webhook:
         monkeypatch.setenv(WEBHOOK_VARIABLE, webhook.url)
@@ -90,7 +106,9 @@ def test_one_of_the_failed_pods_notifies(prefix: Prefix, master: Phase, monkeypa
             _execute(Mock(side_effect=ValueError("bad batch")))
     assert (prefix.folder / "error.pb").exists()
     events = [json.loads(request.body) for request in webhook.received]
-    assert [event["data"]["root"]["message"] for event in events] == (["bad batch"] if master != Phase.FAILED else [])
+    assert [event["data"]["root"]["message"] for event in events] == (
+        ["bad batch"] if master != Phase.FAILED else []
+    )
 
 
 @pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), IgnoreOutputs()], ids=repr)
@@ -111,7 +129,9 @@ def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not prefix.folder.exists()
 
 
-def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_our_code_breaks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """If our code cannot conclude, the user's exception passes unchanged."""
     broken = Mock(side_effect=ZeroDivisionError("ours"))
     monkeypatch.setattr("flytekitplugins.firstfault.pytorch.conclude_on_node", broken)
@@ -139,7 +159,9 @@ def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path) -> None:
     if saved:
         before.mkdir()
         (before / "_dst_cp").write_bytes(saved)
-    with _execution(tmp_path, checkpoint_path=str(tmp_path / "checkpoint"), prev_checkpoint=str(before)):
+    with _execution(
+        tmp_path, checkpoint_path=str(tmp_path / "checkpoint"), prev_checkpoint=str(before)
+    ):
         expect_missing_checkpoint()
         checkpoint = flytekit.current_context().checkpoint
         assert checkpoint.prev_exists() is bool(saved)
@@ -170,6 +192,9 @@ def _read() -> bytes | None:
 
 def test_a_task_that_reads_what_was_not_saved(prefix: Prefix, tmp_path: Path) -> None:
     """The pod of a PyTorch task reads None without preparing anything."""
-    folders = {"checkpoint_path": str(tmp_path / "checkpoint"), "prev_checkpoint": str(tmp_path / "before")}
+    folders = {
+        "checkpoint_path": str(tmp_path / "checkpoint"),
+        "prev_checkpoint": str(tmp_path / "before"),
+    }
     with _execution(tmp_path, **folders):
         assert run_in_pod(_read, FlyteEngine(prefix.uri, in_pod=True), Options()) is None

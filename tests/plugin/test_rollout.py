@@ -48,18 +48,29 @@ def run(tmp_path: Path) -> Run:
         (tmp_path / "training.py").write_text(TASKS)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            cwd=tmp_path,
+        )
 
     return in_process
 
 
 @pytest.mark.parametrize("first", ["flytekit", "flytekitplugins.kfpytorch"])
 def test_by_the_image(run: Run, tmp_path: Path, first: str) -> None:
-    """A package with an entry point does it for every process that imports flytekit, whatever is imported first."""
+    """A package with an entry point does it for every process that imports flytekit,
+    whatever is imported first.
+    """
     info = tmp_path / "our_platform-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-platform\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[flytekit.plugins]\nfirstfault = flytekitplugins.firstfault.kfpytorch\n")
+    (info / "entry_points.txt").write_text(
+        "[flytekit.plugins]\nfirstfault = flytekitplugins.firstfault.kfpytorch\n"
+    )
     code = f"""
 import {first}, training
 print(type(training.elastic).__name__, type(training.pods).__name__, training.elastic.engine() is not None)
@@ -79,14 +90,19 @@ print(config.nnodes, config.monitor_interval, config.strategy, type(config).__mo
     [
         ("import sys\nsys.modules['flytekitplugins.kfpytorch'] = None\n", ""),
         (
-            "from flytekit.extend import TaskPlugins\ndel TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS\n",
+            (
+                "from flytekit.extend import TaskPlugins\ndel"
+                " TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS\n"
+            ),
             "firstfault: failed while taking the place of kfpytorch's task types",
         ),
     ],
     ids=["no kfpytorch", "another flytekit"],
 )
 def test_what_is_missing(run: Run, lacks: str, said: str) -> None:
-    """The hook cannot break a process: without kfpytorch there is nothing to do, another flytekit is a warning."""
+    """The hook cannot break a process: without kfpytorch there is nothing to do,
+    another flytekit is a warning.
+    """
     done = run(lacks + HOOK)
     assert done.returncode == 0, done.stderr
     assert said in done.stderr

@@ -1,4 +1,6 @@
-"""``firstfault run`` on bad input prints one line that says what to do, and exits with the documented code."""
+"""``firstfault run`` on bad input prints one line that says what to do,
+and exits with the documented code.
+"""
 
 import contextlib
 import datetime as dt
@@ -70,7 +72,9 @@ class Said:
 
 @pytest.fixture(autouse=True)
 def _imports_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Undo the effects of importing a user's file on this process, and let the test write to its own folder."""
+    """Undo the effects of importing a user's file on this process,
+    and let the test write to its own folder.
+    """
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
@@ -82,7 +86,9 @@ def _imports_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
-    """Return a function that runs ``firstfault run`` in this process, on a file with a given text."""
+    """Return a function that runs ``firstfault run`` in this process,
+    on a file with a given text.
+    """
 
     def command(*arguments: str, text: str = TASKS, name: str = "tasks_of_this_test.py") -> Said:
         (tmp_path / name).write_text(text)
@@ -129,10 +135,16 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     ("text", "reason"),
     [
         ("def broken(:\n", "SyntaxError"),
-        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        (
+            "import a_module_that_is_not_there",
+            "ModuleNotFoundError: No module named 'a_module_that_is_not_there'",
+        ),
         ("raise ValueError('several\\nlines')", "ValueError: several lines"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
-        (TASKS.replace("nnodes=2", "nnodes='3:1'"), "UsageError: Elastic.nnodes must be a number like 2"),
+        (
+            TASKS.replace("nnodes=2", "nnodes='3:1'"),
+            "UsageError: Elastic.nnodes must be a number like 2",
+        ),
         (TASKS.replace("nnodes=2", "strategy='earlyest'"), "unknown strategy 'earlyest'"),
     ],
     ids=["syntax", "import", "raise", "exit", "nnodes", "strategy"],
@@ -145,9 +157,15 @@ def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..
     assert reason in said.line()
 
 
-@pytest.mark.parametrize(("name", "other"), [("colorsys.py", "colorsys.py"), ("time.py", "a built-in one")])
-def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Callable[..., Said]) -> None:
-    """If another module has the file's name, so that Python imports that one, the message says so."""
+@pytest.mark.parametrize(
+    ("name", "other"), [("colorsys.py", "colorsys.py"), ("time.py", "a built-in one")]
+)
+def test_a_file_with_the_name_of_another_module(
+    name: str, other: str, say: Callable[..., Said]
+) -> None:
+    """If another module has the file's name, so that Python imports that one,
+    the message says so.
+    """
     importlib.import_module(name.removesuffix(".py"))
     said = say("train", name=name)
     assert said.code == EXIT.USAGE
@@ -155,21 +173,32 @@ def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Call
     assert said.line().endswith(other)
 
 
-NOT_OURS = "in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of flytekitplugins."
+NOT_OURS = (
+    "in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of"
+    " flytekitplugins."
+)
 NO_OBJECT = "--inputs must be a JSON object like '{\"epochs\": 3}'"
 
 
 @pytest.mark.parametrize(
     ("task", "inputs", "line"),
     [
-        ("trian", None, "tasks_of_this_test.py has no task 'trian'; its Elastic and PyTorch tasks are: train"),
+        (
+            "trian",
+            None,
+            "tasks_of_this_test.py has no task 'trian'; its Elastic and PyTorch tasks are: train",
+        ),
         ("plain", None, f"plain {NOT_OURS}firstfault; those are: train"),
         ("Elastic", None, f"Elastic {NOT_OURS}firstfault; those are: train"),
         ("train", None, "the task needs inputs that --inputs does not give: epochs"),
         ("train", "{epochs: 3}", f"{NO_OBJECT}; "),
         ("train", "[" * 5000, f"{NO_OBJECT}; "),
         ("train", "[3]", f"{NO_OBJECT}, not list"),
-        ("train", '{"epoch": 3, "lr": 1}', "--inputs names epoch, lr; the task takes epochs, rate, tags, deep"),
+        (
+            "train",
+            '{"epoch": 3, "lr": 1}',
+            "--inputs names epoch, lr; the task takes epochs, rate, tags, deep",
+        ),
         ("train", '{"epochs": "3"}', "input epochs must be int, not str ('3')"),
         ("train", '{"epochs": true}', "input epochs must be int, not bool (True)"),
         ("train", '{"epochs": null}', "input epochs must be int, not NoneType (None)"),
@@ -179,8 +208,15 @@ NO_OBJECT = "--inputs must be a JSON object like '{\"epochs\": 3}'"
         ("train", f'{{"epochs": 3, "rate": 1{"0" * 400}}}', "input rate is too large for float"),
     ],
 )
-def test_what_cannot_run(task: str, inputs: str | None, line: str, say: Callable[..., Said]) -> None:
-    """Another task, and inputs that do not fit it, are refused before a pod starts; the message lists what there is."""
+def test_what_cannot_run(
+    task: str,
+    inputs: str | None,
+    line: str,
+    say: Callable[..., Said],
+) -> None:
+    """Another task, and inputs that do not fit it, are refused before a pod starts;
+    the message lists what there is.
+    """
     said = say(task, *([] if inputs is None else ["--inputs", inputs]))
     assert said.code == EXIT.USAGE
     assert said.line().startswith(line)
@@ -202,7 +238,9 @@ def test_what_cannot_run(task: str, inputs: str | None, line: str, say: Callable
     ],
 )
 def test_inputs(python_type: Any, value: Any, expected: Any) -> None:
-    """A JSON value becomes the task's type; a text is read as ``pyflyte run`` reads it, a time also with its zone."""
+    """A JSON value becomes the task's type; a text is read as ``pyflyte run`` reads it,
+    a time also with its zone.
+    """
 
     def train(value: Any) -> None: ...
 
@@ -210,7 +248,9 @@ def test_inputs(python_type: Any, value: Any, expected: Any) -> None:
     own = task(task_config=Elastic(increase_shared_mem=False))(train)
     literals = LiteralMap.from_flyte_idl(read_inputs(own, json.dumps({"value": value})))
     context = FlyteContextManager.current_context()
-    assert TypeEngine.literal_map_to_kwargs(context, literals, {"value": python_type}) == {"value": expected}
+    assert TypeEngine.literal_map_to_kwargs(context, literals, {"value": python_type}) == {
+        "value": expected
+    }
 
 
 def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
@@ -225,11 +265,23 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     [
         ("gopher://bucket/runs", EXIT.USAGE, "gopher"),
         ("{folder}/file", EXIT.TOOL_FAILED, "cannot write {folder}/file/"),
-        ("s3://bucket/runs", EXIT.TOOL_FAILED, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        (
+            "s3://bucket/runs",
+            EXIT.TOOL_FAILED,
+            "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        ),
     ],
 )
-def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said], tmp_path: Path) -> None:
-    """An unknown scheme is a wrong command line; a store that cannot be used has the exit code of a failed tool."""
+def test_a_bad_store(
+    store: str,
+    code: int,
+    line: str,
+    say: Callable[..., Said],
+    tmp_path: Path,
+) -> None:
+    """An unknown scheme is a wrong command line; a store that cannot be used has the exit
+    code of a failed tool.
+    """
     (tmp_path / "file").touch()
     said = say(*GOOD, "--store", store.format(folder=tmp_path))
     assert said.code == code
@@ -238,21 +290,42 @@ def test_a_bad_store(store: str, code: int, line: str, say: Callable[..., Said],
 
 @pytest.mark.slow
 def test_as_a_process(tmp_path: Path) -> None:
-    """In a process of its own stderr has nothing but the message, also if libraries warn while they are imported."""
+    """In a process of its own stderr has nothing but the message,
+    also if libraries warn while they are imported.
+    """
     (tmp_path / "tasks_of_this_test.py").write_text(TASKS)
     command = [sys.executable, "-m", "firstfault", "run", "tasks_of_this_test.py", "trian"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ), cwd=tmp_path)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
+        cwd=tmp_path,
+    )
     assert done.returncode == EXIT.USAGE
-    assert Said(done.returncode, done.stdout, done.stderr).line().startswith("tasks_of_this_test.py has no task")
+    assert (
+        Said(done.returncode, done.stdout, done.stderr)
+        .line()
+        .startswith("tasks_of_this_test.py has no task")
+    )
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL], ids=["nohup", "terminal"])
-def test_signals_that_are_ignored_stay_ignored(before: signal.Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was started with nohup, or in the background of a script, does not end with its terminal."""
+def test_signals_that_are_ignored_stay_ignored(
+    before: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was started with nohup, or in the background of a script,
+    does not end with its terminal.
+    """
     outer = signal.signal(signal.SIGHUP, before)
     try:
         with (
-            contextlib.nullcontext() if before == signal.SIG_IGN else pytest.raises(KeyboardInterrupt),
+            (
+                contextlib.nullcontext()
+                if before == signal.SIG_IGN
+                else pytest.raises(KeyboardInterrupt)
+            ),
             command._handle_signals(),
         ):
             os.kill(os.getpid(), signal.SIGHUP)
@@ -263,7 +336,9 @@ def test_signals_that_are_ignored_stay_ignored(before: signal.Handlers, monkeypa
 
 
 def test_a_signal_while_pods_are_ended_counts_later() -> None:
-    """SIGTERM while `firstfault run` ends the pods of an attempt interrupts it afterwards, so no retry begins."""
+    """SIGTERM while `firstfault run` ends the pods of an attempt interrupts it afterwards,
+    so no retry begins.
+    """
     steps = []
 
     def run() -> None:

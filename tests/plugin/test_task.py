@@ -1,4 +1,6 @@
-"""The task types: their names, other plugins beside them, their executions, and the way of a verdict to Flyte."""
+"""The task types: their names, other plugins beside them, their executions,
+and the way of a verdict to Flyte.
+"""
 
 import importlib
 import pickle
@@ -26,7 +28,13 @@ from flytekitplugins import firstfault as plugin
 
 from firstfault_torch import run as run_module
 from firstfault_torch.node_context import NodeContext
-from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
+from flytekitplugins.firstfault import (
+    Elastic,
+    ElasticFunctionTask,
+    PyTorch,
+    PyTorchFunctionTask,
+    Worker,
+)
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.elastic import pickled
 from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
@@ -40,13 +48,31 @@ def _train() -> float:
 
 
 def test_names() -> None:
-    """The package has kfpytorch's names, in a namespace that both share; each has its own task types."""
+    """The package has kfpytorch's names, in a namespace that both share;
+    each has its own task types.
+    """
     stock = importlib.import_module("flytekitplugins.kfpytorch")
-    of_kfpytorch = {"CleanPodPolicy", "Elastic", "Master", "PyTorch", "RestartPolicy", "RunPolicy", "Worker"}
-    assert set(plugin.__all__) == {*of_kfpytorch, "ElasticFunctionTask", "Hang", "PyTorchFunctionTask", "Watchdog"}
+    of_kfpytorch = {
+        "CleanPodPolicy",
+        "Elastic",
+        "Master",
+        "PyTorch",
+        "RestartPolicy",
+        "RunPolicy",
+        "Worker",
+    }
+    assert set(plugin.__all__) == {
+        *of_kfpytorch,
+        "ElasticFunctionTask",
+        "Hang",
+        "PyTorchFunctionTask",
+        "Watchdog",
+    }
     assert all(hasattr(stock, name) for name in of_kfpytorch)
     for name in plugin.__all__:
-        assert getattr(plugin, name).__module__.startswith(("flytekitplugins.firstfault", "firstfault_torch."))
+        assert getattr(plugin, name).__module__.startswith(
+            ("flytekitplugins.firstfault", "firstfault_torch.")
+        )
     assert flytekitplugins.__file__ is None
     folder = Path(plugin.__file__).parents[1]
     assert not (folder / "__init__.py").exists()
@@ -60,7 +86,9 @@ def test_names() -> None:
 
 @pytest.mark.slow
 def test_a_new_process(tmp_path: Path) -> None:
-    """Defining a task does not import torch, also if the stock plugin is installed; the task has our type."""
+    """Defining a task does not import torch, also if the stock plugin is installed;
+    the task has our type.
+    """
     script = tmp_path / "train.py"
     script.write_text("""
 import sys
@@ -83,7 +111,10 @@ print(type(train).__name__)
     ("config", "message"),
     [
         (PyTorch(increase_shared_mem=False), "PyTorch needs worker.replicas"),
-        (PyTorch(worker=Worker(replicas=2), num_workers=2, increase_shared_mem=False), "mean the same"),
+        (
+            PyTorch(worker=Worker(replicas=2), num_workers=2, increase_shared_mem=False),
+            "mean the same",
+        ),
     ],
 )
 def test_the_number_of_workers_is_said_once(config: PyTorch, message: str) -> None:
@@ -106,9 +137,15 @@ def _node_context(function_task: Any) -> NodeContext:
 
 
 @pytest.mark.parametrize(
-    ("variable", "strategy"), [(None, "earliest"), ("evidence", "evidence"), ("of_a_module_not_loaded", None)]
+    ("variable", "strategy"),
+    [(None, "earliest"), ("evidence", "evidence"), ("of_a_module_not_loaded", None)],
 )
-def test_recording(raw: str, variable: str | None, strategy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording(
+    raw: str,
+    variable: str | None,
+    strategy: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The strategy is the environment's, else the task's."""
     if variable is not None:
         monkeypatch.setenv(STRATEGY_VARIABLE, variable)
@@ -121,7 +158,9 @@ def test_recording(raw: str, variable: str | None, strategy: str | None, monkeyp
 
 
 def test_the_folder_of_the_documents(raw: str) -> None:
-    """In a pod it is the entrypoint's output prefix, else the raw one; each local call has a folder of its own."""
+    """In a pod it is the entrypoint's output prefix, else the raw one;
+    each local call has a folder of its own.
+    """
     own = task(task_config=ELASTIC)(_train)
     assert len({_node_context(own).output_prefix for _ in range(2)}) == 2
     with click.Context(click.Command("pyflyte-execute")) as command:
@@ -137,7 +176,9 @@ def _dispatch(function_task: PythonFunctionTask[Any], folder: Path) -> Any:
     """Run a task as the stock entrypoint does in a pod."""
     context = FlyteContextManager.current_context()
     state = context.execution_state.with_params(
-        mode=ExecutionState.Mode.TASK_EXECUTION, engine_dir=str(folder), working_dir=str(folder / "work")
+        mode=ExecutionState.Mode.TASK_EXECUTION,
+        engine_dir=str(folder),
+        working_dir=str(folder / "work"),
     )
     settings = SerializationSettings(project="p", domain="d", version="v", image_config=None)
     inner = context.with_execution_state(state).with_serialization_settings(settings)
@@ -145,7 +186,9 @@ def _dispatch(function_task: PythonFunctionTask[Any], folder: Path) -> Any:
         return function_task.dispatch_execute(pod, LiteralMap(literals={}))
 
 
-def _executing(monkeypatch: pytest.MonkeyPatch, outcome: object, config: Any = ELASTIC) -> PythonFunctionTask[Any]:
+def _executing(
+    monkeypatch: pytest.MonkeyPatch, outcome: object, config: Any = ELASTIC
+) -> PythonFunctionTask[Any]:
     """Return a task whose execution has this outcome, or raises it."""
     own = task(task_config=config)(_train)
     monkeypatch.setattr(own, "execute", Mock(side_effect=[outcome]))
@@ -154,19 +197,34 @@ def _executing(monkeypatch: pytest.MonkeyPatch, outcome: object, config: Any = E
 
 def _sealed(*, durable: bool, writes_deck: bool) -> VerdictSealedError:
     verdict = SimpleNamespace(headline="one line")
-    sealed = SimpleNamespace(verdict=verdict, document=b"the sealed bytes", durable=durable, writes_deck=writes_deck)
+    sealed = SimpleNamespace(
+        verdict=verdict,
+        document=b"the sealed bytes",
+        durable=durable,
+        writes_deck=writes_deck,
+    )
     return VerdictSealedError(cast("Any", sealed))
 
 
 @pytest.mark.usefixtures("raw")
 @pytest.mark.parametrize(
-    ("strategy", "name"), [("", r"error\.pb"), ("Earliest", r"error-[0-9a-f]{32}\.pb")], ids=["one file", "a file each"]
+    ("strategy", "name"),
+    [("", r"error\.pb"), ("Earliest", r"error-[0-9a-f]{32}\.pb")],
+    ids=["one file", "a file each"],
 )
-@pytest.mark.parametrize("config", [ELASTIC, PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)])
+@pytest.mark.parametrize(
+    "config", [ELASTIC, PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)]
+)
 def test_a_sealed_verdict_is_left_for_upload(
-    config: Any, strategy: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Any,
+    strategy: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The seal is in the engine's folder under the name that the backend expects, and the outputs are empty."""
+    """The seal is in the engine's folder under the name that the backend expects,
+    and the outputs are empty.
+    """
     monkeypatch.setenv("_F_DES", strategy)
     own = _executing(monkeypatch, _sealed(durable=False, writes_deck=False), config)
     assert _dispatch(own, tmp_path / "engine" / "dir") == LiteralMap(literals={})
@@ -182,9 +240,14 @@ def test_a_sealed_verdict_is_left_for_upload(
     ids=["in the storage", "of the user"],
 )
 def test_what_leaves_no_file(
-    outcome: Exception, raised: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outcome: Exception,
+    raised: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For a verdict in the storage the entrypoint uploads nothing; an exception without a verdict is Flyte's."""
+    """For a verdict in the storage the entrypoint uploads nothing;
+    an exception without a verdict is Flyte's.
+    """
     with pytest.raises(FlyteUserRuntimeException) as caught:
         _dispatch(_executing(monkeypatch, outcome), tmp_path / "engine")
     assert isinstance(caught.value.value, raised)
@@ -193,7 +256,9 @@ def test_what_leaves_no_file(
 
 @pytest.mark.usefixtures("raw")
 def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that succeeds returns its outputs; one whose verdict is stored has none, and may leave its deck."""
+    """A task that succeeds returns its outputs; one whose verdict is stored has none,
+    and may leave its deck.
+    """
     outputs = _dispatch(_executing(monkeypatch, 2.5), tmp_path / "engine")
     assert outputs.literals["o0"].scalar.primitive.float_value == 2.5
     assert not list((tmp_path / "engine").rglob("error*"))
@@ -202,7 +267,9 @@ def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_code_keeps_its_file() -> None:
-    """A function that is pickled by value, and one inside it, name this file; so do their tracebacks and stacks."""
+    """A function that is pickled by value, and one inside it, name this file;
+    so do their tracebacks and stacks.
+    """
 
     def outer(number: int) -> object:
         def inner() -> int:

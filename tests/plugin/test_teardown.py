@@ -1,4 +1,6 @@
-"""Tasks that fail in their teardown, in real pods: Flyte gets the outputs of those that had finished."""
+"""Tasks that fail in their teardown, in real pods:
+Flyte gets the outputs of those that had finished.
+"""
 
 from pathlib import Path
 

@@ -11,7 +11,8 @@ from firstfault.wire import fields
 from firstfault_proto.v1 import errors_pb2 as pb
 from tools.describe_fields import FORMAT, SCHEMA, described, with_parts
 
-# the message, the table, the message's fields and the model's attributes that the encoder treats by itself
+# the message, the table, the message's fields and the model's attributes that the encoder treats by
+# itself
 _TABLES: list[tuple[str, Any, set[str], set[str]]] = [
     ("Place", fields.PLACE, set(), set()),
     ("CausedBy", fields.CAUSED_BY, set(), set()),
@@ -43,18 +44,36 @@ _TABLES: list[tuple[str, Any, set[str], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "table", "on_wire", "in_model"), _TABLES, ids=[name for name, *_ in _TABLES])
+@pytest.mark.parametrize(
+    ("name", "table", "on_wire", "in_model"), _TABLES, ids=[name for name, *_ in _TABLES]
+)
 def test_each_field_has_a_row(name: str, table: Any, on_wire: set[str], in_model: set[str]) -> None:
-    """Each field of a message and of its model is in the table once, but for those that the encoder treats itself."""
+    """Each field of a message and of its model is in the table once,
+    but for those that the encoder treats itself.
+    """
     rows = [field.wire or field.name for field in table.fields]
-    assert sorted([*rows, *on_wire]) == sorted(field.name for field in getattr(pb, name).DESCRIPTOR.fields)
+    assert sorted([*rows, *on_wire]) == sorted(
+        field.name for field in getattr(pb, name).DESCRIPTOR.fields
+    )
     attributes = [field.name for field in table.fields]
-    assert sorted([*attributes, *in_model]) == sorted(field.name for field in dataclasses.fields(table.model))
+    assert sorted([*attributes, *in_model]) == sorted(
+        field.name for field in dataclasses.fields(table.model)
+    )
 
 
 def test_no_text_is_written_as_it_is() -> None:
-    """Each text of a failure is bounded and redacted when it is written, and so is each in its parts."""
-    texts = {"WorkerFailure", "Place", "CausedBy", "SentSignal", "ExpiredDeadline", "FileSystem", "NodeSetup"}
+    """Each text of a failure is bounded and redacted when it is written,
+    and so is each in its parts.
+    """
+    texts = {
+        "WorkerFailure",
+        "Place",
+        "CausedBy",
+        "SentSignal",
+        "ExpiredDeadline",
+        "FileSystem",
+        "NodeSetup",
+    }
     for name, table, _, _ in _TABLES:
         kinds = getattr(pb, name).DESCRIPTOR.fields_by_name
         for field in table.fields if name in texts else ():
@@ -64,10 +83,14 @@ def test_no_text_is_written_as_it_is() -> None:
 
 
 def test_the_docs_are_of_these_tables() -> None:
-    """The page on the format names fields of a failure; it and the JSON Schema are what the tool writes."""
+    """The page on the format names fields of a failure;
+    it and the JSON Schema are what the tool writes.
+    """
     page, schema = FORMAT.read_text("utf-8"), json.loads(SCHEMA.read_text("utf-8"))
     named = re.findall(
-        r"^\| `(\w+)`", page.partition("| Evidence in a failure |")[2].partition("\n\n")[0], re.MULTILINE
+        r"^\| `(\w+)`",
+        page.partition("| Evidence in a failure |")[2].partition("\n\n")[0],
+        re.MULTILINE,
     )
     assert named
     assert set(named) <= {field.name for field in fields.FAILURE.fields}

@@ -10,19 +10,32 @@ from google.protobuf import descriptor_pb2
 from firstfault.wire.documents import SCHEMA_VERSION
 from firstfault_proto.v1 import errors_pb2 as pb
 
-_MESSAGES = {name: pb.DESCRIPTOR.message_types_by_name[name] for name in pb.DESCRIPTOR.message_types_by_name}
+_MESSAGES = {
+    name: pb.DESCRIPTOR.message_types_by_name[name] for name in pb.DESCRIPTOR.message_types_by_name
+}
 
 _FIELDS = Path(__file__).with_name("fields.txt")
 """Each line: the schema version that added it, and a field or an enum's value."""
 
 
 def _wire_format() -> list[str]:
-    """Return a line for each field and each value of an enum: its name, number, and how it is written."""
+    """Return a line for each field and each value of an enum: its name, number,
+    and how it is written.
+    """
     file = descriptor_pb2.FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
-    kinds, labels = descriptor_pb2.FieldDescriptorProto.Type, descriptor_pb2.FieldDescriptorProto.Label
-    lines = [f"{enum.name}.{value.name} = {value.number}" for enum in file.enum_type for value in enum.value]
+    kinds, labels = (
+        descriptor_pb2.FieldDescriptorProto.Type,
+        descriptor_pb2.FieldDescriptorProto.Label,
+    )
+    lines = [
+        f"{enum.name}.{value.name} = {value.number}"
+        for enum in file.enum_type
+        for value in enum.value
+    ]
     messages = [("", message) for message in file.message_type]
-    messages += [(f"{outer.name}.", inner) for outer in file.message_type for inner in outer.nested_type]
+    messages += [
+        (f"{outer.name}.", inner) for outer in file.message_type for inner in outer.nested_type
+    ]
     for prefix, message in messages:
         for field in message.field:
             label = "optional" if field.proto3_optional else labels.Name(field.label)[6:].lower()
@@ -49,19 +62,27 @@ def test_every_enum_starts_with_unspecified() -> None:
 
 
 def test_it_loads_without_the_library() -> None:
-    """The wire format can be imported without the library and without Flyte, also if warnings are errors."""
+    """The wire format can be imported without the library and without Flyte,
+    also if warnings are errors.
+    """
     code = (
         "import sys; import firstfault_proto.v1.errors_pb2\n"
         "print([name for name in ('firstfault', 'flyteidl') if name in sys.modules])"
     )
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert ran.stdout.strip() == "[]"
 
 
 def test_a_document_is_a_superset_of_flytes() -> None:
-    """Every field of flyteidl's ErrorDocument is in ours with the same number and type; our numbers are far higher."""
+    """Every field of flyteidl's ErrorDocument is in ours with the same number and type;
+    our numbers are far higher.
+    """
     ours = _MESSAGES["WorkerErrorDocument"].fields_by_number
     for field in ErrorDocument.DESCRIPTOR.fields:
         assert ours[field.number].name == field.name
@@ -71,8 +92,13 @@ def test_a_document_is_a_superset_of_flytes() -> None:
 
 
 def test_our_copy_of_flytes_error_is_exact() -> None:
-    """Each field of Flyte's ContainerError, and each value of its enums, is in ours with the same number and type."""
-    ours, flytes = pb.ContainerError.DESCRIPTOR.fields_by_number, ContainerError.DESCRIPTOR.fields_by_number
+    """Each field of Flyte's ContainerError, and each value of its enums,
+    is in ours with the same number and type.
+    """
+    ours, flytes = (
+        pb.ContainerError.DESCRIPTOR.fields_by_number,
+        ContainerError.DESCRIPTOR.fields_by_number,
+    )
     assert ours.keys() == flytes.keys()
     for number, field in flytes.items():
         own = ours[number]

@@ -1,4 +1,6 @@
-"""Trains with Ray Train for each fault: ``driver.py FOLDER``; writes what happened to FOLDER/FAULT.json."""
+"""Trains with Ray Train for each fault: ``driver.py FOLDER``;
+writes what happened to FOLDER/FAULT.json.
+"""
 
 import json
 import os
@@ -61,7 +63,9 @@ def run(folder: Path, fault: str) -> dict[str, Any]:
         train_loop_config={"folder": str(folder), "fault": fault},
         scaling_config=ScalingConfig(num_workers=RANKS),
         run_config=RunConfig(
-            name="run", storage_path=str(folder), failure_config=FailureConfig(max_failures=RETRIES[fault])
+            name="run",
+            storage_path=str(folder),
+            failure_config=FailureConfig(max_failures=RETRIES[fault]),
         ),
     )
     kind, text = "", ""
@@ -70,7 +74,12 @@ def run(folder: Path, fault: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the test looks at it
         kind, text = type(error).__name__, str(error)
     attempts = len(list(folder.glob("began-*"))) // RANKS
-    return {"attempts": attempts, "error": kind, "text": text, "documents": len(list(folder.rglob("e1-*.pb")))}
+    return {
+        "attempts": attempts,
+        "error": kind,
+        "text": text,
+        "documents": len(list(folder.rglob("e1-*.pb"))),
+    }
 
 
 if __name__ == "__main__":

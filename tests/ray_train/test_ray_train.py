@@ -1,4 +1,6 @@
-"""Ray Train with the callback that `RAY_TRAIN_CALLBACKS` names: a real cluster of Ray on this machine."""
+"""Ray Train with the callback that `RAY_TRAIN_CALLBACKS` names:
+a real cluster of Ray on this machine.
+"""
 
 import json
 import os
@@ -39,7 +41,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "RAY_TRAIN_V2_ENABLED": "1",
     }
     command = [sys.executable, "-m", "tests.ray_train.driver", str(folder)]
-    printed = subprocess.run(command, env=environment, stdout=-1, stderr=subprocess.STDOUT, text=True, check=True)
+    printed = subprocess.run(
+        command,
+        env=environment,
+        stdout=-1,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
     return {"printed": printed.stdout, "folder": folder} | {
         name: json.loads((folder / f"{name}.json").read_text()) for name in RETRIES
     }
@@ -70,26 +79,39 @@ def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any]) -> N
 @ONLY_SHORT
 @pytest.mark.parametrize(("fault", "error"), [("killed", "WorkerGroupError"), ("once", "")])
 def test_without_proof_ray_decides(ended: dict[str, Any], fault: str, error: str) -> None:
-    """After a failure that may be temporary, Ray uses its retries, and a lasting one ends with Ray's own error."""
+    """After a failure that may be temporary, Ray uses its retries,
+    and a lasting one ends with Ray's own error.
+    """
     found = ended[fault]
     assert (found["attempts"], found["error"]) == (2, error)
 
 
 def _build_status(**flags: Any) -> WorkerGroupPollStatus:
-    """Return what Ray's controller polls after a worker has failed; with one that was preempted, if told so."""
+    """Return what Ray's controller polls after a worker has failed; with one that was preempted,
+    if told so.
+    """
     death: Exception = TypeError()
     if flags.get("died_with_node"):
         death = WorkerHealthCheckFailedError("", failure=RayActorError(preempted=True))
     info = PreemptionInfo(None, {"node": [1]}) if flags.get("is_announced") else None
-    return WorkerGroupPollStatus({1: WorkerStatus(running=False, error=death, preemption_info=info)})
+    return WorkerGroupPollStatus(
+        {1: WorkerStatus(running=False, error=death, preemption_info=info)}
+    )
 
 
 @ONLY_SHORT
-@pytest.mark.parametrize(("flags", "stops"), [({}, 1), ({"is_announced": True}, 0), ({"died_with_node": True}, 0)])
+@pytest.mark.parametrize(
+    ("flags", "stops"), [({}, 1), ({"is_announced": True}, 0), ({"died_with_node": True}, 0)]
+)
 def test_preemptions_are_not_judged(
-    ended: dict[str, Any], monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], stops: int
+    ended: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, bool],
+    stops: int,
 ) -> None:
-    """Ray has a budget of its own for preemptions, which it shows in two ways; other failures are judged once."""
+    """Ray has a budget of its own for preemptions, which it shows in two ways;
+    other failures are judged once.
+    """
     monkeypatch.setattr("firstfault_torch.ray_train.RAY_SETTLE_SECONDS", 0.0)
     [run] = ended["folder"].glob("bug/run/firstfault-runs/*")
     callback, raised = StopRepeatedFaults(), 0
@@ -112,7 +134,9 @@ def test_with_progress_it_continues(ended: dict[str, Any]) -> None:
 
 @ONLY_SHORT
 def test_observed(ended: dict[str, Any]) -> None:
-    """In the mode "observe" retries and error are Ray's, and its log has what would have happened."""
+    """In the mode "observe" retries and error are Ray's,
+    and its log has what would have happened.
+    """
     found = ended["observed"]
     assert (found["attempts"], found["error"]) == (2, "WorkerGroupError")
     assert "firstfault: observed: would have stopped after attempt 0: " in ended["printed"]
@@ -120,4 +144,8 @@ def test_observed(ended: dict[str, Any]) -> None:
 
 @ONLY_SHORT
 def test_success_leaves_no_document(ended: dict[str, Any]) -> None:
-    assert (ended["none"]["attempts"], ended["none"]["error"], ended["none"]["documents"]) == (1, "", 0)
+    assert (ended["none"]["attempts"], ended["none"]["error"], ended["none"]["documents"]) == (
+        1,
+        "",
+        0,
+    )

@@ -1,4 +1,6 @@
-"""Strategies of failures and roster entries with any value in any field, also in fields that are added later."""
+"""Strategies of failures and roster entries with any value in any field,
+also in fields that are added later.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -32,17 +34,25 @@ def _builders(text: _Strategy, number: _Strategy) -> Callable[..., _Strategy]:
     }
 
     def any_(kind: Any, without: tuple[str, ...] = (), **named: _Strategy) -> _Strategy:
-        """Return objects of a dataclass; a field of a type that is not above has to be named, so none is forgotten."""
+        """Return objects of a dataclass; a field of a type that is not above has to be named,
+        so none is forgotten.
+        """
         hints = {field.name: field.type for field in fields(kind) if field.name not in without}
         return st.builds(
-            kind, **{name: named[name] if name in named else by_type[hint] for name, hint in hints.items()}
+            kind,
+            **{
+                name: named[name] if name in named else by_type[hint]
+                for name, hint in hints.items()
+            },
         )
 
     return any_
 
 
 def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy, _Strategy]:
-    """Return strategies of failures and of roster entries with these texts, and these ranks and other small numbers."""
+    """Return strategies of failures and of roster entries with these texts,
+    and these ranks and other small numbers.
+    """
     any_ = _builders(text, number)
 
     def exceptions(depth: int) -> _Strategy:
@@ -50,7 +60,12 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         relation = st.sampled_from(["", "cause", "context"])
         frames = _some(any_(model.FrameInfo))
         return any_(
-            model.ExceptionInfo, frames=frames, text_frames=frames, causes=inner, members=inner, relation=relation
+            model.ExceptionInfo,
+            frames=frames,
+            text_frames=frames,
+            causes=inner,
+            members=inner,
+            relation=relation,
         )
 
     place = any_(model.Place, incarnation=_BIG)
@@ -70,12 +85,18 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         exception=st.none() | exceptions(2),
         exit_code=st.none() | st.integers(-(2**31), 2**31 - 1),
         sent_signals=_some(any_(model.SentSignal)),
-        resources=any_(model.Resources, **{field.name: st.none() | _BIG for field in fields(model.Resources)}),
+        resources=any_(
+            model.Resources, **{field.name: st.none() | _BIG for field in fields(model.Resources)}
+        ),
         monotonic_ns=_TIME,
         upload_delay_ns=_TIME,
-        versions=st.dictionaries(text, text, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+        versions=st.dictionaries(text, text, max_size=3).map(
+            lambda found: tuple(sorted(found.items()))
+        ),
         stack_dumps=_some(any_(model.StackDump)),
-        thread_failures=_some(any_(model.ThreadFailure, timestamp_ns=_TIME, exception=exceptions(1)), 2),
+        thread_failures=_some(
+            any_(model.ThreadFailure, timestamp_ns=_TIME, exception=exceptions(1)), 2
+        ),
         handled_exceptions=_some(
             any_(
                 model.HandledException,
@@ -90,7 +111,9 @@ def failures_and_entries(text: _Strategy, number: _Strategy) -> tuple[_Strategy,
         caused_by=cause,
         expired=st.none() | any_(model.ExpiredDeadline),
         system=any_(
-            model.SystemState, file_systems=_some(any_(model.FileSystem, **space)), limits=_some(st.tuples(text, _BIG))
+            model.SystemState,
+            file_systems=_some(any_(model.FileSystem, **space)),
+            limits=_some(st.tuples(text, _BIG)),
         ),
     )
     entries = any_(

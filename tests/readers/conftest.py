@@ -22,7 +22,13 @@ from tests.readers.recorders import agent, gate, out, short, start
 __all__ = ["agent", "gate", "out", "run", "short", "start"]
 
 # the same examples on every machine, and no time limit on one that is busy
-settings.register_profile("readers", deadline=None, derandomize=True, database=None, max_examples=100)
+settings.register_profile(
+    "readers",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100,
+)
 settings.load_profile("readers")
 
 
@@ -43,11 +49,16 @@ class Attempt(Prefix):
         return target.name
 
     def write(self, *errors: WorkerError) -> list[str]:
-        return [self.put(f"firstfault/errors/{error_key_for(error)}", encode(error)) for error in errors]
+        return [
+            self.put(f"firstfault/errors/{error_key_for(error)}", encode(error)) for error in errors
+        ]
 
     def join(self, *entries: NodePresence) -> list[str]:
         """Write roster entries and return their names."""
-        return [self.put(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry)) for entry in entries]
+        return [
+            self.put(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
+            for entry in entries
+        ]
 
     def stock(self, name: str, **fields: Any) -> str:
         """Write a file as Flyte's own entrypoint does, with flyteidl's own message."""

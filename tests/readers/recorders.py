@@ -1,4 +1,6 @@
-"""Recorders as processes, agents that start them, and a storage whose writes can be held up; fixtures of conftest."""
+"""Recorders as processes, agents that start them, and a storage whose writes can be held up;
+fixtures of conftest.
+"""
 
 import contextlib
 import os
@@ -40,7 +42,9 @@ def out(tmp_path: Path) -> Prefix:
 
 @pytest.fixture
 def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return a folder for temporary files with a path that is short enough for a socket; `tmp_path` lies elsewhere."""
+    """Return a folder for temporary files with a path that is short enough for a socket;
+    `tmp_path` lies elsewhere.
+    """
     folder = tempfile.mkdtemp(prefix="ff-", dir="/tmp")
     monkeypatch.setattr(tempfile, "tempdir", folder)
     # on a busy machine a recorder takes seconds to start, and then a client would do without it
@@ -115,8 +119,12 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Return a storage whose gate is closed, for recorders that are started later."""
     folder = tmp_path / "plugins"
     (folder / "gated-1.0.dist-info").mkdir(parents=True)
-    (folder / "gated-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gated\nVersion: 1.0\n")
-    (folder / "gated-1.0.dist-info" / "entry_points.txt").write_text("[fsspec.specs]\ngated = gated.Gated\n")
+    (folder / "gated-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: gated\nVersion: 1.0\n"
+    )
+    (folder / "gated-1.0.dist-info" / "entry_points.txt").write_text(
+        "[fsspec.specs]\ngated = gated.Gated\n"
+    )
     (folder / "gated.py").write_text(_GATED)
     gate = Gate(folder)
     add_modules(monkeypatch, folder)
@@ -160,7 +168,13 @@ def agent(short: str) -> Iterator[StartAgent]:
 
     def run(uri: str, deadline_seconds: float = HANG_S, stderr: IO[bytes] | None = None) -> Agent:
         command = [sys.executable, "-c", _AGENT, uri, str(deadline_seconds)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
         pid, _, folder = process.stdout.readline().strip().partition(" ")
         if not pid:
             process.communicate()

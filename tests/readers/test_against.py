@@ -1,4 +1,6 @@
-"""``firstfault show --against``: what the log of a failed run has that the log of another run doesn't."""
+"""``firstfault show --against``: what the log of a failed run has that the log
+of another run doesn't.
+"""
 
 import json
 from collections.abc import Callable
@@ -17,7 +19,10 @@ Compare: TypeAlias = Callable[[list[str], list[str]], dict[str, Any]]
 def steps(count: int, *, wrong_from: int = 1 << 30, value: str = "9.5") -> list[str]:
     """Return lines with a loss that is the same in each run, and a time that isn't."""
     losses = [value if step >= wrong_from else f"{step / 8:.3f}" for step in range(count)]
-    return [f"step {step} loss: {loss} time: {wrong_from % 97 + step / 7:.3f}" for step, loss in enumerate(losses)]
+    return [
+        f"step {step} loss: {loss} time: {wrong_from % 97 + step / 7:.3f}"
+        for step, loss in enumerate(losses)
+    ]
 
 
 @pytest.fixture
@@ -27,7 +32,13 @@ def compare(run: Callable[..., Ran], tmp_path: Path) -> Compare:
     def compared(bad: list[str], good: list[str]) -> dict[str, Any]:
         for name, lines in (("bad", bad), ("good", good)):
             (tmp_path / f"{name}.log").write_text("\n".join([*lines, ""]), encoding="utf-8")
-        ran = run("show", "--json", str(tmp_path / "bad.log"), "--against", str(tmp_path / "good.log"))
+        ran = run(
+            "show",
+            "--json",
+            str(tmp_path / "bad.log"),
+            "--against",
+            str(tmp_path / "good.log"),
+        )
         found: dict[str, Any] = json.loads(ran.out)["against"]
         return found
 
@@ -38,7 +49,8 @@ def test_new_lines(compare: Compare) -> None:
     """A line about trouble is new if the other log has none that differs only in numbers."""
     common = ["WARNING: slow disk", "ERROR: could not import wandb in 3 s"]
     found = compare(
-        [*common, *steps(9), *of("[rank1]: ", RAISED)], ["ERROR: could not import wandb in 7 s", *steps(20)]
+        [*common, *steps(9), *of("[rank1]: ", RAISED)],
+        ["ERROR: could not import wandb in 7 s", *steps(20)],
     )
     assert [line["text"] for line in found["new"]] == ["ValueError: no labels in shard 9"]
     assert found["new"][0]["line"] == "bad.log:17"
@@ -46,9 +58,16 @@ def test_new_lines(compare: Compare) -> None:
 
 
 def test_the_first_step_that_differs(compare: Compare) -> None:
-    """A value that was equal at the first steps is compared; a time, or the loss of another seed, isn't."""
+    """A value that was equal at the first steps is compared; a time, or the loss of another seed,
+    isn't.
+    """
     found = compare([*steps(20, wrong_from=11), *RAISED], steps(20))["first_difference"]
-    assert (found["step"], found["name"], found["here"], found["there"]) == (11, "loss", "9.5", "1.375")
+    assert (found["step"], found["name"], found["here"], found["there"]) == (
+        11,
+        "loss",
+        "9.5",
+        "1.375",
+    )
     assert (found["line"], found["other_line"]) == ("bad.log:12", "good.log:12")
     assert compare([*steps(20, wrong_from=0), *RAISED], steps(20))["first_difference"] is None
     assert compare([*steps(20), *RAISED], steps(20))["first_difference"] is None
@@ -71,9 +90,13 @@ def test_a_large_log_is_compared_completely(compare: Compare) -> None:
 
 
 def test_it_is_printed_below_the_report(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """As text, the comparison follows the report, also on a success; it isn't combined with other forms."""
+    """As text, the comparison follows the report, also on a success;
+    it isn't combined with other forms.
+    """
     bad, good = tmp_path / "bad.log", tmp_path / "good.log"
-    bad.write_text("\n".join([*steps(20, wrong_from=11), *of("[rank1]: ", RAISED)]), encoding="utf-8")
+    bad.write_text(
+        "\n".join([*steps(20, wrong_from=11), *of("[rank1]: ", RAISED)]), encoding="utf-8"
+    )
     good.write_text("\n".join([*steps(20), "Training completed"]), encoding="utf-8")
     ran = run("show", str(bad), "--against", str(good))
     assert ran.code == EXIT.ROOT_CAUSE
@@ -85,7 +108,10 @@ def test_it_is_printed_below_the_report(run: Callable[..., Ran], tmp_path: Path)
         "    26 [rank 1]: ValueError: no labels in shard 9",
     ]
     ran = run("show", str(good), "--against", str(good))
-    assert (ran.code, ran.out.splitlines()[-1]) == (EXIT.OK, "  no line about trouble that isn't there, too")
+    assert (ran.code, ran.out.splitlines()[-1]) == (
+        EXIT.OK,
+        "  no line about trouble that isn't there, too",
+    )
     for option in ("--brief", "--markdown", "--recovered"):
         assert run("show", str(bad), "--against", str(good), option).code == EXIT.USAGE
 
@@ -106,14 +132,23 @@ def test_numbers_of_a_fixed_width(compare: Compare, form: str) -> None:
     good = [form.format(step, f"2.{step}") for step in range(0, 200, 10)]
     bad = [line if at < 5 else form.format(10 * at, "3.5") for at, line in enumerate(good)]
     found = compare([*bad, *RAISED], good)
-    assert (found["first_difference"]["step"], found["first_difference"]["line"]) == (50, "bad.log:6")
+    assert (found["first_difference"]["step"], found["first_difference"]["line"]) == (
+        50,
+        "bad.log:6",
+    )
     assert (found["last_step"], found["other_last_step"]) == (190, 190)
     assert found["last_epoch"] == (0 if form.startswith("Epoch") else None)
 
 
 def test_the_last_step_of_the_last_epoch(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Steps that are counted anew in each epoch are ordered by the epoch; a folder's lines have their file's name."""
-    lines = [f"Epoch: [{epoch}][{step:4d}/200]\tLoss 2.5" for epoch in range(3) for step in range(0, 200, 50)]
+    """Steps that are counted anew in each epoch are ordered by the epoch;
+    a folder's lines have their file's name.
+    """
+    lines = [
+        f"Epoch: [{epoch}][{step:4d}/200]\tLoss 2.5"
+        for epoch in range(3)
+        for step in range(0, 200, 50)
+    ]
     for name, count in (("bad", 10), ("good", 12)):
         (tmp_path / name).mkdir()
         text = "\n".join([*lines[:count], *(RAISED if name == "bad" else [])])

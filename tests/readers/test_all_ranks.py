@@ -1,4 +1,6 @@
-"""What happened to all ranks alike: an interruption, or an exception that not all of them recorded."""
+"""What happened to all ranks alike: an interruption,
+or an exception that not all of them recorded.
+"""
 
 from dataclasses import replace
 
@@ -12,7 +14,10 @@ from tests.readers.test_evidence import BUG, GLOO, IN_FINALISER, TRACE, raised, 
 INTERRUPTED = {
     "external worker-1 high: interrupted, terminated-node": {
         "Ctrl-C reached the workers before their agent": done(
-            *(own(rank, rank - 9, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in (2, 3)),
+            *(
+                own(rank, rank - 9, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}")
+                for rank in (2, 3)
+            ),
             agent(1, "interrupted", signal="SIGINT"),
             victim(0),
             stopped(1),
@@ -20,20 +25,32 @@ INTERRUPTED = {
     },
     "ranks 0 1 2 3 high: interrupted, own-fault": {
         "ranks without an agent that stood in different lines": done(
-            *(own(rank, rank, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}") for rank in range(4))
+            *(
+                own(rank, rank, "KeyboardInterrupt", "", fingerprint=f"v1:{rank}")
+                for rank in range(4)
+            )
         )
     },
     "rank 3 high: interrupted, own-fault": {
         "a worker": done(own(3, 0, "KeyboardInterrupt", ""), victim(0), stopped(1), stopped(2)),
         "a clean-up that failed after it": done(
-            own(3, 0, exception=ExceptionInfo("ValueError", "lock", causes=(ExceptionInfo("KeyboardInterrupt", ""),))),
+            own(
+                3,
+                0,
+                exception=ExceptionInfo(
+                    "ValueError", "lock", causes=(ExceptionInfo("KeyboardInterrupt", ""),)
+                ),
+            ),
             victim(0),
             stopped(1),
             stopped(2),
         ),
         "a program without Python": done(died(3, "SIGINT", -2), victim(0), stopped(1), stopped(2)),
         "a program that printed it": done(
-            died(3, "", 1, log_tail=f"{TRACE}KeyboardInterrupt\n"), victim(0), stopped(1), stopped(2)
+            died(3, "", 1, log_tail=f"{TRACE}KeyboardInterrupt\n"),
+            victim(0),
+            stopped(1),
+            stopped(2),
         ),
     },
     "rank 3 medium: interrupted, own-fault": {
@@ -61,11 +78,15 @@ def test_an_interruption(name: str, verdict: str) -> None:
     ids=["level", "one is ahead", "all are ahead"],
 )
 def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline: str) -> None:
-    """A rank whose finaliser ran there probably raised it, too, unless it had called a collective more than the first.
+    """A rank whose finaliser ran there probably raised it, too,
+    unless it had called a collective more than the first.
 
     That one may have met a peer's error in it.
     """
-    others = [stopped(rank, IN_FINALISER, world_size=4, **GLOO[called]) for rank, called in enumerate(counts, 1)]
+    others = [
+        stopped(rank, IN_FINALISER, world_size=4, **GLOO[called])
+        for rank, called in enumerate(counts, 1)
+    ]
     first = replace(raised(0), place=replace(BUG.place, world_size=4), **GLOO[4])
     verdict = evidence(done(first, *others))
     likely = counts.count(4)
@@ -83,7 +104,9 @@ def test_stopped_where_the_exception_passes_by(counts: tuple[int, ...], headline
     ids=["its handler raised", "no handler", "it was the first"],
 )
 def test_a_sibling_that_torch_terminated(end: WorkerError, confidence: str) -> None:
-    """If torch notices a failure before its agent, torch sends SIGTERM to the node's other workers."""
+    """If torch notices a failure before its agent,
+    torch sends SIGTERM to the node's other workers.
+    """
     verdict = evidence(done(died(1, at_ms=0), end, victim(2), victim(3)))
     assert (1 in verdict.ranks) is (confidence == "high")
     assert (verdict.confidence == "high") is (confidence == "high")

@@ -17,7 +17,9 @@ from firstfault.testing import START_NS, make_error, make_presence
 _KILLED = {"writer": model.Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
 
 
-def _job(*documents: model.WorkerError, expected_nodes: int | None = None, **snapshot: Any) -> model.JobErrors:
+def _job(
+    *documents: model.WorkerError, expected_nodes: int | None = None, **snapshot: Any
+) -> model.JobErrors:
     return assemble(Snapshot(documents=documents, **snapshot), expected_nodes=expected_nodes)
 
 
@@ -25,7 +27,7 @@ def _said(failures: tuple[model.WorkerError, ...]) -> list[str]:
     return [failure.message for failure in failures]
 
 
-# --- which documents count ------------------------------------------------------------------------------------------
+# --- which documents count ------------------------------------------------------------------------
 
 
 _OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "at_ms": 5}
@@ -39,53 +41,103 @@ _OLD, _NEW = {"message": "old", "node": "a"}, {"message": "new", "node": "a", "a
         ([_OLD], [{"incarnation": 7}], ["old"], []),
         ([{**_OLD, "incarnation": 1, "group_rank": 0}], [{"incarnation": 2}], [], ["old"]),
         (
-            [{**_OLD, "incarnation": 1}, {**_NEW, "incarnation": 2}, {"node": "b", "incarnation": 1, "at_ms": 9}],
+            [
+                {**_OLD, "incarnation": 1},
+                {**_NEW, "incarnation": 2},
+                {"node": "b", "incarnation": 1, "at_ms": 9},
+            ],
             [],
             ["new", "boom"],
             ["old"],
         ),
-        ([{**_OLD, "incarnation": 5}, {**_NEW, "incarnation": 4, "round": 1}], [], ["new"], ["old"]),
-        ([{"writer": model.Writer.STOCK, "exception": None}, {**_NEW, "round": 3}], [], ["boom", "new"], []),
+        (
+            [{**_OLD, "incarnation": 5}, {**_NEW, "incarnation": 4, "round": 1}],
+            [],
+            ["new"],
+            ["old"],
+        ),
+        (
+            [{"writer": model.Writer.STOCK, "exception": None}, {**_NEW, "round": 3}],
+            [],
+            ["boom", "new"],
+            [],
+        ),
     ],
     ids=[
-        *("a later round began", "a later round's document", "no incarnation", "the node came back"),
+        *(
+            "a later round began",
+            "a later round's document",
+            "no incarnation",
+            "the node came back",
+        ),
         *("a newer incarnation", "an incarnation of another round", "a stock file"),
     ],
 )
-def test_what_is_judged(documents: list[Any], roster: list[Any], judged: list[str], history: list[str]) -> None:
+def test_what_is_judged(
+    documents: list[Any],
+    roster: list[Any],
+    judged: list[str],
+    history: list[str],
+) -> None:
     """A document is history if its node or the job has restarted since."""
     entries = tuple(make_presence(model.Phase.JOINED, node="a", **place) for place in roster)
     job = _job(*(make_error(**fields) for fields in documents), roster=entries)
     assert (_said(job.failures), _said(job.history)) == (judged, history)
 
 
-@pytest.mark.parametrize(("judged", "named", "count"), [(0, 1, 1), (1, 0, 0)], ids=["later", "earlier"])
+@pytest.mark.parametrize(
+    ("judged", "named", "count"), [(0, 1, 1), (1, 0, 0)], ids=["later", "earlier"]
+)
 def test_the_name_of_an_unreadable_document(judged: int, named: int, count: int) -> None:
-    """An unreadable document of a later round is counted and hides no other; one of an earlier round does not count."""
+    """An unreadable document of a later round is counted and hides no other;
+    one of an earlier round does not count.
+    """
     name = str(ErrorKey(named, START_NS, 0, 0, "", 0, "0" * 32))
-    job = _job(make_error(round=judged, group_world_size=1), unreadable=(Unreadable(name, "empty"),))
+    job = _job(
+        make_error(round=judged, group_world_size=1), unreadable=(Unreadable(name, "empty"),)
+    )
     assert (len(job.failures), job.round, job.coverage.unreadable) == (1, judged, count)
 
 
-# --- one worker, heard twice ----------------------------------------------------------------------------------------
+# --- one worker, heard twice ----------------------------------------------------------------------
 
 
 def test_a_worker_and_its_agent_are_merged() -> None:
-    """The agent's fields are added to the worker's; the worker's own fields stay. A fingerprint is never missing."""
+    """The agent's fields are added to the worker's;
+    the worker's own fields stay. A fingerprint is never missing.
+    """
     sent = (model.SentSignal("SIGTERM", "stopped because rank 0 failed"),)
     word = make_error(3, message="mine", at_ms=5, log_tail="")
-    told = {"log_tail": "tail", "category": "signal", "resources": model.Resources(1), "sent_signals": sent}
-    seen = make_error(3, message="agent's", at_ms=1, **_KILLED, **told, fingerprint="1:0123456789ab")
+    told = {
+        "log_tail": "tail",
+        "category": "signal",
+        "resources": model.Resources(1),
+        "sent_signals": sent,
+    }
+    seen = make_error(
+        3,
+        message="agent's",
+        at_ms=1,
+        **_KILLED,
+        **told,
+        fingerprint="1:0123456789ab",
+    )
     (alone,) = _job(seen).failures
     assert (alone.stopped_by_agent, alone.fingerprint) == (True, "1:0123456789ab")
     (failure,) = _job(seen, word).failures
     assert not failure.stopped_by_agent
     assert failure.fingerprint.startswith("2:")
-    assert (failure.message, failure.writer, failure.timestamp_ns) == ("mine", model.Writer.WORKER, word.timestamp_ns)
+    assert (failure.message, failure.writer, failure.timestamp_ns) == (
+        "mine",
+        model.Writer.WORKER,
+        word.timestamp_ns,
+    )
     assert failure.exception == word.exception
     assert (failure.exit_code, failure.signal, failure.log_tail) == (-9, "SIGKILL", "tail")
     assert (failure.category, failure.resources) == ("signal", model.Resources(1))
-    assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
+    assert failure.documents == tuple(
+        sorted(word.documents + seen.documents, key=lambda ref: ref.name)
+    )
 
 
 _EVIDENCE = {
@@ -96,8 +148,12 @@ _EVIDENCE = {
     "category": "data",
     "resources": model.Resources(memory_used_bytes=7),
     "stack_dumps": (model.StackDump(99, 3, "frames"),),
-    "thread_failures": (model.ThreadFailure("loader", START_NS, model.ExceptionInfo("OSError", "disk")),),
-    "handled_exceptions": (model.HandledException(START_NS, model.ExceptionInfo("ValueError", "no labels")),),
+    "thread_failures": (
+        model.ThreadFailure("loader", START_NS, model.ExceptionInfo("OSError", "disk")),
+    ),
+    "handled_exceptions": (
+        model.HandledException(START_NS, model.ExceptionInfo("ValueError", "no labels")),
+    ),
     "collectives": (model.CollectiveProgress("default_pg", "allreduce", 41, 40),),
     "caused_by": model.CausedBy(0, "worker-0", "e1.pb"),
 }
@@ -106,21 +162,35 @@ _EVIDENCE = {
 def test_evidence_that_only_a_later_document_has() -> None:
     """Fields that the worker's document lacks come from the agent's, never the other way round."""
     seen = make_error(3, writer=model.Writer.AGENT, exception=None, **_EVIDENCE)
-    other = make_error(3, writer=model.Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
+    other = make_error(
+        3,
+        writer=model.Writer.RECORDER,
+        exception=None,
+        exit_code=9,
+        signal="SIGFPE",
+        log_tail="other",
+    )
     (failure,) = _job(other, make_error(3), seen).failures
     assert {name: getattr(failure, name) for name in _EVIDENCE} == _EVIDENCE
 
 
-# --- the end of a log, from the roster ------------------------------------------------------------------------------
+# --- the end of a log, from the roster ------------------------------------------------------------
 
 
 def test_a_failure_gets_its_log_from_the_roster() -> None:
-    """The log that an agent put into its roster entry belongs to its worker's failure, also one of an earlier round."""
+    """The log that an agent put into its roster entry belongs to its worker's failure,
+    also one of an earlier round.
+    """
     roster = (
         make_presence(round=0, log_tails=(model.LogTail(3, "epoch 1"),)),
-        make_presence(round=1, log_tails=(model.LogTail(3, "epoch 2"), model.LogTail(4, "of another rank"))),
+        make_presence(
+            round=1, log_tails=(model.LogTail(3, "epoch 2"), model.LogTail(4, "of another rank"))
+        ),
     )
-    old, new = make_error(3, message="old", group_rank=0), make_error(3, message="new", group_rank=0, round=1)
+    old, new = (
+        make_error(3, message="old", group_rank=0),
+        make_error(3, message="new", group_rank=0, round=1),
+    )
     job = _job(old, new, roster=roster)
     assert [(failure.message, failure.log_tail) for failure in job.failures] == [("new", "epoch 2")]
     assert [(failure.message, failure.log_tail) for failure in job.history] == [("old", "epoch 1")]
@@ -128,28 +198,49 @@ def test_a_failure_gets_its_log_from_the_roster() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [{"log_tail": "its own"}, {"node": "worker-9"}, {"rank": 4}, {"incarnation": 8}, {"subject": model.Subject.AGENT}],
+    [
+        {"log_tail": "its own"},
+        {"node": "worker-9"},
+        {"rank": 4},
+        {"incarnation": 8},
+        {"subject": model.Subject.AGENT},
+    ],
 )
 def test_a_log_of_the_roster_goes_nowhere_else(other: dict[str, Any]) -> None:
-    """A failure with a log keeps it; another node's, rank's, incarnation's or agent's failure gets none."""
+    """A failure with a log keeps it; another node's, rank's,
+    incarnation's or agent's failure gets none.
+    """
     roster = (make_presence(log_tails=(model.LogTail(3, "epoch 2"),)),)
     job = _job(make_error(**{"rank": 3, "group_rank": 0, **other}), roster=roster)
     assert [failure.log_tail for failure in job.failures] == [other.get("log_tail", "")]
 
 
-# --- one worker, heard while its exception was in flight ------------------------------------------------------------
+# --- one worker, heard while its exception was in flight ------------------------------------------
 
 _FIRST = model.ExceptionInfo("KeyError", "'label'")
 _AGAIN = model.ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
 _CLEAN_UP = model.ExceptionInfo("RuntimeError", "the clean-up failed")
-_RAISED_FROM = model.ExceptionInfo("ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),))
+_RAISED_FROM = model.ExceptionInfo(
+    "ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),)
+)
 
 
 def _word(
-    exception: model.ExceptionInfo | None, at_ms: float, *, in_flight: bool = False, **fields: Any
+    exception: model.ExceptionInfo | None,
+    at_ms: float,
+    *,
+    in_flight: bool = False,
+    **fields: Any,
 ) -> model.WorkerError:
     message = exception.message if exception is not None else ""
-    return make_error(3, at_ms=at_ms, exception=exception, message=message, in_flight=in_flight, **fields)
+    return make_error(
+        3,
+        at_ms=at_ms,
+        exception=exception,
+        message=message,
+        in_flight=in_flight,
+        **fields,
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,14 +269,22 @@ def test_the_clocks_of_a_merged_failure_belong_together() -> None:
 
 
 def test_exceptions_in_flight_alone() -> None:
-    """Without a final document of the worker it is still in flight; of several the first counts, from its last one."""
+    """Without a final document of the worker it is still in flight; of several the first counts,
+    from its last one.
+    """
     (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
     assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
     assert failure.timestamp_ns == START_NS + 5_000_000
     (failure,) = _job(
-        _word(_CLEAN_UP, 2, in_flight=True), _word(_RAISED_FROM, 1, in_flight=True), _word(_FIRST, 0, in_flight=True)
+        _word(_CLEAN_UP, 2, in_flight=True),
+        _word(_RAISED_FROM, 1, in_flight=True),
+        _word(_FIRST, 0, in_flight=True),
     ).failures
-    assert (failure.exception, failure.in_flight, failure.timestamp_ns) == (_RAISED_FROM, True, START_NS)
+    assert (failure.exception, failure.in_flight, failure.timestamp_ns) == (
+        _RAISED_FROM,
+        True,
+        START_NS,
+    )
 
 
 @pytest.mark.parametrize(("pid", "at_ms"), [(7, 0), (0, 0), (8, 9)])
@@ -196,35 +295,52 @@ def test_only_the_same_process_was_in_flight(pid: int, at_ms: float) -> None:
     assert failure.timestamp_ns == START_NS + at_ms * 1_000_000
 
 
-# --- documents that were taken back ---------------------------------------------------------------------------------
+# --- documents that were taken back ---------------------------------------------------------------
 
 _HANDLED = "e1-handled.pb"
 _TAKEN_BACK = model.Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
 
 
 def _handled(**fields: Any) -> model.WorkerError:
-    fields = {"node": "a", "group_rank": 0, "in_flight": True, "documents": (model.DocumentRef(_HANDLED),), **fields}
+    fields = {
+        "node": "a",
+        "group_rank": 0,
+        "in_flight": True,
+        "documents": (model.DocumentRef(_HANDLED),),
+        **fields,
+    }
     return make_error(3, **fields)
 
 
 @pytest.mark.parametrize("phase", model.Phase)
 @pytest.mark.parametrize("judged", [1, 2])
 def test_a_withdrawn_document_says_nothing(phase: model.Phase, judged: int) -> None:
-    """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted."""
+    """A withdrawn document of the last round or an earlier one is no failure, no history,
+    and not counted.
+    """
     entries = (
         make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
         make_presence(model.Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
-    assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, compute_digest([]))
+    assert (job.failures, job.history, job.document_count, job.digest) == (
+        (),
+        (),
+        0,
+        compute_digest([]),
+    )
     assert len(job.handled) == (judged == 1)
     assert (job.coverage.complete, job.coverage.notes) == (True, ())
 
 
-@pytest.mark.parametrize("place", [{"round": 0}, {"incarnation": 6}, {"node": "b", "group_rank": 1}, {"group_rank": 1}])
+@pytest.mark.parametrize(
+    "place", [{"round": 0}, {"incarnation": 6}, {"node": "b", "group_rank": 1}, {"group_rank": 1}]
+)
 @pytest.mark.parametrize("read", [True, False])
 def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: bool) -> None:
-    """A receipt of another node, round or incarnation withdraws nothing: neither a failure nor an unreadable file."""
+    """A receipt of another node, round or incarnation withdraws nothing:
+    neither a failure nor an unreadable file.
+    """
     own = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 5}
     document = make_error(3, **own)
     name = document.documents[0].name
@@ -235,7 +351,9 @@ def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: b
     )
     documents, unreadable = ((document,), ()) if read else ((), (Unreadable(name, "empty"),))
     job = _job(*documents, roster=entries, unreadable=unreadable)
-    assert (len(job.failures) + len(job.history), job.coverage.unreadable) == ((1, 0) if read else (0, 1))
+    assert (len(job.failures) + len(job.history), job.coverage.unreadable) == (
+        (1, 0) if read else (0, 1)
+    )
     own_entry = make_presence(model.Phase.FAILED, **own, receipts=(taken_back,))
     job = _job(*documents, roster=(own_entry,), unreadable=unreadable)
     assert (job.failures, job.coverage.unreadable, job.coverage.complete) == ((), 0, True)
@@ -255,7 +373,10 @@ def test_a_withdrawn_document_is_not_missed(
     receipts: tuple[model.Receipt, ...], unreadable: tuple[Unreadable, ...]
 ) -> None:
     """A withdrawn document never makes the coverage incomplete."""
-    job = _job(roster=(make_presence(model.Phase.SUCCEEDED, node="a", receipts=receipts),), unreadable=unreadable)
+    job = _job(
+        roster=(make_presence(model.Phase.SUCCEEDED, node="a", receipts=receipts),),
+        unreadable=unreadable,
+    )
     assert (job.coverage.complete, job.coverage.notes, job.coverage.unreadable) == (True, (), 0)
     assert job.roster[0].receipts == receipts
 
@@ -277,10 +398,17 @@ _ENTRY = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 2}
     ],
 )
 def test_a_worker_that_finished_had_handled_it(
-    phase: model.Phase, place: dict[str, Any], document: dict[str, Any], counts: bool
+    phase: model.Phase,
+    place: dict[str, Any],
+    document: dict[str, Any],
+    counts: bool,
 ) -> None:
-    """An exception in flight was handled if its node succeeded in the same round and incarnation."""
-    entry = make_presence(phase, **{**_ENTRY, **place}, receipts=(model.Receipt(_HANDLED, durable=True),))
+    """An exception in flight was handled if its node succeeded in the same
+    round and incarnation.
+    """
+    entry = make_presence(
+        phase, **{**_ENTRY, **place}, receipts=(model.Receipt(_HANDLED, durable=True),)
+    )
     job = _job(_handled(**{**_ENTRY, **document}), roster=(entry,))
     assert bool(job.failures) is counts
     assert not any("it is not there" in note for note in job.coverage.notes)
@@ -294,15 +422,50 @@ _AGENT = {"subject": model.Subject.AGENT, "writer": model.Writer.AGENT}
     ("documents", "count"),
     [
         ([{"rank": 3, "node": "a"}, {"rank": 3, "node": "b"}], 2),
-        ([{"pid": pid, "writer": writer} for pid in (7, 8) for writer in (model.Writer.WORKER, model.Writer.AGENT)], 2),
-        ([{**_AGENT, "group_rank": 0}, {"rank": 0, "group_rank": 0}, {"rank": 0, "group_rank": 0, **_KILLED}], 2),
+        (
+            [
+                {"pid": pid, "writer": writer}
+                for pid in (7, 8)
+                for writer in (model.Writer.WORKER, model.Writer.AGENT)
+            ],
+            2,
+        ),
+        (
+            [
+                {**_AGENT, "group_rank": 0},
+                {"rank": 0, "group_rank": 0},
+                {"rank": 0, "group_rank": 0, **_KILLED},
+            ],
+            2,
+        ),
         ([{**_AGENT, "node": "", "worker": "", "group_rank": rank} for rank in (0, 0, 1)], 2),
-        ([{"rank": 3}, {"rank": 3, "round": 1}, {"rank": 3, "round": 1, "incarnation": 2}, {"round": 2}], 4),
+        (
+            [
+                {"rank": 3},
+                {"rank": 3, "round": 1},
+                {"rank": 3, "round": 1, "incarnation": 2},
+                {"round": 2},
+            ],
+            4,
+        ),
         ([{"writer": model.Writer.STOCK, "exception": None}] * 3, 3),
-        ([{**_AGENT, "group_rank": 0, "pid": pid, "writer": who} for pid, who in enumerate(_OF_A_NODE, 7)], 1),
+        (
+            [
+                {**_AGENT, "group_rank": 0, "pid": pid, "writer": who}
+                for pid, who in enumerate(_OF_A_NODE, 7)
+            ],
+            1,
+        ),
     ],
     ids=[
-        *("nodes with one rank", "pids", "an agent and its worker", "agents without a name", "rounds", "stock files"),
+        *(
+            "nodes with one rank",
+            "pids",
+            "an agent and its worker",
+            "agents without a name",
+            "rounds",
+            "stock files",
+        ),
         "an agent and its recorder",
     ],
 )
@@ -313,7 +476,9 @@ def test_how_many_failures(documents: list[dict[str, Any]], count: int) -> None:
 
 
 def test_what_is_in_order() -> None:
-    """Failures come by time, at the same time by rank, and without a time last; the judged round's roster by rank."""
+    """Failures come by time, at the same time by rank, and without a time last;
+    the judged round's roster by rank.
+    """
     entries = (
         make_presence(model.Phase.JOINED, node="b", group_rank=1, round=1),
         make_presence(model.Phase.JOINED, node="a", group_rank=0, round=1),
@@ -330,7 +495,7 @@ def test_what_is_in_order() -> None:
     assert _said(_job(*documents).failures) == ["first", "tie 2", "tie 9", "tie without", "untimed"]
 
 
-# --- no order of reading matters ------------------------------------------------------------------------------------
+# --- no order of reading matters ------------------------------------------------------------------
 
 _DOCUMENTS = st.builds(
     make_error,
@@ -361,7 +526,9 @@ _ENTRIES = st.builds(
 )
 
 
-_UNIQUE_NAMES = st.lists(_DOCUMENTS, max_size=8, unique_by=lambda document: document.documents[0].name)
+_UNIQUE_NAMES = st.lists(
+    _DOCUMENTS, max_size=8, unique_by=lambda document: document.documents[0].name
+)
 
 
 @settings(max_examples=50)
@@ -386,17 +553,27 @@ def test_no_document_is_lost(documents: list[model.WorkerError]) -> None:
     assert job.document_count == sum(len(failure.documents) for failure in job.failures)
 
 
-# --- the digest -----------------------------------------------------------------------------------------------------
+# --- the digest -----------------------------------------------------------------------------------
 
 
 def test_the_digest_is_over_the_documents_names() -> None:
     """The digest depends on the documents' names, not on their order."""
     one, other = make_error(0), make_error(1)
     assert compute_digest([one, other]) == compute_digest([other, one])
-    assert len({compute_digest([]), compute_digest([one]), compute_digest([other]), compute_digest([one, other])}) == 4
+    assert (
+        len(
+            {
+                compute_digest([]),
+                compute_digest([one]),
+                compute_digest([other]),
+                compute_digest([one, other]),
+            }
+        )
+        == 4
+    )
 
 
-# --- coverage -------------------------------------------------------------------------------------------------------
+# --- coverage -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -408,30 +585,59 @@ def test_the_digest_is_over_the_documents_names() -> None:
         ([{}], 1, 1, 1),
         ([{"rank": 0, "node": "a"}, {"rank": 1, "node": "a"}], None, None, 1),
         (
-            [{"node": node, "writer": model.Writer.STOCK, "exception": None} for node in ("", "", "a", "a")],
+            [
+                {"node": node, "writer": model.Writer.STOCK, "exception": None}
+                for node in ("", "", "a", "a")
+            ],
             None,
             None,
             3,
         ),
-        ([{"rank": rank, "node": "", "worker": "", "group_rank": rank} for rank in range(3)], None, None, 3),
+        (
+            [{"rank": rank, "node": "", "worker": "", "group_rank": rank} for rank in range(3)],
+            None,
+            None,
+            3,
+        ),
     ],
 )
 def test_documents_alone_count_nodes(
-    documents: list[dict[str, Any]], told: int | None, expected: int, reported: int
+    documents: list[dict[str, Any]],
+    told: int | None,
+    expected: int,
+    reported: int,
 ) -> None:
-    """Nodes are counted by name, else by group rank; a nameless file of Flyte's own counts for itself."""
-    coverage = _job(*(make_error(**{"rank": None, **fields}) for fields in documents), expected_nodes=told).coverage
-    assert (coverage.expected, coverage.reported, coverage.complete) == (expected, reported, expected == reported)
+    """Nodes are counted by name, else by group rank;
+    a nameless file of Flyte's own counts for itself.
+    """
+    coverage = _job(
+        *(make_error(**{"rank": None, **fields}) for fields in documents), expected_nodes=told
+    ).coverage
+    assert (coverage.expected, coverage.reported, coverage.complete) == (
+        expected,
+        reported,
+        expected == reported,
+    )
 
 
-@pytest.mark.parametrize(("phase", "reported"), [(model.Phase.SUCCEEDED, 2), (model.Phase.JOINED, 1)])
+@pytest.mark.parametrize(
+    ("phase", "reported"), [(model.Phase.SUCCEEDED, 2), (model.Phase.JOINED, 1)]
+)
 def test_nodes_that_reported(phase: model.Phase, reported: int) -> None:
-    """The coverage is complete with a final entry of every node; one that joined and sent nothing is named."""
-    roster = (make_presence(node="a", nodes=2), make_presence(phase, node="b", group_rank=1, nodes=2))
+    """The coverage is complete with a final entry of every node;
+    one that joined and sent nothing is named.
+    """
+    roster = (
+        make_presence(node="a", nodes=2),
+        make_presence(phase, node="b", group_rank=1, nodes=2),
+    )
     coverage = _job(make_error(0, node="a", group_rank=0), roster=roster).coverage
     assert (coverage.expected, coverage.reported, coverage.complete) == (2, reported, reported == 2)
     assert coverage.notes == (() if reported == 2 else ("took part but sent no report: b",))
-    entries = tuple(make_presence(model.Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200) for n in range(200))
+    entries = tuple(
+        make_presence(model.Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200)
+        for n in range(200)
+    )
     (note,) = _job(roster=entries).coverage.notes
     assert note == "took part but sent no report: n000, n001, n002, n003, n004 and others"
 
@@ -447,9 +653,16 @@ def test_many_unreadable_documents_are_counted_and_some_named() -> None:
 
 @pytest.mark.parametrize("stored_at", [START_NS, None])
 def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
-    """A document that the storage has is not missed, whatever its receipt says; one that was handed over is."""
+    """A document that the storage has is not missed, whatever its receipt says;
+    one that was handed over is.
+    """
     reference = model.DocumentRef("e1-late.pb", last_modified_ns=stored_at)
-    receipt = model.Receipt("e1-late.pb", durable=False, error="the storage did not answer within 5.0 s", rank=0)
+    receipt = model.Receipt(
+        "e1-late.pb",
+        durable=False,
+        error="the storage did not answer within 5.0 s",
+        rank=0,
+    )
     roster = (make_presence(ranks=(0,), receipts=(receipt,)),)
     coverage = _job(make_error(group_rank=0, documents=(reference,)), roster=roster).coverage
     assert coverage.complete is (stored_at is not None)
@@ -461,17 +674,25 @@ def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
     [
         ({}, {}, "worker-0 reported the upload of e1.pb, but the document is missing"),
         ({}, {"unreadable": (Unreadable("e1.pb", "empty"),)}, "not readable: e1.pb: empty"),
-        ({"durable": False, "error": "no", "rank": 3}, {}, "the document of rank 3 on worker-0 was not uploaded: no"),
+        (
+            {"durable": False, "error": "no", "rank": 3},
+            {},
+            "the document of rank 3 on worker-0 was not uploaded: no",
+        ),
     ],
 )
-def test_a_document_that_is_missed(receipt: dict[str, Any], snapshot: dict[str, Any], note: str) -> None:
+def test_a_document_that_is_missed(
+    receipt: dict[str, Any], snapshot: dict[str, Any], note: str
+) -> None:
     """A document that was not uploaded, or has gone, makes the coverage incomplete."""
-    entry = make_presence(receipts=(model.Receipt(**{"name": "e1.pb", "durable": True, **receipt}),))
+    entry = make_presence(
+        receipts=(model.Receipt(**{"name": "e1.pb", "durable": True, **receipt}),)
+    )
     coverage = _job(make_error(), roster=(entry,), **snapshot).coverage
     assert (coverage.complete, coverage.notes) == (False, (note,))
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------
+# --- waiting --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -486,10 +707,15 @@ def test_a_document_that_is_missed(receipt: dict[str, Any], snapshot: dict[str, 
         ([model.Phase.FAILED, model.Phase.FAILED], 3, False),
     ],
 )
-def test_whether_all_nodes_are_done(phases: list[model.Phase], expected_nodes: int | None, done: bool) -> None:
-    """All nodes are done if as many as take part have a final entry of the last round; each counts once."""
+def test_whether_all_nodes_are_done(
+    phases: list[model.Phase], expected_nodes: int | None, done: bool
+) -> None:
+    """All nodes are done if as many as take part have a final entry of the last round;
+    each counts once.
+    """
     entries = [
-        make_presence(phase, node=f"n{n}", group_rank=n, nodes=2, incarnation=1) for n, phase in enumerate(phases)
+        make_presence(phase, node=f"n{n}", group_rank=n, nodes=2, incarnation=1)
+        for n, phase in enumerate(phases)
     ]
     assert nodes_done(entries * 2, expected_nodes) is done
     assert not nodes_done([*entries, make_presence(model.Phase.JOINED, round=1)], expected_nodes)
@@ -502,12 +728,22 @@ def test_whether_all_nodes_are_done(phases: list[model.Phase], expected_nodes: i
     [
         ([make_error(0)], [make_presence(nodes=1)], True),
         ([make_error(0)], [make_presence(model.Phase.JOINED, nodes=1)], False),
-        ([make_error(None, subject=model.Subject.AGENT, category="platform")], [make_presence(nodes=1)], True),
-        ([make_error(None, subject=model.Subject.AGENT, category="node_lost")], [make_presence(nodes=1)], False),
+        (
+            [make_error(None, subject=model.Subject.AGENT, category="platform")],
+            [make_presence(nodes=1)],
+            True,
+        ),
+        (
+            [make_error(None, subject=model.Subject.AGENT, category="node_lost")],
+            [make_presence(nodes=1)],
+            False,
+        ),
         ([make_error(0)], [], True),
     ],
     ids=["done", "silent", "its agent failed", "its agent is gone", "an empty roster"],
 )
-def test_whether_the_pods_live(failures: list[model.WorkerError], roster: list[model.NodePresence], live: bool) -> None:
+def test_whether_the_pods_live(
+    failures: list[model.WorkerError], roster: list[model.NodePresence], live: bool
+) -> None:
     """A node without a final entry, or with a lost agent, counts as a lost pod."""
     assert pods_live(_job(*failures, roster=tuple(roster))) is live

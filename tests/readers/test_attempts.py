@@ -17,10 +17,17 @@ from tests.readers.conftest import Attempt
 
 
 def _fails(attempt: Attempt, number: int, rank: int = 3) -> None:
-    attempt.at(number).write(make_error(rank, node=f"w-{rank}", attempt=number, kind=Kind.RECOVERABLE))
+    attempt.at(number).write(
+        make_error(rank, node=f"w-{rank}", attempt=number, kind=Kind.RECOVERABLE)
+    )
 
 
-def _siblings(attempt: Attempt, number: int, below: str = "", **options: float) -> tuple[AttemptSummary, ...]:
+def _siblings(
+    attempt: Attempt,
+    number: int,
+    below: str = "",
+    **options: float,
+) -> tuple[AttemptSummary, ...]:
     uri = f"{attempt.uri}/{number}{below}"
     conclusion = MultiErrorFileOutputReader(uri).conclude()
     assert conclusion is not None
@@ -80,7 +87,9 @@ def test_an_attempt_of_which_every_document_is_damaged(attempt: Attempt, number:
 
 
 def test_what_became_of_the_others(attempt: Attempt) -> None:
-    """An attempt with outputs succeeded; one with a roster alone may still run; behind a missing one none is read."""
+    """An attempt with outputs succeeded; one with a roster alone may still run;
+    behind a missing one none is read.
+    """
     _fails(attempt, 0)
     attempt.at(1).put("outputs.pb")
     for number, phase in ((2, Phase.JOINED), (3, Phase.FAILED)):
@@ -90,7 +99,11 @@ def test_what_became_of_the_others(attempt: Attempt) -> None:
     _fails(attempt, 6)
     notes = [item.note for item in _siblings(attempt, 0, below="/firstfault/errors")]
     assert notes[:3] == ["", "succeeded", "has neither an error nor outputs; it may still run"]
-    assert notes[3] == ("could not be read: a node reported that it failed, but its error documents are not there")
+    assert (
+        notes[3]
+        == "could not be read: a node reported that it failed, but its error documents are not"
+        " there"
+    )
     assert notes[4].startswith("could not be read: e1-damaged-0.pb")
     assert notes[4].endswith(", and 2 more documents")
     assert len(notes) == 5
@@ -117,7 +130,9 @@ def test_ten_others_at_most(attempt: Attempt) -> None:
 
 
 def test_storage_that_does_not_answer(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time for other attempts is limited, for any number of them; a refusal is the attempt's note."""
+    """The time for other attempts is limited, for any number of them;
+    a refusal is the attempt's note.
+    """
     for number in range(5):
         _fails(attempt, number)
     answers = MultiErrorFileOutputReader.job_async

@@ -47,7 +47,9 @@ def count(text: str) -> int:
 
 
 def test_a_failure(brief: Brief) -> None:
-    """A brief has the cause, its confidence, the first failure's lines with numbers, and each rank's last lines."""
+    """A brief has the cause, its confidence, the first failure's lines with numbers,
+    and each rank's last lines.
+    """
     text = brief(FAILED)
     assert text.startswith("# Failed: ValueError: no labels in shard 9\n")
     assert "- Confidence: high; rule own-fault\n" in text
@@ -59,7 +61,9 @@ def test_a_failure(brief: Brief) -> None:
 
 
 def test_a_success_and_an_unknown_end(brief: Brief) -> None:
-    """Without a failure, a brief says whether a success is proven, and quotes the end of the log."""
+    """Without a failure, a brief says whether a success is proven,
+    and quotes the end of the log.
+    """
     text = brief([*STARTED, "Training completed"], code=EXIT.OK)
     assert text.startswith("# Succeeded\n")
     assert "14: Training completed\n" in text
@@ -76,7 +80,14 @@ def test_several_logs_are_merged_by_time(brief: Brief) -> None:
     text = brief([*first, "2031-05-06T07:08:06Z srun: error: lost connection"], worker=other)
     line = text.partition("## Time line")[2].partition("## ")[0]
     found = [
-        line.find(part) for part in ("step 0 loss 1", "low disk space", "(last step)", "ValueError", "lost connection")
+        line.find(part)
+        for part in (
+            "step 0 loss 1",
+            "low disk space",
+            "(last step)",
+            "ValueError",
+            "lost connection",
+        )
     ]
     assert found == sorted(found)
     assert found[0] > 0
@@ -85,7 +96,10 @@ def test_several_logs_are_merged_by_time(brief: Brief) -> None:
 
 
 def test_a_folder_and_stdin(
-    brief: Brief, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    brief: Brief,
+    tmp_path: Path,
+    run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A folder of logs, and a log on stdin, have the same brief as the files."""
     whole = brief(FAILED)
@@ -93,13 +107,19 @@ def test_a_folder_and_stdin(
     folder.mkdir()
     (tmp_path / "job.log").rename(folder / "job.log")
     assert run("show", "--brief", str(folder)).out == whole
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join([*FAILED, ""]).encode())))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join([*FAILED, ""]).encode()))
+    )
     assert run("show", "--brief", "-").out == whole.replace("job.log", "stdin")
 
 
 def test_a_recorded_job(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """The brief on a recorded job has its failures, in the order of time, and the last lines of their logs."""
-    attempt.write(make_error(3, node="w-1", message="bad shard", log_tail="step 7\nopening shard 3"))
+    """The brief on a recorded job has its failures, in the order of time,
+    and the last lines of their logs.
+    """
+    attempt.write(
+        make_error(3, node="w-1", message="bad shard", log_tail="step 7\nopening shard 3")
+    )
     ran = run("show", "--brief", attempt.uri)
     assert (ran.code, ran.err) == (EXIT.ROOT_CAUSE, "")
     assert ran.out.startswith("# Failed: ValueError: bad shard\n")
@@ -115,7 +135,7 @@ def test_it_is_one_form_of_several(run: Callable[..., Ran], tmp_path: Path) -> N
         assert run("show", "--brief", option, str(log)).code == EXIT.USAGE
 
 
-# --- credentials ------------------------------------------------------------------------------------------------------
+# --- credentials ----------------------------------------------------------------------------------
 
 
 def test_credentials_are_removed(brief: Brief) -> None:
@@ -125,7 +145,14 @@ def test_credentials_are_removed(brief: Brief) -> None:
         "url https://ana:hunter22@host/x",
         "/home/ana/x",
     ]
-    text = brief([*secrets, *STARTED, *of("[rank1]: ", [*secrets, *RAISED]), *of("[rank1]: ERROR: failed ", secrets)])
+    text = brief(
+        [
+            *secrets,
+            *STARTED,
+            *of("[rank1]: ", [*secrets, *RAISED]),
+            *of("[rank1]: ERROR: failed ", secrets),
+        ]
+    )
     assert "0123456789abcdef" not in text
     assert "hunter22" not in text
     assert "/home/ana" not in text
@@ -133,7 +160,9 @@ def test_credentials_are_removed(brief: Brief) -> None:
 
 
 def test_a_key_of_several_lines_is_removed() -> None:
-    """Nothing of a private key stays, although the key has several lines; the other lines keep their numbers."""
+    """Nothing of a private key stays, although the key has several lines;
+    the other lines keep their numbers.
+    """
     key = [
         "-----BEGIN PRIVATE KEY-----",
         "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
@@ -146,7 +175,7 @@ def test_a_key_of_several_lines_is_removed() -> None:
     assert not any(part in " ".join(found.values()) for part in ("MIIE", "cXdl"))
 
 
-# --- the limit --------------------------------------------------------------------------------------------------------
+# --- the limit ------------------------------------------------------------------------------------
 
 _RANDOM = random.Random(7)
 _WORDS = [
@@ -167,12 +196,20 @@ def _noise(count: int) -> list[str]:
     return [" ".join(_RANDOM.choices(_WORDS, k=_RANDOM.randint(1, 40))) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", ["many errors", "many ranks", "long lines", "no words", "many tracebacks", "no end"])
+@pytest.mark.parametrize(
+    "kind", ["many errors", "many ranks", "long lines", "no words", "many tracebacks", "no end"]
+)
 def test_large_logs_stay_within_the_limit(brief: Brief, kind: str) -> None:
-    """Whatever a log of megabytes is full of, its brief has at most 6,000 tokens and the first failure's last line."""
+    """Whatever a log of megabytes is full of, its brief has at most 6,000 tokens and the
+    first failure's last line.
+    """
     noise = {
-        "many errors": [f"ERROR {'x' * (at % 90)} failed {line}" for at, line in enumerate(_noise(20_000))],
-        "many ranks": [f"[rank{at % 2000}]: step {at} {line}" for at, line in enumerate(_noise(30_000))],
+        "many errors": [
+            f"ERROR {'x' * (at % 90)} failed {line}" for at, line in enumerate(_noise(20_000))
+        ],
+        "many ranks": [
+            f"[rank{at % 2000}]: step {at} {line}" for at, line in enumerate(_noise(30_000))
+        ],
         "long lines": ["error " + "a9 \u00e9" * 5_000 for _ in range(100)],
         "no words": ["#@!%^&*()[]{}<>?/\\|~`" * 10 for _ in range(10_000)],
         "many tracebacks": [
@@ -196,7 +233,9 @@ def test_large_logs_stay_within_the_limit(brief: Brief, kind: str) -> None:
 
 
 def test_tokens_are_estimated_high() -> None:
-    """Four letters, two digits, or one sign are a token; a space is free; other scripts count as bytes."""
+    """Four letters, two digits, or one sign are a token; a space is free;
+    other scripts count as bytes.
+    """
     assert estimate_tokens("step") == 1
     assert estimate_tokens("steps 12345") == 2 + 3
     assert estimate_tokens("a, b") == 3
@@ -206,45 +245,62 @@ def test_tokens_are_estimated_high() -> None:
 
 
 def test_what_fits_is_selected_by_weight() -> None:
-    """The lines that matter most are kept, in their order; parts get their share, and what others leave over."""
+    """The lines that matter most are kept, in their order; parts get their share,
+    and what others leave over.
+    """
     lines = [(2, "aaaa bbbb"), (0, "cccc"), (1, "dddd eeee ffff")]
     assert select_lines(lines, 6) == ["cccc", "dddd eeee ffff"]
     assert select_lines(lines, 100) == [text for _, text in lines]
     assert share_tokens([10, 500, 40], [100, 100, 100], 300) == [10, 250, 40]
 
 
-# --- folding ----------------------------------------------------------------------------------------------------------
+# --- folding --------------------------------------------------------------------------------------
 
 
 def test_similar_lines_are_folded(brief: Brief) -> None:
-    """Lines that differ in numbers alone appear once, with how often they came and up to which line."""
+    """Lines that differ in numbers alone appear once,
+    with how often they came and up to which line.
+    """
     lines = [
-        line for at in range(50) for line in (f"step {at} loss 1.{at}", f"WARNING: rank {at} retries request {at * 7}")
+        line
+        for at in range(50)
+        for line in (f"step {at} loss 1.{at}", f"WARNING: rank {at} retries request {at * 7}")
     ]
     text = brief([*lines, *of("[rank1]: ", RAISED)])
     assert "2: (x50 up to line 100) WARNING: rank 0 retries request 0\n" in text
     assert "rank 31 retries" not in text
-    assert make_template("loss 2.31 at 07:08:09 on gpu-7") == make_template("loss 0.5 at 11:00:01 on gpu-12")
+    assert make_template("loss 2.31 at 07:08:09 on gpu-7") == make_template(
+        "loss 0.5 at 11:00:01 on gpu-12"
+    )
     assert make_template("disk full") != make_template("disk lost")
     folded = fold_similar([QuotedLine("a", at, f"step {at}") for at in range(5)])
     assert [line.text for line in folded] == ["step 0", "step 4  (+3 similar lines)"]
 
 
 def test_few_values_are_named(brief: Brief) -> None:
-    """Values in which similar lines differ are shown if they are few, as the sizes of a mismatch; ranks aren't."""
+    """Values in which similar lines differ are shown if they are few, as the sizes of a mismatch;
+    ranks aren't.
+    """
     sizes = [1, 512, 1, 1]
     texts = [
-        f"Rank {rank} at 07:08:1{rank}.{rank}7 timed out in ALLREDUCE, size={size}" for rank, size in enumerate(sizes)
+        f"Rank {rank} at 07:08:1{rank}.{rank}7 timed out in ALLREDUCE, size={size}"
+        for rank, size in enumerate(sizes)
     ]
     assert describe_differences(texts) == "size 1 (x3), 512"
-    assert describe_differences([f"failed on device {device}" for device in (7, 5)]) == "device 7, 5"
+    assert (
+        describe_differences([f"failed on device {device}" for device in (7, 5)]) == "device 7, 5"
+    )
     assert describe_differences([f"failed after {seconds} s" for seconds in range(20)]) == ""
-    text = brief([*of("[rank0]: ", STEPS), *(f"ERROR: {line}" for line in texts), *of("[rank1]: ", RAISED)])
+    text = brief(
+        [*of("[rank0]: ", STEPS), *(f"ERROR: {line}" for line in texts), *of("[rank1]: ", RAISED)]
+    )
     assert "(x4 up to line 10, with size 1 (x3), 512) ERROR: Rank 0 at" in text
 
 
 def test_tracebacks_are_shortened() -> None:
-    """A long traceback keeps the program's frames, the innermost frame and the exception; a short one all of it."""
+    """A long traceback keeps the program's frames, the innermost frame and the exception;
+    a short one all of it.
+    """
     library = [
         '  File "/env/lib/python3.12/site-packages/torch/nn.py", line 3, in call',
         "    return inner()",
@@ -268,9 +324,15 @@ def test_other_forms_load_no_brief(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text("\n".join(FAILED), encoding="utf-8")
     code = (
-        "import sys\nfrom firstfault.cli import main\nfor form in (['--help'], ['show', sys.argv[1]]):\n"
-        "    try: main(form)\n    except SystemExit: pass\n"
-        "print([name for name in sys.modules if 'brief' in name or 'log_digest' in name], file=sys.stderr)"
+        "import sys\nfrom firstfault.cli import main\nfor form in (['--help'], ['show',"
+        " sys.argv[1]]):\n    try: main(form)\n    except SystemExit: pass\nprint([name for name in"
+        " sys.modules if 'brief' in name or 'log_digest' in name], file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(log)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert ran.stderr == "[]\n"

@@ -26,7 +26,9 @@ _TIES = {
 
 
 @pytest.mark.parametrize(("errors", "rank"), _TIES.values(), ids=_TIES)
-def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt, errors: list, rank: int) -> None:
+def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(
+    attempt: Attempt, errors: list, rank: int
+) -> None:
     """With equal times evidence decides, then the lowest rank."""
     for name, error in enumerate(errors):
         attempt.put(f"firstfault/errors/{name}.pb", encode(error))
@@ -50,15 +52,25 @@ _GOOD = encode(make_error(0, node="w-0", at_ms=-5, message="x" * 100))
 _BROKEN = {
     "empty": (b"", "is empty (0 bytes)"),
     "truncated": (_GOOD[: len(_GOOD) // 2], "is not an error document"),
-    "oversized": (_GOOD + b"\0" * MAX_DOCUMENT_BYTES, f"more than the limit of {MAX_DOCUMENT_BYTES}"),
+    "oversized": (
+        _GOOD + b"\0" * MAX_DOCUMENT_BYTES,
+        f"more than the limit of {MAX_DOCUMENT_BYTES}",
+    ),
     "undecodable": (b"<html>502 Bad Gateway</html>", "is not an error document"),
     "of another kind": (b"\x10\x01", "has no error"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), _BROKEN.values(), ids=_BROKEN)
-@pytest.mark.parametrize("name", ["firstfault/errors/broken.pb", f"error-{'b' * 32}.pb"], ids=["ours", "stock"])
-def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: str, data: bytes, reason: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["firstfault/errors/broken.pb", f"error-{'b' * 32}.pb"], ids=["ours", "stock"]
+)
+def test_a_broken_document_is_skipped_counted_and_named(
+    attempt: Attempt,
+    name: str,
+    data: bytes,
+    reason: str,
+) -> None:
     """An unreadable document is skipped, counted in the coverage, and named with the reason."""
     attempt.put(name, data)
     attempt.write(make_error(3, node="w-1", group_world_size=1))
@@ -74,13 +86,20 @@ def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: 
 
 @pytest.mark.parametrize("data", [b"", bytes(MAX_DOCUMENT_BYTES + 1)], ids=["empty", "oversized"])
 @pytest.mark.parametrize("name", ["firstfault/errors/broken.pb", "error.pb"], ids=["ours", "stock"])
-def test_only_broken_documents_are_an_error_without_a_cause(attempt: Attempt, name: str, data: bytes) -> None:
-    """With an unreadable document alone the attempt has failed; the verdict is undetermined and names it."""
+def test_only_broken_documents_are_an_error_without_a_cause(
+    attempt: Attempt, name: str, data: bytes
+) -> None:
+    """With an unreadable document alone the attempt has failed;
+    the verdict is undetermined and names it.
+    """
     attempt.put(name, data)
     reader = attempt.reader()
     assert reader.is_error()
     conclusion = reader.conclude()
-    assert (conclusion.verdict.scope, conclusion.verdict.coverage.unreadable) == (Scope.UNDETERMINED, 1)
+    assert (conclusion.verdict.scope, conclusion.verdict.coverage.unreadable) == (
+        Scope.UNDETERMINED,
+        1,
+    )
     assert name.rpartition("/")[2] in conclusion.verdict.message
     assert not conclusion.decision.retry
     read = reader.read_error()
@@ -88,15 +107,21 @@ def test_only_broken_documents_are_an_error_without_a_cause(attempt: Attempt, na
     assert read.message.splitlines()[0].startswith("undetermined no retry:")
 
 
-def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document without read permission is skipped, counted and named with the missing permission."""
+def test_a_forbidden_document_is_skipped_counted_and_named(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document without read permission is skipped,
+    counted and named with the missing permission.
+    """
     (secret,) = attempt.write(make_error(0, node="w-0"))
     attempt.write(make_error(3, node="w-1", at_ms=9))
     get = FsspecStore.get
 
     async def refused(self: FsspecStore, path: str, *, limit: int | None = None) -> bytes:
         if path.endswith(secret):
-            raise AccessDeniedError(f"cannot read {path}: refused; check the credentials and the read permission")
+            raise AccessDeniedError(
+                f"cannot read {path}: refused; check the credentials and the read permission"
+            )
         return await get(self, path, limit=limit)
 
     monkeypatch.setattr(FsspecStore, "get", refused)
@@ -107,12 +132,21 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
     assert "the read permission" in verdict.coverage.notes[0]
 
 
-_ONE_OF_TWO = (make_presence(node="w-0", nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2))
+_ONE_OF_TWO = (
+    make_presence(node="w-0", nodes=2),
+    make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
+)
 
 
-@pytest.mark.parametrize(("settle_seconds", "message", "listings"), [(30, "late", 3), (None, "early", 1)])
+@pytest.mark.parametrize(
+    ("settle_seconds", "message", "listings"), [(30, "late", 3), (None, "early", 1)]
+)
 def test_a_late_document_is_waited_for(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, settle_seconds: float | None, message: str, listings: int
+    attempt: Attempt,
+    monkeypatch: pytest.MonkeyPatch,
+    settle_seconds: float | None,
+    message: str,
+    listings: int,
 ) -> None:
     """With time to settle, a document that is written after the first listing is the root cause."""
     looks: list[str] = []
@@ -133,25 +167,34 @@ def test_a_late_document_is_waited_for(
     attempt.write(make_error(0, node="w-0", group_rank=0, at_ms=30, message="early"))
     attempt.join(*_ONE_OF_TWO)
     monkeypatch.setattr(FsspecStore, "list", later)
-    verdict = attempt.reader(**({"settle_seconds": settle_seconds} if settle_seconds else {})).verdict()
+    verdict = attempt.reader(
+        **({"settle_seconds": settle_seconds} if settle_seconds else {})
+    ).verdict()
     assert (verdict.message, verdict.settled) == (message, True)
     assert verdict.coverage.complete is (settle_seconds is not None)
     assert len(looks) == listings, "with time: two looks while it waited, and the one that it read"
 
 
 def test_the_wait_is_bounded_and_its_timeout_reported(attempt: Attempt) -> None:
-    """If a node never reports, the reader stops waiting, reports the timeout, and names the node."""
+    """If a node never reports, the reader stops waiting, reports the timeout,
+    and names the node.
+    """
     attempt.write(make_error(0, node="w-0", group_rank=0))
     attempt.join(*_ONE_OF_TWO)
     reader = attempt.reader(settle_seconds=0.01)
     verdict = reader.verdict()
     assert (verdict.settled, verdict.coverage.complete) == (False, False)
     assert "took part but sent no report: w-1" in verdict.coverage.notes
-    assert "Unknown: failures on pods that didn't report within the timeout" in reader.read_error().message
+    assert (
+        "Unknown: failures on pods that didn't report within the timeout"
+        in reader.read_error().message
+    )
 
 
 @pytest.mark.parametrize(("expected_nodes", "settled"), [(1, True), (2, False)])
-def test_the_expected_number_of_nodes_ends_the_wait(attempt: Attempt, expected_nodes: int, settled: bool) -> None:
+def test_the_expected_number_of_nodes_ends_the_wait(
+    attempt: Attempt, expected_nodes: int, settled: bool
+) -> None:
     """The caller's number of nodes, not the roster's, decides how many are waited for."""
     attempt.write(make_error())
     attempt.join(make_presence(nodes=3))
@@ -161,7 +204,9 @@ def test_the_expected_number_of_nodes_ends_the_wait(attempt: Attempt, expected_n
 
 
 def test_a_recovered_round_is_no_error(attempt: Attempt) -> None:
-    """Failures of round 0 are history once round 1 has begun, and no error when it leaves outputs."""
+    """Failures of round 0 are history once round 1 has begun,
+    and no error when it leaves outputs.
+    """
     attempt.write(make_error())
     attempt.join(make_presence(Phase.JOINED, round=0), make_presence(Phase.SUCCEEDED, round=1))
     attempt.put("outputs.pb", b"")
@@ -172,7 +217,9 @@ def test_a_recovered_round_is_no_error(attempt: Attempt) -> None:
 
 
 def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
-    """A name that claims a later round than its document does not make the other documents history."""
+    """A name that claims a later round than its document does not make the
+    other documents history.
+    """
     name = str(ErrorKey(9, START_NS, 0, 0, "", 0, "0" * 32))
     attempt.put(f"firstfault/errors/{name}", encode(make_error(0, at_ms=5, message="claims")))
     attempt.write(make_error(1, message="first"))
@@ -181,7 +228,9 @@ def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
 
 @pytest.mark.parametrize("outputs", [True, False])
 def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
-    """Without an error document there is no error; `read_error` returns Flyte's ErrorFileNotFound."""
+    """Without an error document there is no error;
+    `read_error` returns Flyte's ErrorFileNotFound.
+    """
     if outputs:
         attempt.put("outputs.pb", b"")
     reader = attempt.reader()
@@ -203,11 +252,15 @@ def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
     monkeypatch.setattr(FsspecStore, "request", refused)
 
 
-@pytest.mark.parametrize("error", [AccessDeniedError("list refused"), StoreUnavailableError("no answer")])
+@pytest.mark.parametrize(
+    "error", [AccessDeniedError("list refused"), StoreUnavailableError("no answer")]
+)
 def test_storage_that_cannot_be_listed_is_never_no_error(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
-    """Every method raises a typed error if the storage cannot be listed, also if there are outputs."""
+    """Every method raises a typed error if the storage cannot be listed,
+    also if there are outputs.
+    """
     attempt.put("outputs.pb", b"")
     _refuse_listing(monkeypatch, error)
     for name in ("is_error", "read_error", "conclude", "verdict", "decision", "job"):
@@ -215,16 +268,26 @@ def test_storage_that_cannot_be_listed_is_never_no_error(
             getattr(attempt.reader(), name)()
 
 
-def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that may not list uses the documents that it has, says so, and names the missing permission."""
+def test_in_a_pod_that_may_write_but_not_list(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that may not list uses the documents that it has, says so,
+    and names the missing permission.
+    """
     attempt.write(make_error(0, node="w-0", at_ms=-50, message="another pod's"))
-    _refuse_listing(monkeypatch, AccessDeniedError("refused; check the credentials and the list permission"))
+    _refuse_listing(
+        monkeypatch, AccessDeniedError("refused; check the credentials and the list permission")
+    )
     own = make_error(3, node="w-1", group_world_size=2, message="mine")
     reader = attempt.reader(copies={f"firstfault/errors/{error_key_for(own)}": encode(own)})
     verdict = reader.verdict()
     assert verdict.message == "mine"
     assert not verdict.settled
-    assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 1, False)
+    assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (
+        2,
+        1,
+        False,
+    )
     (note,) = verdict.coverage.notes
     assert "only the documents at hand" in note
     assert "the list permission" in note
@@ -244,7 +307,9 @@ def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pyt
         (600, 600, ""),
     ],
 )
-def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, delay_s: int | None, warned: str) -> None:
+def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(
+    late_s: int, delay_s: int | None, warned: str
+) -> None:
     """The recorded time decides (the RFC's rule); a clock that contradicts the storage's is named.
 
     A late upload says nothing about the clock if its writer held it back, or if that is not known.
@@ -252,8 +317,18 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, dela
     stamp = START_NS + late_s * _S
     document = DocumentRef("a.pb", last_modified_ns=stamp)
     delay = None if delay_s is None else delay_s * _S
-    skewed = make_error(0, node="w-0", upload_delay_ns=delay, documents=(document,), group_world_size=1)
-    verdict = MultiErrorFileOutputReader("unused", strategy="earliest").conclude_from(make_job(skewed)).verdict
+    skewed = make_error(
+        0,
+        node="w-0",
+        upload_delay_ns=delay,
+        documents=(document,),
+        group_world_size=1,
+    )
+    verdict = (
+        MultiErrorFileOutputReader("unused", strategy="earliest")
+        .conclude_from(make_job(skewed))
+        .verdict
+    )
     assert verdict.ranks == (0,)
     warnings = [sentence for sentence in verdict.why if "clock" in sentence]
     assert len(warnings) == bool(warned)

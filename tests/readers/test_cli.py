@@ -39,14 +39,25 @@ Run: TypeAlias = Callable[..., Ran]
         ([make_error()], False, EXIT.ROOT_CAUSE),
         ([make_error()], True, EXIT.ROOT_CAUSE),
         ([make_error(kind=Kind.RECOVERABLE)], False, EXIT.ROOT_CAUSE_RETRYABLE),
-        ([make_error(round=0), make_error(round=1, kind=Kind.RECOVERABLE)], False, EXIT.ROOT_CAUSE_RETRYABLE),
+        (
+            [make_error(round=0), make_error(round=1, kind=Kind.RECOVERABLE)],
+            False,
+            EXIT.ROOT_CAUSE_RETRYABLE,
+        ),
     ],
     ids=["outputs", "nothing", "root cause", "errors beat outputs", "retryable", "last round"],
 )
 def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a table
-    attempt: Attempt, run: Run, options: tuple[str, ...], errors: list, outputs: bool, code: int
+    attempt: Attempt,
+    run: Run,
+    options: tuple[str, ...],
+    errors: list,
+    outputs: bool,
+    code: int,
 ) -> None:
-    """The exit code says whether there is a root cause and whether to retry, with and without --json."""
+    """The exit code says whether there is a root cause and whether to retry,
+    with and without --json.
+    """
     attempt.write(*errors)
     if outputs:
         attempt.put("outputs.pb", b"")
@@ -64,7 +75,11 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
 )
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_no_readable_document_is_no_root_cause(
-    attempt: Attempt, run: Run, options: tuple[str, ...], data: bytes | None, said: str
+    attempt: Attempt,
+    run: Run,
+    options: tuple[str, ...],
+    data: bytes | None,
+    said: str,
 ) -> None:
     """It has an exit code of its own, and one line says what is there and what to do."""
     if data is None:
@@ -82,8 +97,14 @@ def test_no_readable_document_is_no_root_cause(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("show",), "Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last"),
-        (("show", "--last"), "no runs below .firstfault/torchrun or .firstfault/runs; pass a log file"),
+        (
+            ("show",),
+            "Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last",
+        ),
+        (
+            ("show", "--last"),
+            "no runs below .firstfault/torchrun or .firstfault/runs; pass a log file",
+        ),
         (("show", "--last", "uri"), "pass a URI or --last, not both"),
         (("show", ""), "URI is empty; pass a log file or the attempt's output prefix"),
         (("watch", " "), "URI is empty; pass a log file or the attempt's output prefix"),
@@ -94,19 +115,46 @@ def test_no_readable_document_is_no_root_cause(
         (("shwo", "out"), "unknown command 'shwo'; did you mean 'show'?"),
         (("Watch", "out"), "unknown command 'Watch'; did you mean 'watch'?"),
         (("help", "shwo"), "unknown command 'shwo'; did you mean 'show'?"),
-        (("frobnicate",), "unknown command 'frobnicate'; commands are classify, doctor, help, k8s, ls, prune, requeue"),
-        ((), "missing command; commands are classify, doctor, help, k8s, ls, prune, requeue, run, show"),
+        (
+            ("frobnicate",),
+            (
+                "unknown command 'frobnicate'; commands are classify, doctor, help, k8s, ls, prune,"
+                " requeue"
+            ),
+        ),
+        (
+            (),
+            (
+                "missing command; commands are classify, doctor, help, k8s, ls, prune, requeue,"
+                " run, show"
+            ),
+        ),
         (("--debug",), "missing command"),
-        (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
-        (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),
-        (("show", "out", "--strategy", "earlyest"), "unknown strategy 'earlyest'; available: evidence, earliest"),
+        (
+            ("show", "out", "--json", "--markdown"),
+            "--json and --markdown write to stdout; choose one",
+        ),
+        (
+            ("show", "out", "--markdown", "--html", "-"),
+            "--markdown and --html - write to stdout; choose one",
+        ),
+        (
+            ("show", "out", "--strategy", "earlyest"),
+            "unknown strategy 'earlyest'; available: evidence, earliest",
+        ),
         (("show", "nosuchthing://bucket/out"), "unknown storage scheme 'nosuchthing'"),
     ],
 )
 def test_a_usage_error(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], reason: str
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    reason: str,
 ) -> None:
-    """Invalid arguments have exit code 2, the reason in one line on stderr, and nothing on stdout."""
+    """Invalid arguments have exit code 2, the reason in one line on stderr,
+    and nothing on stdout.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ran = run(*arguments)
@@ -117,7 +165,9 @@ def test_a_usage_error(
     assert ran.out == ""
 
 
-@pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
+@pytest.mark.parametrize(
+    "path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"]
+)
 def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
     """Without documents and outputs the exit code is 3, and one line names the folder."""
     if path == "/firstfault/errors":
@@ -134,7 +184,9 @@ def test_nothing_found(attempt: Attempt, run: Run, path: str) -> None:
 
 @pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
 def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> None:
-    """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started."""
+    """The last attempt that failed is shown, also if a later one succeeded,
+    and behind one whose pods never started.
+    """
     attempt.at(0).put("outputs.pb")
     assert run("show", attempt.uri).code == EXIT.OK
     _attempts(attempt)
@@ -148,17 +200,34 @@ def test_the_folder_of_all_attempts(attempt: Attempt, run: Run, last: str) -> No
     assert (found["root"]["rank"], found["uri"]) == (1, where.uri)
 
 
-def test_the_newest_run(attempt: Attempt, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--last finds the newest run of this folder, of torchrun or of `firstfault run`; so does the folder of runs."""
+def test_the_newest_run(
+    attempt: Attempt,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--last finds the newest run of this folder, of torchrun or of `firstfault run`;
+    so does the folder of runs.
+    """
     monkeypatch.chdir(tmp_path)
-    for seconds, name in ((1_000, "runs/older"), (2_000, "torchrun/newer"), (1_500, "torchrun/other")):
+    for seconds, name in (
+        (1_000, "runs/older"),
+        (2_000, "torchrun/newer"),
+        (1_500, "torchrun/other"),
+    ):
         made = attempt.at(tmp_path / ".firstfault" / name)
         os.close(begin_run(made.folder))
         _attempts(made)
         os.utime(made.folder / RUN_MARK, (seconds, seconds))
     assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/torchrun/newer/1"
-    assert json.loads(run("show", "--json", ".firstfault/torchrun").out)["uri"] == ".firstfault/torchrun/newer/1"
-    assert json.loads(run("show", "--json", ".firstfault").out)["uri"] == ".firstfault/torchrun/newer/1"
+    assert (
+        json.loads(run("show", "--json", ".firstfault/torchrun").out)["uri"]
+        == ".firstfault/torchrun/newer/1"
+    )
+    assert (
+        json.loads(run("show", "--json", ".firstfault").out)["uri"]
+        == ".firstfault/torchrun/newer/1"
+    )
     assert (tmp_path / ".firstfault" / ".gitignore").read_text() == "*\n"
     page = run("show", "--last", "--html", "report.html")
     assert page.out == "report of .firstfault/torchrun/newer/1: report.html\n"
@@ -167,19 +236,31 @@ def test_the_newest_run(attempt: Attempt, run: Run, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
-        (AccessDeniedError("cannot list:\n\x1b[31mrefused\x1b[0m"), (EXIT.TOOL_FAILED, "cannot list: refused")),
+        (
+            AccessDeniedError("cannot list:\n\x1b[31mrefused\x1b[0m"),
+            (EXIT.TOOL_FAILED, "cannot list: refused"),
+        ),
         (
             ZeroDivisionError("a bug"),
-            (EXIT.TOOL_FAILED, "unexpected ZeroDivisionError: a bug (run with --debug for a traceback)"),
+            (
+                EXIT.TOOL_FAILED,
+                "unexpected ZeroDivisionError: a bug (run with --debug for a traceback)",
+            ),
         ),
         (KeyboardInterrupt(), (EXIT.INTERRUPTED, "interrupted")),
     ],
     ids=["a refused request", "a bug", "Ctrl-C"],
 )
 def test_an_error_of_the_tool(
-    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, ended: tuple[int, str]
+    attempt: Attempt,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    ended: tuple[int, str],
 ) -> None:
-    """Each has its exit code and one plain line, even if there are outputs; --debug raises what is unexpected."""
+    """Each has its exit code and one plain line, even if there are outputs;
+    --debug raises what is unexpected.
+    """
 
     async def fail(self: FsspecStore, folder: str = "") -> list:
         raise error
@@ -196,7 +277,9 @@ def test_an_error_of_the_tool(
 
 
 def test_json(attempt: Attempt, run: Run) -> None:
-    """With --json stdout is one object of the schema, and stderr is empty; the reader gets the other options."""
+    """With --json stdout is one object of the schema, and stderr is empty;
+    the reader gets the other options.
+    """
     attempt.write(make_error(0, kind=Kind.RECOVERABLE, message="bad"), make_error(1, at_ms=5))
     ran = run("show", attempt.uri, "--strategy", "earliest", "--expected-nodes", "7", "--json")
     assert ran.err == ""
@@ -204,14 +287,24 @@ def test_json(attempt: Attempt, run: Run) -> None:
     document = json.loads(line)
     assert list(document)[:4] == ["schema", "verdict", "decision", "outcome"]
     assert document["outcome"] == "failed"
-    assert (document["root"]["rank"], document["root"]["message"], document["uri"]) == (0, "bad", attempt.uri)
+    assert (document["root"]["rank"], document["root"]["message"], document["uri"]) == (
+        0,
+        "bad",
+        attempt.uri,
+    )
     assert document["schema"] == "firstfault.verdict/v1"
     verdict = document["verdict"]
-    assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == ("earliest", [0], 7)
+    assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == (
+        "earliest",
+        [0],
+        7,
+    )
 
 
 def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
-    """Without an error JSON has null for verdict and decision, and the page says what is known instead."""
+    """Without an error JSON has null for verdict and decision,
+    and the page says what is known instead.
+    """
     nothing = {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
     found = json.loads(run("show", attempt.uri, "--json").out)
     assert found == {**nothing, "outcome": "not found", "reason": found["reason"]}
@@ -222,7 +315,9 @@ def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
     succeeded = {**nothing, "outcome": "succeeded", "reason": "the attempt has outputs"}
     assert json.loads(run("show", attempt.uri, "--json").out) == succeeded
     said = "no error: the attempt has outputs\n"
-    assert run("show", attempt.uri, "--html", str(page)) == Ran(EXIT.OK, f"report: {page}\n{said}", "")
+    assert run("show", attempt.uri, "--html", str(page)) == Ran(
+        EXIT.OK, f"report: {page}\n{said}", ""
+    )
     text = page.read_text(encoding="utf-8")
     assert text.lower().startswith("<!doctype html>")
     assert '<h1 id="ff-what">No error</h1>\n<p>The attempt has outputs</p>' in text
@@ -232,14 +327,23 @@ def test_without_an_error(attempt: Attempt, run: Run, tmp_path: Path) -> None:
 
 
 def test_a_path_that_does_not_exist(run: Run, tmp_path: Path) -> None:
-    """A misspelt path is named as one that doesn't exist, without words about documents or outputs."""
+    """A misspelt path is named as one that doesn't exist,
+    without words about documents or outputs.
+    """
     ran = run("show", str(tmp_path / "nope.log"))
-    assert ran == Ran(EXIT.NOTHING_FOUND, "", f"firstfault: {tmp_path / 'nope.log'}: no such file or folder\n")
+    assert ran == Ran(
+        EXIT.NOTHING_FOUND, "", f"firstfault: {tmp_path / 'nope.log'}: no such file or folder\n"
+    )
 
 
 def test_a_success_without_outputs(attempt: Attempt, run: Run) -> None:
     """A script under torchrun writes none: it has succeeded once all of its nodes say so."""
-    attempt.join(*(make_presence(Phase.JOINED, node=f"w-{node}", group_rank=node, nodes=2) for node in range(2)))
+    attempt.join(
+        *(
+            make_presence(Phase.JOINED, node=f"w-{node}", group_rank=node, nodes=2)
+            for node in range(2)
+        )
+    )
     for node in range(2):
         assert run("show", attempt.uri).code == EXIT.NOTHING_FOUND
         attempt.join(make_presence(Phase.SUCCEEDED, node=f"w-{node}", group_rank=node, nodes=2))
@@ -249,14 +353,34 @@ def test_a_success_without_outputs(attempt: Attempt, run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ((), ("ValueError rank 3 w-1 no retry: bad\n", "\nCause    ValueError: bad\n         your code, category ")),
-        (("-v",), ("ValueError rank 3 w-1 no retry: bad\n", "\n  {uri}/firstfault/errors\n", "\n  [1] {name}\n")),
+        (
+            (),
+            (
+                "ValueError rank 3 w-1 no retry: bad\n",
+                "\nCause    ValueError: bad\n         your code, category ",
+            ),
+        ),
+        (
+            ("-v",),
+            (
+                "ValueError rank 3 w-1 no retry: bad\n",
+                "\n  {uri}/firstfault/errors\n",
+                "\n  [1] {name}\n",
+            ),
+        ),
         (("--markdown",), ("## ValueError: bad\n", "- **Where:** rank 3 on w-1")),
         (("--html", "-"), ("<!doctype html>", "</html>")),
     ],
 )
-def test_each_form_is_stdout(attempt: Attempt, run: Run, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
-    """Each form is stdout and nothing else; with -v it has the names of the documents, each in one row."""
+def test_each_form_is_stdout(
+    attempt: Attempt,
+    run: Run,
+    options: tuple[str, ...],
+    parts: tuple[str, ...],
+) -> None:
+    """Each form is stdout and nothing else; with -v it has the names of the documents,
+    each in one row.
+    """
     (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
     ran = run("show", attempt.uri, *options)
     assert (ran.code, ran.err) == (EXIT.ROOT_CAUSE, "")
@@ -296,9 +420,16 @@ def test_html_is_written_as_a_file(attempt: Attempt, run: Run, tmp_path: Path) -
     ],
 )
 def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
-    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, reason: str
+    attempt: Attempt,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    file: str,
+    reason: str,
 ) -> None:
-    """A file that cannot be written is a usage error of one line with the system's reason, and leaves no file."""
+    """A file that cannot be written is a usage error of one line with the system's reason,
+    and leaves no file.
+    """
     attempt.write(make_error(3, node="w-1"))
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
@@ -333,8 +464,12 @@ def _attempts(attempt: Attempt) -> None:
         attempt.at(number).write(make_error(rank, node=f"w-{rank}", attempt=number, message="bad"))
 
 
-def test_which_forms_read_the_other_attempts(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-v, --html and --markdown show the other attempts; --json and a plain pipe do not read them."""
+def test_which_forms_read_the_other_attempts(
+    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-v, --html and --markdown show the other attempts;
+    --json and a plain pipe do not read them.
+    """
     _attempts(attempt)
     listed: list[str] = []
     listing = FsspecStore.list
@@ -351,15 +486,18 @@ def test_which_forms_read_the_other_attempts(attempt: Attempt, run: Run, monkeyp
         assert "on rank 1 after 3" in run("show", attempt.at(1).uri, *options).out
 
 
-# --- the group ------------------------------------------------------------------------------------------------------
+# --- the group ------------------------------------------------------------------------------------
 
 
 def _examples(text: str) -> list[list[str]]:
-    """Return the arguments of each command line below "Examples:", without pipes and redirections."""
+    """Return the arguments of each command line below "Examples:",
+    without pipes and redirections.
+    """
     below = text.partition("\n  Examples:\n")[2].partition("\n\n")[0]
     lines = [line[line.index("firstfault ") :] for line in below.splitlines()]
     return [
-        list(itertools.takewhile(lambda word: word not in {"|", ">", "<"}, shlex.split(line)[1:])) for line in lines
+        list(itertools.takewhile(lambda word: word not in {"|", ">", "<"}, shlex.split(line)[1:]))
+        for line in lines
     ]
 
 
@@ -367,7 +505,9 @@ def _examples(text: str) -> list[list[str]]:
     "command", ["", "ls", "show", "watch", "classify", pytest.param("run", marks=pytest.mark.flyte)]
 )
 def test_help_has_examples(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """The help of the group and of each command has examples that the parser accepts; show's has its exit codes."""
+    """The help of the group and of each command has examples that the parser accepts;
+    show's has its exit codes.
+    """
     monkeypatch.chdir(Path(__file__).parents[2])
     text = run(*([command, "--help"] if command else ["-h"])).out
     assert text.startswith("Usage: firstfault")
@@ -379,12 +519,15 @@ def test_help_has_examples(run: Run, monkeypatch: pytest.MonkeyPatch, command: s
     for name, *arguments in examples:
         assert name == command or not command
         found = group.get_command(click.Context(group), name)
-        files = [Path(word) for word in arguments if word.endswith(".py") and not Path(word).exists()]
+        files = [
+            Path(word) for word in arguments if word.endswith(".py") and not Path(word).exists()
+        ]
         # "train.py" stands for the reader's own
         words = ["examples/ddp.py" if Path(word) in files else word for word in arguments]
         # the same for the log after --against
         words = [
-            "README.md" if before == "--against" else word for before, word in zip(["", *words], words, strict=False)
+            "README.md" if before == "--against" else word
+            for before, word in zip(["", *words], words, strict=False)
         ]
         found.make_context(name, words)
 
@@ -413,8 +556,12 @@ def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", found)
 
 
-def test_another_distribution_adds_a_command(attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of an entry point is listed and run, and its value is the exit code; it cannot replace `show`."""
+def test_another_distribution_adds_a_command(
+    attempt: Attempt, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command of an entry point is listed and run, and its value is the exit code;
+    it cannot replace `show`.
+    """
     _offered(monkeypatch, lambda: _theirs)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
     assert "  run       Do nothing.\n" in run("--help").out
@@ -422,22 +569,28 @@ def test_another_distribution_adds_a_command(attempt: Attempt, run: Run, monkeyp
     assert run("show", attempt.uri).code == EXIT.NOTHING_FOUND
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
-def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch, error: ImportError) -> None:
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")]
+)
+def test_a_command_whose_package_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: ImportError
+) -> None:
     """A command that cannot be loaded says what to install, and the help still works."""
     _offered(monkeypatch, Mock(side_effect=error))
     ran = run("run", "task.py", "--any", "thing")
     assert ran.code == EXIT.TOOL_FAILED
-    assert ran.err == (
-        "firstfault: `firstfault run` needs torch, which is not installed; install the extra elastic: "
-        "in a clone pip install '.[elastic]', else 'firstfault[elastic]' from your index; for torch's CPU build, first "
-        "run pip install torch --index-url https://download.pytorch.org/whl/cpu\n"
+    assert (
+        ran.err
+        == "firstfault: `firstfault run` needs torch, which is not installed; install the extra"
+        " elastic: in a clone pip install '.[elastic]', else 'firstfault[elastic]' from your"
+        " index; for torch's CPU build, first run pip install torch --index-url"
+        " https://download.pytorch.org/whl/cpu\n"
     )
     listed = [line for line in run("--help").out.splitlines() if "needs" in line]
     assert listed == ["  run       (needs the extra elastic)"]
 
 
-# --- as a process ---------------------------------------------------------------------------------------------------
+# --- as a process ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -445,7 +598,14 @@ def test_a_command_whose_package_is_missing(run: Run, monkeypatch: pytest.Monkey
 def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
     """With a closed stdout the exit code is the same, and stderr is empty."""
     attempt.write(make_error(3, node="w-1"))
-    program = [sys.executable, "-c", "from firstfault.cli import main; main()", "show", attempt.uri, *options]
+    program = [
+        sys.executable,
+        "-c",
+        "from firstfault.cli import main; main()",
+        "show",
+        attempt.uri,
+        *options,
+    ]
     closing = ["sh", "-c", f"{shlex.join(program)} >&-"]
     ran = subprocess.run(closing, stderr=subprocess.PIPE, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
@@ -453,7 +613,9 @@ def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_a_poor_environment(attempt: Attempt) -> None:
-    """Each form works without HOME, PATH and a locale, and escapes what stdout's encoding does not have."""
+    """Each form works without HOME, PATH and a locale,
+    and escapes what stdout's encoding does not have.
+    """
     attempt.write(make_error(3, node="w-1", message="\U0001f525"))
     escaped = b"\\U0001f525"
     forms = {(): escaped, ("-v",): escaped, ("--json",): b"\\ud83d", ("--markdown",): escaped}
@@ -485,12 +647,22 @@ def test_a_poor_environment(attempt: Attempt) -> None:
     ],
     ids=["pipe", "FORCE_COLOR", "NO_COLOR", "without a width"],
 )
-def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], has_color: bool) -> None:
+def test_the_form_for_a_terminal(
+    attempt: Attempt, environment: dict[str, str], has_color: bool
+) -> None:
     """A pipe gets the rows without color; a terminal, or FORCE_COLOR, gets them with color."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     program = [sys.executable, "-c", "from firstfault.cli import main; main()", "show", attempt.uri]
-    out = subprocess.run(program, stdout=subprocess.PIPE, timeout=60, check=False, env=environment).stdout
-    assert b"\nCause    ValueError: bad\n         your code, " in out.replace(b"\x1b[1m", b"").replace(b"\x1b[0m", b"")
+    out = subprocess.run(
+        program,
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+        env=environment,
+    ).stdout
+    assert b"\nCause    ValueError: bad\n         your code, " in out.replace(
+        b"\x1b[1m", b""
+    ).replace(b"\x1b[0m", b"")
     assert (b"\x1b[1;31mroot cause" in out) is has_color
     assert (b"\x1b" in out) is bool(environment)
 
@@ -500,9 +672,9 @@ def test_other_forms_load_no_drawing(attempt: Attempt) -> None:
     """--json and --markdown import neither rich nor jinja2."""
     attempt.write(make_error(3, node="w-1"))
     code = (
-        "import sys\nfrom firstfault.cli import main\nfor form in (['--markdown'], ['--json']):\n"
-        "    try: main([*sys.argv[1:], *form])\n    except SystemExit: pass\n"
-        "print([name for name in ('rich', 'jinja2', 'flytekit', 'torch') if name in sys.modules], file=sys.stderr)"
+        "import sys\nfrom firstfault.cli import main\nfor form in (['--markdown'], ['--json']):\n  "
+        "  try: main([*sys.argv[1:], *form])\n    except SystemExit: pass\nprint([name for name in"
+        " ('rich', 'jinja2', 'flytekit', 'torch') if name in sys.modules], file=sys.stderr)"
     )
     program = [sys.executable, "-c", code, "show", attempt.uri]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)

@@ -53,7 +53,9 @@ ENDED = died(2, "", None, world_size=4, exception=EXIT, category="exit")
 def test_what_agents_report(
     failures: tuple[model.WorkerError, ...], roster: tuple[model.NodePresence, ...], is_proven: bool
 ) -> None:
-    """All ranks of all nodes had returned and only their teardown failed; else the failure is an ordinary one."""
+    """All ranks of all nodes had returned and only their teardown failed;
+    else the failure is an ordinary one.
+    """
     job = make_job(*failures, roster=roster)
     assert bool(prove_completion(job)) is is_proven
     conclusion = conclude(job)
@@ -63,7 +65,10 @@ def test_what_agents_report(
         assert conclusion.verdict.headline == "finished, then SIGABRT in the teardown of rank 3"
         assert conclusion.verdict.why[0] == "all 4 ranks had returned before it"
         reason = "the job had finished, so its results are there"
-        assert (conclusion.decision.action, conclusion.decision.reason) == (model.Action.STOP, reason)
+        assert (conclusion.decision.action, conclusion.decision.reason) == (
+            model.Action.STOP,
+            reason,
+        )
 
 
 def test_several_ranks() -> None:
@@ -76,7 +81,9 @@ def test_several_ranks() -> None:
 
 def test_what_a_log_proves() -> None:
     """The sentence from a log is the proof, whatever failed after it."""
-    conclusion = conclude(make_job(_aborted(), completion="line 12: the last of 3 epochs had ended"))
+    conclusion = conclude(
+        make_job(_aborted(), completion="line 12: the last of 3 epochs had ended")
+    )
     assert conclusion is not None
     assert conclusion.verdict.headline == "finished, then SIGABRT in the teardown of rank 3"
     assert conclusion.verdict.why[0] == "line 12: the last of 3 epochs had ended"

@@ -1,4 +1,6 @@
-"""How the end of a job is proven by its log: kinds of completions, what speaks against them, and the teardown."""
+"""How the end of a job is proven by its log: kinds of completions, what speaks against them,
+and the teardown.
+"""
 
 from __future__ import annotations
 
@@ -108,16 +110,27 @@ def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
         [STATUS],
         [STATUS, "lane:9:12 [0] NCCL INFO comm 0x1 rank 0 nranks 8 - Destroy COMPLETE"],
         ["Final dev score: 81.2"],
-        ["pool.py:8: UserWarning: expects a non-zero size", "Early stopping triggered, no gain for 3 rounds"],
+        [
+            "pool.py:8: UserWarning: expects a non-zero size",
+            "Early stopping triggered, no gain for 3 rounds",
+        ],
         ["{'train_runtime': 71.2, 'train_loss': 0.2}"],
         ["step 6/6 loss 1.9"],
         ["Epoch 6/6", "391/391 [====] loss: 1.9", "Test loss: 1.8", "Test accuracy: 0.7"],
-        ["[after training is done] date: 2031-05-06", "Evaluating on 8 samples", "loss on the test set: 1.8"],
+        [
+            "[after training is done] date: 2031-05-06",
+            "Evaluating on 8 samples",
+            "loss on the test set: 1.8",
+        ],
         ["Training: 100%|#####| 6/6 [00:09<00:00,  1.5s/it]"],
         ["training finished", "evaluating on the dev set", "dev accuracy: 0.71"],
         ["training finished", *FINALIZED],
         ["training finished", "terminate called without an active exception"],
-        ["training finished", "[W506 07:08:09.1 TCPStore.cpp:9] [c10d] recvValue failed, got 0 bytes", "frame #0: x"],
+        [
+            "training finished",
+            "[W506 07:08:09.1 TCPStore.cpp:9] [c10d] recvValue failed, got 0 bytes",
+            "frame #0: x",
+        ],
         [
             "(pid=9) training finished",
             "(raylet) A worker died or was killed. Worker IP address: 10.2.0.9 Worker PID: 8",
@@ -139,9 +152,13 @@ def test_noise_is_quoted(shown: Callable[..., Ran]) -> None:
 
 
 def test_all_ranks_end_alike(shown: Callable[..., Ran]) -> None:
-    """Last words of all ranks prove a success; those of one rank, or of ranks in the middle of their work, don't."""
+    """Last words of all ranks prove a success; those of one rank,
+    or of ranks in the middle of their work, don't.
+    """
     ranks = [f"{rank}: {line}" for line in STEPS for rank in range(4)]
-    assert shown([*ranks, *(f"{rank}: worker {rank} says bye" for rank in range(4))]).code == EXIT.OK
+    assert (
+        shown([*ranks, *(f"{rank}: worker {rank} says bye" for rank in range(4))]).code == EXIT.OK
+    )
     assert shown([*ranks, "2: worker 2 says bye"]).code == EXIT.NOTHING_FOUND
     assert shown(ranks).code == EXIT.NOTHING_FOUND
 
@@ -162,13 +179,17 @@ def test_all_ranks_end_alike(shown: Callable[..., Ran]) -> None:
     ],
 )
 def test_no_proof(shown: Callable[..., Ran], end: list[str]) -> None:
-    """Without proof nothing is claimed: a part of the work, more work below, or a result that a wrapper prints."""
+    """Without proof nothing is claimed: a part of the work, more work below,
+    or a result that a wrapper prints.
+    """
     assert shown([*STEPS, *end]).code not in {EXIT.OK, EXIT.TOOL_FAILED}
 
 
 @pytest.mark.parametrize("proof", ["training finished", STATUS, "Final dev score: 81.2"])
 def test_a_failed_teardown(shown: Callable[..., Ran], proof: str) -> None:
-    """A launcher's report below a completion blames no rank for the training, and takes nothing away."""
+    """A launcher's report below a completion blames no rank for the training,
+    and takes nothing away.
+    """
     ran = shown([*(f"0: {line}" for line in STEPS), f"0: {proof}", ABORTED], "--json")
     assert ran.code == EXIT.OK
     assert '"category":"teardown"' in ran.out
@@ -183,7 +204,12 @@ def test_a_failed_teardown(shown: Callable[..., Ran], proof: str) -> None:
         [*STEPS, ABORTED, "training finished"],
         [*STEPS, "evaluation finished", ABORTED],
         [*STEPS, "training finished", *STEPS, ABORTED],
-        [*STEPS, "training finished", *RAISED, "srun: error: cell-7: task 0: Exited with exit code 1"],
+        [
+            *STEPS,
+            "training finished",
+            *RAISED,
+            "srun: error: cell-7: task 0: Exited with exit code 1",
+        ],
         [*STEPS, "step 6/6 loss 1.9", ABORTED],
         [
             "1: ERROR shard 9 is out of range",
@@ -194,7 +220,9 @@ def test_a_failed_teardown(shown: Callable[..., Ran], proof: str) -> None:
     ],
 )
 def test_an_ordinary_failure(shown: Callable[..., Ran], lines: list[str]) -> None:
-    """A failure above the completion, in later work, or of the program itself isn't of the teardown."""
+    """A failure above the completion, in later work,
+    or of the program itself isn't of the teardown.
+    """
     ran = shown(lines, "--json")
     assert ran.code in {EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE}
     assert '"category":"teardown"' not in ran.out
@@ -203,29 +231,49 @@ def test_an_ordinary_failure(shown: Callable[..., Ran], lines: list[str]) -> Non
 def test_an_earlier_step_that_failed(shown: Callable[..., Ran]) -> None:
     """A status of success outweighs the failure of a command long above it."""
     work = [f"sample {number} of shard {'x' * (number % 50)}" for number in range(90)]
-    assert shown(["srun: error: cell-7: task 0: Exited with exit code 1", *work, STATUS]).code == EXIT.OK
+    assert (
+        shown(["srun: error: cell-7: task 0: Exited with exit code 1", *work, STATUS]).code
+        == EXIT.OK
+    )
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "[W506 07:08:09.1 socket.cpp:9] [c10d] The client socket has failed to connect to cell-7",
-        "cell-7:9:12 [3] proxy.cc:9 NCCL WARN [Proxy Service 3] Failed to execute operation Close from rank 3",
+        (
+            "cell-7:9:12 [3] proxy.cc:9 NCCL WARN [Proxy Service 3] Failed to execute operation"
+            " Close from rank 3"
+        ),
         "WARNING:root:connection lost, error 104",
         "2031-05-06 07:08:09 INFO error handler installed",
     ],
 )
 def test_levels_below_error(shown: Callable[..., Ran], line: str) -> None:
     """A warning makes no failure of a job that goes on, and neither do the frames below it."""
-    frames = ["frame #0: c10::Error::Error(x) + 0x9 (0x7 in /env/libc10.so)", "frame #1: clone + 0x3"]
-    records = [LogRecord(at, text, Label(), None) for at, text in enumerate([line, *frames, "fatal: disk on fire"])]
+    frames = [
+        "frame #0: c10::Error::Error(x) + 0x9 (0x7 in /env/libc10.so)",
+        "frame #1: clone + 0x3",
+    ]
+    records = [
+        LogRecord(at, text, Label(), None)
+        for at, text in enumerate([line, *frames, "fatal: disk on fire"])
+    ]
     assert [record.text for record in drop_below_error(records)] == ["fatal: disk on fire"]
     assert shown([*(f"3: {text}" for text in (*STEPS, line, *frames))]).code == EXIT.NOTHING_FOUND
 
 
 def test_functions_that_run_at_the_end() -> None:
     """Names of functions that give resources back, and others."""
-    names = ("_run_finalizers", "__del__", "destroy_process_group", "_shutdown_workers", "close", "main", "closest")
+    names = (
+        "_run_finalizers",
+        "__del__",
+        "destroy_process_group",
+        "_shutdown_workers",
+        "close",
+        "main",
+        "closest",
+    )
     assert [name for name in names if not is_at_exit([name])] == ["main", "closest"]
     # a file that is closed while results are written, and one that an object's finalizer closes
     assert not is_at_exit(["main", "save_checkpoint", "__exit__"])
@@ -234,7 +282,9 @@ def test_functions_that_run_at_the_end() -> None:
 
 
 def test_results_that_could_not_be_saved(shown: Callable[..., Ran]) -> None:
-    """The training is done, but its checkpoint isn't there: the job failed, and not in its teardown."""
+    """The training is done, but its checkpoint isn't there: the job failed,
+    and not in its teardown.
+    """
     failure = [
         "[rank0]: Traceback (most recent call last):",
         '[rank0]:   File "/job/train.py", line 31, in main',
@@ -251,7 +301,9 @@ def test_results_that_could_not_be_saved(shown: Callable[..., Ran]) -> None:
 
 
 def test_a_job_that_was_started_again(shown: Callable[..., Ran]) -> None:
-    """A failure isn't the job's end if many steps and a result of the whole follow in the same file."""
+    """A failure isn't the job's end if many steps and a result of the whole
+    follow in the same file.
+    """
     failure = [
         "[rank1]: Traceback (most recent call last):",
         '[rank1]:   File "/job/a.py", line 3, in go',
@@ -271,7 +323,11 @@ def test_a_bar_that_goes_back_by_backspaces(shown: Callable[..., Ran]) -> None:
 def test_several_starts_in_one_file(run: Callable[..., Ran], tmp_path: Path) -> None:
     """The last start answers; the report counts the starts, and tells how the others ended."""
     begin = ["$ python train.py --epochs 3", "loading the configuration", "the model has 12 layers"]
-    frame = ["Traceback (most recent call last):", '  File "/job/train.py", line 5, in main', "    go()"]
+    frame = [
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 5, in main',
+        "    go()",
+    ]
     ends = ["ValueError: no labels", "OSError: [Errno 5] lost", "KeyError: 'x'"]
     lines = [line for end in ends for line in (*begin, *STEPS, *frame, end)]
     (tmp_path / "job.out").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Where a strategy is found, what is refused, and the conformance suites on stores and strategies, also broken ones."""
+"""Where a strategy is found, what is refused, and the conformance suites on stores and strategies,
+also broken ones.
+"""
 
 import functools
 import importlib.metadata
@@ -42,7 +44,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             importlib.metadata.EntryPoint(name.rstrip("_"), value, registry.ENTRY_POINT_GROUP)
             for name, value in points.items()
         ]
-        monkeypatch.setattr("firstfault.strategies.registry._find_entry_points", lambda: tuple(found))
+        monkeypatch.setattr(
+            "firstfault.strategies.registry._find_entry_points", lambda: tuple(found)
+        )
 
     return install
 
@@ -51,8 +55,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_the_names(installed: Callable[..., None]) -> None:
     """The names are the built-in ones, then the registered, then the installed, each once.
 
-    Registering gives back the strategy, which is found by its name until it is unregistered. An unknown name is a usage
-    error, whose text is plain and names the alternatives.
+    Registering gives back the strategy, which is found by its name until it is unregistered. An
+    unknown name is a usage error, whose text is plain and names the alternatives.
     """
     installed(theirs="a:b", mine="c:d")
     assert registry.list_strategy_names() == (*_BUILT_IN, "mine", "theirs")
@@ -71,7 +75,9 @@ def test_the_names(installed: Callable[..., None]) -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_name_is_registered_once() -> None:
-    """Neither a registered nor a built-in strategy can be replaced, and a name is a word, to be typed in a setting."""
+    """Neither a registered nor a built-in strategy can be replaced, and a name is a word,
+    to be typed in a setting.
+    """
     for name in ("mine", "earliest"):
         with pytest.raises(StrategyError, match=f"'{name}' already"):
             registry.register_strategy(name, mine)
@@ -96,7 +102,9 @@ async def _coroutine(job: JobErrors) -> Verdict:
     ids=["number", "class", "no argument", "two arguments", "coroutine"],
 )
 def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
-    """What cannot be called with one argument is refused when it is registered and when it is passed."""
+    """What cannot be called with one argument is refused when it is registered
+    and when it is passed.
+    """
     with pytest.raises(StrategyError, match=rf"'broken' of register_strategy {reason}"):
         registry.register_strategy("broken", strategy)
     assert "broken" not in registry.list_strategy_names()
@@ -107,12 +115,18 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
 @pytest.mark.parametrize("strategy", [functools.partial(mine), lambda job, _depth=3: mine(job)])
 def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
     """A partial, or a lambda with defaults, is a strategy as it is."""
-    assert registry.run_strategy(registry.get_strategy(strategy), make_job(make_error())).strategy == "mine"
+    assert (
+        registry.run_strategy(registry.get_strategy(strategy), make_job(make_error())).strategy
+        == "mine"
+    )
 
 
 def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
     """A strategy of an entry point is loaded by its name; it cannot replace a built-in one."""
-    installed(theirs="firstfault.strategies.earliest:earliest", earliest="firstfault.strategies.rules:evidence")
+    installed(
+        theirs="firstfault.strategies.earliest:earliest",
+        earliest="firstfault.strategies.rules:evidence",
+    )
     assert registry.get_strategy("theirs") is registry.get_strategy("earliest")
     assert registry.get_strategy("earliest") is not registry.get_strategy("evidence")
 
@@ -127,7 +141,9 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
     ],
 )
 def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, reason: str) -> None:
-    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin; others work."""
+    """An installed strategy that cannot be loaded, or is none, is refused with its name and origin;
+    others work.
+    """
     installed(theirs=value)
     with pytest.raises(StrategyError, match=f"'theirs' of {value} {reason}"):
         registry.get_strategy("theirs")
@@ -140,7 +156,9 @@ def test_a_broken_plug_in_is_named(installed: Callable[..., None], value: str, r
 
 @pytest.mark.parametrize("answer", [None, "a verdict", make_job()])
 def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
-    """What a strategy returns or raises is checked: its caller gets one type of error, which names the strategy."""
+    """What a strategy returns or raises is checked: its caller gets one type of error,
+    which names the strategy.
+    """
 
     def careless(job: JobErrors) -> Any:
         return answer
@@ -148,7 +166,9 @@ def test_a_strategy_must_return_a_verdict(answer: Any) -> None:
     def broken(job: JobErrors) -> Verdict:
         raise KeyError(job.round)
 
-    with pytest.raises(StrategyError, match=f"the strategy careless returned {type(answer).__name__}"):
+    with pytest.raises(
+        StrategyError, match=f"the strategy careless returned {type(answer).__name__}"
+    ):
         registry.run_strategy(careless, make_job(make_error()))
     with pytest.raises(StrategyError, match="the strategy broken raised KeyError: 0"):
         registry.run_strategy(broken, make_job(make_error()))
@@ -165,7 +185,9 @@ class TestEarliest(StrategyTests):
 class TestFsspec(StoreTests):
     @pytest.fixture(autouse=True, params=["folder", "memory"])
     def _folder(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-        self.uri = str(tmp_path / "out") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
+        self.uri = (
+            str(tmp_path / "out") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
+        )
 
     def open_store(self) -> Store:
         """Return the store for a path, or for a folder in memory."""
@@ -185,7 +207,9 @@ class TestFsspec(StoreTests):
         (lambda _: {"ranks": [0]}, "survives_the_round_trip_through_json"),
     ],
 )
-def test_the_suite_refuses_a_broken_strategy(lie: Callable[[JobErrors], dict[str, Any]], check: str) -> None:
+def test_the_suite_refuses_a_broken_strategy(
+    lie: Callable[[JobErrors], dict[str, Any]], check: str
+) -> None:
     """A strategy that breaks one promise fails the check of that promise."""
 
     def broken(job: JobErrors) -> Verdict:

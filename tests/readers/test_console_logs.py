@@ -1,4 +1,6 @@
-"""What is read from the recorded consoles of jobs that had no firstfault, against the injector's truth."""
+"""What is read from the recorded consoles of jobs that had no firstfault,
+against the injector's truth.
+"""
 
 from collections import Counter
 from typing import Any
@@ -13,11 +15,15 @@ RIGHT = 0.85
 
 
 def test_the_recorded_consoles() -> None:
-    """No answer is wrong with high confidence, none fails, most are right; `make consoles` scores all."""
+    """No answer is wrong with high confidence, none fails, most are right;
+    `make consoles` scores all.
+    """
     rows = score.all_scored(every=_EVERY)
     found = Counter(row.outcome for row in rows)
     tool_failed = "1: "  # its exit code
-    bad = [row.answer for row in rows if row.outcome == "sure" or row.answer.startswith(tool_failed)]
+    bad = [
+        row.answer for row in rows if row.outcome == "sure" or row.answer.startswith(tool_failed)
+    ]
     assert not bad
     assert found["right"] >= RIGHT * len(rows), found
 

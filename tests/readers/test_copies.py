@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
-from firstfault.layout import VERDICT_JSON, Layout, bundle_name, error_key_for, is_bundle, roster_key_for
+from firstfault.layout import (
+    VERDICT_JSON,
+    Layout,
+    bundle_name,
+    error_key_for,
+    is_bundle,
+    roster_key_for,
+)
 from firstfault.model import Verdict
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
@@ -33,7 +40,11 @@ def test_a_bundle_has_the_files(files: dict[str, bytes]) -> None:
 def test_a_damaged_bundle() -> None:
     """A bundle that was cut anywhere, or is something else, is refused."""
     whole = pack({"errors/a.pb": b"a" * 50, "roster/b.pb": b"b"})
-    for value in [whole[:length] for length in range(len(whole))] + [b"{}", pack({})[:-1], b"\x78\x9c"]:
+    for value in [whole[:length] for length in range(len(whole))] + [
+        b"{}",
+        pack({})[:-1],
+        b"\x78\x9c",
+    ]:
         with pytest.raises(BadDocumentError):
             unpack(value)
     # an index of megabytes is refused before it is parsed: its objects would take gigabytes
@@ -42,7 +53,9 @@ def test_a_damaged_bundle() -> None:
 
 
 def _files(ranks: int = 12) -> dict[str, bytes]:
-    """Return the files of a job of which rank 3 raised, and the others lost their connection to it."""
+    """Return the files of a job of which rank 3 raised,
+    and the others lost their connection to it.
+    """
     files = {}
     for rank in range(ranks):
         text = "the batch has no labels" if rank == 3 else "Connection closed by peer"
@@ -76,7 +89,9 @@ def _verdict(attempt: Attempt) -> Verdict:
 
 @pytest.mark.parametrize("folder", ["", "/firstfault/errors"])
 def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str]) -> None:
-    """With a bundle a read opens one file, and says the same as without; a fresh read opens every file."""
+    """With a bundle a read opens one file, and says the same as without;
+    a fresh read opens every file.
+    """
     files = _files()
     _put(attempt, files)
     before = _verdict(attempt)
@@ -98,7 +113,10 @@ def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> N
     _put(attempt, files)
     _bundle(attempt, files)
     overwritten = next(path for path in files if "-0000003-" in path and path.startswith("errors/"))
-    attempt.put(f"firstfault/{overwritten}", encode(make_error(3, message="another text, and longer", **place)))
+    attempt.put(
+        f"firstfault/{overwritten}",
+        encode(make_error(3, message="another text, and longer", **place)),
+    )
     attempt.write(make_error(40, at_ms=-9, message="it was earlier", **place))
     found = {failure.rank: failure.message for failure in attempt.reader().job().failures}
     assert (found[40], found[3]) == ("it was earlier", "another text, and longer")
@@ -116,10 +134,13 @@ def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "strategy"), [("", "evidence"), ("/firstfault", "evidence"), ("/firstfault/errors", "earliest")]
+    ("folder", "strategy"),
+    [("", "evidence"), ("/firstfault", "evidence"), ("/firstfault/errors", "earliest")],
 )
 def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> None:
-    """In a folder that only one node sees, the bundle adds what the others handed over, also to a fresh read."""
+    """In a folder that only one node sees, the bundle adds what the others handed over,
+    also to a fresh read.
+    """
     files = _files(150)
     own = {path: data for path, data in files.items() if "-0000002-" in path}
     _put(attempt, own)
@@ -131,7 +152,8 @@ def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> 
         return (verdict.headline, verdict.ranks, verdict.digest, verdict.coverage.reported)
 
     found = [
-        told(type(attempt.reader())(attempt.uri + folder, strategy=strategy, fresh=fresh)) for fresh in (False, True)
+        told(type(attempt.reader())(attempt.uri + folder, strategy=strategy, fresh=fresh))
+        for fresh in (False, True)
     ]
     _put(attempt, files)
     assert found == [told(attempt.reader(strategy="evidence"))] * 2
@@ -141,16 +163,25 @@ def test_a_bundle_of_all_nodes(folder: str, strategy: str, attempt: Attempt) -> 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no bundle"])
 def test_a_bundle_that_was_changed(
-    damage: str, attempt: Attempt, opened: list[str], caplog: pytest.LogCaptureFixture
+    damage: str,
+    attempt: Attempt,
+    opened: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A bundle that does not match its name is ignored with a warning, and every document is read."""
+    """A bundle that does not match its name is ignored with a warning,
+    and every document is read.
+    """
     files = _files()
     _put(attempt, files)
     before = _verdict(attempt)
     opened.clear()
     root = next(path for path, data in files.items() if b"no labels" in data)
     forged = pack({**files, root: encode(replace(make_error(3), message="something harmless"))})
-    _bundle(attempt, files, content={"cut": pack(files)[:-9], "changed": forged, "no bundle": b"x"}[damage])
+    _bundle(
+        attempt,
+        files,
+        content={"cut": pack(files)[:-9], "changed": forged, "no bundle": b"x"}[damage],
+    )
     with caplog.at_level(logging.WARNING):
         assert _verdict(attempt) == before
     assert "is damaged; reading every document instead" in caplog.text
@@ -163,21 +194,29 @@ def _memory(files: Mapping[str, bytes]) -> Objects:
 
 
 NAMES = st.dictionaries(
-    st.sampled_from([f"{folder}{name}" for folder in ("", "a/", "b/") for name in "uvwxyz"]), st.binary()
+    st.sampled_from([f"{folder}{name}" for folder in ("", "a/", "b/") for name in "uvwxyz"]),
+    st.binary(),
 )
 
 
 @given(NAMES, NAMES)
 def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[str, bytes]) -> None:
-    """Listing at once, and page by page, every object comes once and in order; copies are read first."""
+    """Listing at once, and page by page, every object comes once and in order;
+    copies are read first.
+    """
     everything = sorted({**listed, **copies})
-    stores = StoreWithCopies(_memory(listed), copies, "memory://root"), StoreWithCopies(None, copies, "memory://root")
+    stores = (
+        StoreWithCopies(_memory(listed), copies, "memory://root"),
+        StoreWithCopies(None, copies, "memory://root"),
+    )
 
     async def check() -> None:
         for store, names in zip(stores, (everything, sorted(copies)), strict=True):
             for folder in ("", "a/", "b/"):
                 inside = [name for name in names if name.rpartition("/")[0] == folder.strip("/")]
-                assert [folder + item.name for item in await store.list(folder.strip("/"))] == inside
+                assert [
+                    folder + item.name for item in await store.list(folder.strip("/"))
+                ] == inside
             found: list[str] = []
             more = True
             while more:
@@ -201,7 +240,10 @@ TREE = sorted(
 )
 
 
-@given(st.sets(st.sampled_from(TREE)), st.sets(st.sampled_from([*TREE, "", "firstfault", "firstfault/roster0", "~"])))
+@given(
+    st.sets(st.sampled_from(TREE)),
+    st.sets(st.sampled_from([*TREE, "", "firstfault", "firstfault/roster0", "~"])),
+)
 def test_a_listing_in_parts_is_the_same(names: set[str], cuts: set[str]) -> None:
     """Split at any names, whether they exist or not, a listing has the same objects."""
     store, layout = _memory(dict.fromkeys(names, b"")), Layout.of("memory://root")

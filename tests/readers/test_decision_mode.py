@@ -7,7 +7,8 @@ from firstfault.decision_mode import ACT, OBSERVE, OFF, read_decision_mode
 
 
 @pytest.mark.parametrize(
-    ("text", "mode"), [(None, ACT), (" ", ACT), ("act", ACT), ("Observe", OBSERVE), (" off ", OFF), ("OFF", OFF)]
+    ("text", "mode"),
+    [(None, ACT), (" ", ACT), ("act", ACT), ("Observe", OBSERVE), (" off ", OFF), ("OFF", OFF)],
 )
 def test_valid_values(text: str | None, mode: str, caplog: pytest.LogCaptureFixture) -> None:
     """Without a value firstfault acts; case and blanks around a value don't matter."""

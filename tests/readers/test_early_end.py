@@ -15,8 +15,20 @@ CALL = FrameInfo("/job/train.py", 7, "step", "dist.all_reduce(loss)")
 
 
 def _victim(rank: int, called: int, line: int = 7) -> WorkerError:
-    raised = ExceptionInfo("RuntimeError", LOST, bases=("Exception",), frames=(replace(CALL, line=line),))
-    return make_error(rank, at_ms=500, exception=raised, message=LOST, collectives=_progress(called), world_size=3)
+    raised = ExceptionInfo(
+        "RuntimeError",
+        LOST,
+        bases=("Exception",),
+        frames=(replace(CALL, line=line),),
+    )
+    return make_error(
+        rank,
+        at_ms=500,
+        exception=raised,
+        message=LOST,
+        collectives=_progress(called),
+        world_size=3,
+    )
 
 
 def _progress(called: int) -> tuple[CollectiveProgress, ...]:
@@ -25,18 +37,27 @@ def _progress(called: int) -> tuple[CollectiveProgress, ...]:
 
 def _early(*victims: WorkerError) -> Report:
     root = make_error(
-        1, exception=ENDED, message=ENDED.message, category="exit", collectives=_progress(11), world_size=3
+        1,
+        exception=ENDED,
+        message=ENDED.message,
+        category="exit",
+        collectives=_progress(11),
+        world_size=3,
     )
     return report_conclusion(conclude(make_job(root, *victims)), uri="")
 
 
 def test_the_headline_says_where_the_peers_were() -> None:
-    """Nobody called `sys.exit`: the program ended while its peers were at the next collective, at this line."""
+    """Nobody called `sys.exit`: the program ended while its peers were at the next collective,
+    at this line.
+    """
     report = _early(_victim(0, 12), _victim(2, 12))
-    where = "its program reached its end while its peers were at all_reduce #12 (train.py:7 in step)"
+    where = (
+        "its program reached its end while its peers were at all_reduce #12 (train.py:7 in step)"
+    )
     assert report.verdict.headline == f"ended early, rank 1 on worker-0: {where}"
     assert report.answers.what == f"ended early: {where}"
-    (step, *_) = report.answers.steps
+    step, *_ = report.answers.steps
     assert step.text.startswith("find out why this rank ran fewer steps than its peers")
     # what the cause says isn't repeated in the row of the root cause
     assert terminal_text(report).count("its program reached its end") == 2
@@ -47,7 +68,9 @@ def test_peers_at_different_places() -> None:
     lines = _early(_victim(0, 12), _victim(2, 12, line=9)).verdict.headline
     assert lines.endswith("its program reached its end while its peers were at all_reduce #12")
     for counts in ((12, 13), (11, 11)):
-        headline = _early(*(_victim(rank, count) for rank, count in zip((0, 2), counts, strict=True))).verdict.headline
+        headline = _early(
+            *(_victim(rank, count) for rank, count in zip((0, 2), counts, strict=True))
+        ).verdict.headline
         assert headline == "ended early, rank 1 on worker-0: its program reached its end"
 
 

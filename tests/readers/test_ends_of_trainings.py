@@ -1,4 +1,6 @@
-"""Successes without words of an end: rounds of an outer loop, summaries, epilogues, and two files of one job."""
+"""Successes without words of an end: rounds of an outer loop, summaries, epilogues,
+and two files of one job.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def list_epochs(begin: int, end: int) -> list[str]:
     """Return what a program prints in some epochs."""
     lines: list[str] = []
     for epoch in range(begin, end):
-        lines += [f"Epoch {epoch} lr 0.00{epoch % 9 + 1}", f"train loss 0.{epoch + 11}", f"val acc 0.{50 + epoch}"]
+        lines += [
+            f"Epoch {epoch} lr 0.00{epoch % 9 + 1}",
+            f"train loss 0.{epoch + 11}",
+            f"val acc 0.{50 + epoch}",
+        ]
     return lines
 
 
@@ -39,7 +45,9 @@ def list_keras_epochs(count: int) -> list[str]:
     """Return what Keras prints in some epochs."""
     lines: list[str] = []
     for epoch in range(1, count + 1):
-        bars = "".join(f"\r{at}/50 [==>....] - ETA: {50 - at}s - loss: 0.{at}" for at in range(1, 50))
+        bars = "".join(
+            f"\r{at}/50 [==>....] - ETA: {50 - at}s - loss: 0.{at}" for at in range(1, 50)
+        )
         end = f"\r50/50 [======] - 9s 12ms/step - loss: 0.{epoch + 3} - val_loss: 0.{epoch + 5}"
         lines += [f"Epoch {epoch}/{count}", bars + end]
     return lines
@@ -47,7 +55,9 @@ def list_keras_epochs(count: int) -> list[str]:
 
 def list_batches(heading: str, count: int) -> list[str]:
     """Return a line for each of 20 batches in some epochs."""
-    return [f"{heading.format(epoch)} loss 0.{batch}" for epoch in range(count) for batch in range(20)]
+    return [
+        f"{heading.format(epoch)} loss 0.{batch}" for epoch in range(count) for batch in range(20)
+    ]
 
 
 @pytest.fixture
@@ -65,9 +75,18 @@ def shown(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], 
     "lines",
     [
         ["Namespace(batch_size=8, epochs=30, lr=0.1)", *list_epochs(0, 30)],
-        ["epochs: 30", "warmup_epochs: 3", *list_epochs(1, 31), "Saving model checkpoint to out/epoch-30"],
+        [
+            "epochs: 30",
+            "warmup_epochs: 3",
+            *list_epochs(1, 31),
+            "Saving model checkpoint to out/epoch-30",
+        ],
         ["$ python train.py --epochs 30 --lr 3", *list_epochs(0, 30)],
-        ["max_steps: 500", *(f"step {step} loss 0.{step}" for step in range(10, 501, 10)), "Saving checkpoint-500"],
+        [
+            "max_steps: 500",
+            *(f"step {step} loss 0.{step}" for step in range(10, 501, 10)),
+            "Saving checkpoint-500",
+        ],
         ["epochs: 10", *list_batches("Epoch {}", 10)],
         [f"Epoch [{epoch}/100] loss 0.{epoch} val_acc 0.{epoch + 3}" for epoch in range(100)],
         [f"[{epoch}/100] loss 0.{epoch} val_acc 0.{epoch + 3}" for epoch in range(100)],
@@ -77,7 +96,9 @@ def shown(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], 
     ],
 )
 def test_the_last_round_is_whole(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
-    """A loop that had its last round, as far as its total is printed, has finished if that round ends as all do."""
+    """A loop that had its last round, as far as its total is printed,
+    has finished if that round ends as all do.
+    """
     ran = shown(lines)
     assert (ran.code, ran.err) == (EXIT.OK, "")
     assert "reports its end: " in ran.out
@@ -98,16 +119,26 @@ def test_the_last_round_is_whole(shown: Callable[[Sequence[str]], Ran], lines: l
         ["epochs: 10", *list_batches("Epoch {}", 10)[:-8]],
         list_batches("Epoch {}/9", 10)[:-8],
         [f"Epoch [{epoch}/100] loss 0.{epoch} val_acc 0.{epoch + 3}" for epoch in range(97)],
-        [f"[{epoch}/25][{batch}/50] loss 0.{batch}" for epoch in range(25) for batch in range(0, 50, 5)],
+        [
+            f"[{epoch}/25][{batch}/50] loss 0.{batch}"
+            for epoch in range(25)
+            for batch in range(0, 50, 5)
+        ],
         [*list_keras_epochs(10)[:-1], "10/50 [==>....] - ETA: 9s - loss: 0.3"],
         list_keras_epochs(10)[:-1],
         [*list_epochs(0, 12), "100%|##########| 57/57 [01:05<00:00, 9.1it/s]"],
         ["100%|##########| 57000/57000 [05:05<00:00, 9.1ex/s]"],
-        ["max_steps: 900", *(f"step {step} loss 0.{step}" for step in range(10, 501, 10)), "Saving checkpoint-500"],
+        [
+            "max_steps: 900",
+            *(f"step {step} loss 0.{step}" for step in range(10, 501, 10)),
+            "Saving checkpoint-500",
+        ],
     ],
 )
 def test_the_last_round_is_cut(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
-    """A log that ends in the middle of a round, one round early, or with an inner loop proves nothing."""
+    """A log that ends in the middle of a round, one round early,
+    or with an inner loop proves nothing.
+    """
     assert shown(lines).code == EXIT.NOTHING_FOUND
 
 
@@ -147,7 +178,13 @@ def test_an_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[s
     [
         ["New best model found at epoch 11: acc 0.61"],
         ["EarlyStopping counter: 3 out of 10"],
-        ["wandb: Waiting for W&B process to finish... (failed 1). Press Control-C to abort syncing.", *WANDB_END],
+        [
+            (
+                "wandb: Waiting for W&B process to finish... (failed 1). Press Control-C to abort"
+                " syncing."
+            ),
+            *WANDB_END,
+        ],
         ["JobId=77 JobName=x", "JobState=RUNNING ExitCode=0:0"],
         ["Exit_status=271"],
         ["005 (77.000.000) Job terminated.", "\t(1) Normal termination (return value 3)"],
@@ -163,10 +200,22 @@ def test_no_end_of_a_training(shown: Callable[[Sequence[str]], Ran], end: list[s
 @pytest.mark.parametrize(
     "lines",
     [
-        [line for epoch in range(12) for line in (f"Epoch {epoch} loss 0.{epoch + 3}", "Saving checkpoint", "done")],
-        [*(f"Epoch {epoch}/40 loss 0.{epoch + 3}" for epoch in range(12)), "Saving checkpoint", "Done."],
+        [
+            line
+            for epoch in range(12)
+            for line in (f"Epoch {epoch} loss 0.{epoch + 3}", "Saving checkpoint", "done")
+        ],
+        [
+            *(f"Epoch {epoch}/40 loss 0.{epoch + 3}" for epoch in range(12)),
+            "Saving checkpoint",
+            "Done.",
+        ],
         ["epochs: 40", *list_epochs(0, 12), "Best epoch: 7, best val acc: 0.61"],
-        [line for fold in range(3) for line in (f"Fold {fold}", *list_epochs(0, 12), "Early stopping at epoch 11")],
+        [
+            line
+            for fold in range(3)
+            for line in (f"Fold {fold}", *list_epochs(0, 12), "Early stopping at epoch 11")
+        ],
     ],
 )
 def test_a_summary_of_a_part(shown: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
@@ -200,7 +249,12 @@ def test_wandb_also_ends_after_an_exception(shown: Callable[[Sequence[str]], Ran
         (["Final dev score: 81.2"], ["/job/a.py:3: UserWarning: x is deprecated"]),
     ],
 )
-def test_two_files_of_one_job(run: Callable[..., Ran], tmp_path: Path, out: list[str], err: list[str]) -> None:
+def test_two_files_of_one_job(
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    out: list[str],
+    err: list[str],
+) -> None:
     """An end in one file and a failure of the teardown in the other are read as in one log."""
     lines = {"job.out": [*list_epochs(0, 9), *out], "job.err": err}
     folder, merged = tmp_path / "job", tmp_path / "merged.log"
@@ -213,8 +267,13 @@ def test_two_files_of_one_job(run: Callable[..., Ran], tmp_path: Path, out: list
 
 def test_an_error_in_the_other_file(run: Callable[..., Ran], tmp_path: Path) -> None:
     """A rank that reported an error before it left hasn't failed in its teardown."""
-    (tmp_path / "job.out").write_text("\n".join([*list_epochs(0, 9), "Training finished"]), encoding="utf-8")
-    err = ["ERROR: rank 2 could not write its shard", "srun: error: c-7: task 2: Exited with exit code 1"]
+    (tmp_path / "job.out").write_text(
+        "\n".join([*list_epochs(0, 9), "Training finished"]), encoding="utf-8"
+    )
+    err = [
+        "ERROR: rank 2 could not write its shard",
+        "srun: error: c-7: task 2: Exited with exit code 1",
+    ]
     (tmp_path / "job.err").write_text("\n".join(err), encoding="utf-8")
     assert run("show", str(tmp_path)).code == EXIT.ROOT_CAUSE
 

@@ -38,20 +38,30 @@ from tests.readers.scenes import (
 RAISED = model.FrameInfo("/app/train.py", 12, "step")
 IN_FINALISER = STACK.format("/x/site-packages/torch/utils/data/dataloader.py", "__del__")
 IN_STEP = STACK.format("/app/train.py", "step")
-OF_A_PEER = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
+OF_A_PEER = model.FrameInfo(
+    "/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce"
+)
 TWICE = "trying to initialize the default process group twice!"
 FULL = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
 FROM_3 = model.CausedBy(3, "worker-1", "")
-TOLD = {"caused_by": FROM_3, "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed: KeyError"),)}
+TOLD = {
+    "caused_by": FROM_3,
+    "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed: KeyError"),),
+}
 SENT = (model.SentSignal("SIGTERM", "rank 0 failed"),)
 STOPPED = {"sent_signals": SENT}
 ASSERT = "RuntimeError: CUDA error: device-side assert triggered"
-TRACE = 'Traceback (most recent call last):\n  File "/app/train.py", line 12, in step\n    return row["label"]\n'
+TRACE = (
+    'Traceback (most recent call last):\n  File "/app/train.py", line 12, in step\n    return'
+    ' row["label"]\n'
+)
 RECORDING = STACK.format("/x/site-packages/firstfault_torch/worker/worker_monitor.py", "record_end")
 
 
 def told(verdict: model.Verdict) -> str:
-    """Return what a verdict says of the root cause, in short: "rank 3 high: user_code, own-fault"."""
+    """Return what a verdict says of the root cause, in short: "rank 3 high: user_code,
+    own-fault".
+    """
     who = " ".join(map(str, verdict.ranks)) or verdict.node or "-"
     return f"{verdict.scope.value} {who} {verdict.confidence}: {verdict.category}, {verdict.rule}"
 
@@ -65,10 +75,19 @@ def raising(rank: int, raised_at: model.FrameInfo = RAISED) -> model.WorkerError
     return stopped(rank, add_raise_point(IN_FINALISER, raised_at))
 
 
-def raised(rank: int, at_ms: float = 0, *, frame: model.FrameInfo = RAISED, **more: Any) -> model.WorkerError:
+def raised(
+    rank: int,
+    at_ms: float = 0,
+    *,
+    frame: model.FrameInfo = RAISED,
+    **more: Any,
+) -> model.WorkerError:
     """A worker that raised at a frame."""
     exception = model.ExceptionInfo(
-        "ValueError", "bad batch", frames=(model.FrameInfo("/app/train.py", 40, "main"), frame), **more
+        "ValueError",
+        "bad batch",
+        frames=(model.FrameInfo("/app/train.py", 40, "main"), frame),
+        **more,
     )
     return own(rank, at_ms, exception=exception)
 
@@ -102,10 +121,18 @@ def aborted(rank: int, text: str = "", function: str = "step", **more: Any) -> m
 def left(rank: int, at_ms: float = 0, **more: Any) -> model.WorkerError:
     """A worker that wrote why, and called sys.exit(7)."""
     exception = model.ExceptionInfo("SystemExit", "7", frames=(RAISED,))
-    return own(rank, at_ms, exception=exception, exit_code=7, **{"log_tail": "fatal: no license", **more})
+    return own(
+        rank,
+        at_ms,
+        exception=exception,
+        exit_code=7,
+        **{"log_tail": "fatal: no license", **more},
+    )
 
 
-def said(outer: tuple[str, str], inner: tuple[str, str], relation: str = "cause") -> model.ExceptionInfo:
+def said(
+    outer: tuple[str, str], inner: tuple[str, str], relation: str = "cause"
+) -> model.ExceptionInfo:
     """An exception with a cause or a context."""
     return model.ExceptionInfo(*outer, causes=(model.ExceptionInfo(*inner, relation=relation),))
 
@@ -114,7 +141,13 @@ def reset(*frames: model.FrameInfo) -> model.WorkerError:
     """A worker that lost a connection."""
     bases = ("ConnectionError", "OSError")
     return own(
-        0, exception=model.ExceptionInfo("ConnectionResetError", "[Errno 104] Connection reset by peer", bases, frames)
+        0,
+        exception=model.ExceptionInfo(
+            "ConnectionResetError",
+            "[Errno 104] Connection reset by peer",
+            bases,
+            frames,
+        ),
     )
 
 
@@ -129,7 +162,8 @@ def in_checkpoint(main: str) -> str:
 JOINED = entry(1, model.Phase.JOINED)
 HUNG = stopped(3, IN_SLEEP, **count(5))
 HOSTILE_WORDS = (
-    "Detected mismatch between collectives on ranks. Rank 0 is running collective: A, but Rank 3 is running B"
+    "Detected mismatch between collectives on ranks. Rank 0 is running collective: A, but Rank 3 is"
+    " running B"
 )
 BARRIER = "[Rank {}]: Rank {} failed to pass monitoredBarrier in 9000 ms"
 PARSED = model.ExceptionInfo(
@@ -140,22 +174,47 @@ PARSED = model.ExceptionInfo(
 NOT_JOINED = "wait timeout after 6000ms, keys: /default_pg/0//cpu//0/3"
 UNREAD = "<no text: reading the exception took too long>"
 CLIENT = model.FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
-LOADER = model.FrameInfo("/x/torch/utils/data/dataloader.py", 1284, "_try_get_data", "data = self._data_queue.get()")
-PIPE = model.FrameInfo(
-    "/usr/lib/python3.11/multiprocessing/connection.py", 395, "_recv", "chunk = read(handle, remaining)"
+LOADER = model.FrameInfo(
+    "/x/torch/utils/data/dataloader.py",
+    1284,
+    "_try_get_data",
+    "data = self._data_queue.get()",
 )
-COLLECTIVE = model.FrameInfo("/x/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()")
-DEAD = {"thread_failures": (model.ThreadFailure("prefetch", None, model.ExceptionInfo("LookupError", "no shard")),)}
-IN_WRITER = model.FrameInfo("/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data")
+PIPE = model.FrameInfo(
+    "/usr/lib/python3.11/multiprocessing/connection.py",
+    395,
+    "_recv",
+    "chunk = read(handle, remaining)",
+)
+COLLECTIVE = model.FrameInfo(
+    "/x/torch/distributed/distributed_c10d.py",
+    9,
+    "all_reduce",
+    "work.wait()",
+)
+DEAD = {
+    "thread_failures": (
+        model.ThreadFailure("prefetch", None, model.ExceptionInfo("LookupError", "no shard")),
+    )
+}
+IN_WRITER = model.FrameInfo(
+    "/x/site-packages/torch/distributed/checkpoint/filesystem.py", 9, "write_data"
+)
 NOT_SAVED = model.ExceptionInfo("OSError", FULL, ("Exception",), (IN_WRITER,))
 UNSAVED = {"thread_failures": (model.ThreadFailure("saver", None, NOT_SAVED),)}
 IN_RESULT = STACK.format("/usr/lib/python3.11/concurrent/futures/_base.py", "result")
 ECC = "CUDA error: uncorrectable ECC error encountered"
-PRINTED = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'
+PRINTED = (
+    'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError:'
+    f" {WAITED}"
+)
 CLOSED = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
 
 
-FIRST_OF_3 = {"first_failure": FROM_3, "first_failure_reason": "rank 3 on worker-1 failed: KeyError"}
+FIRST_OF_3 = {
+    "first_failure": FROM_3,
+    "first_failure_reason": "rank 3 on worker-1 failed: KeyError",
+}
 TO_GO = {"sent_signals": (model.SentSignal("SIGTERM", model.TERMINATED),)}
 IN_FLIGHT = {"in_flight": True, "sent_signals": SENT}
 BUG = raised(0)
@@ -172,20 +231,32 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         ),
         "a broadcast timeout": done(
             *waiting(1),
-            replace(stopped(2, IN_COLLECTIVE, **count(6)), caused_by=model.CausedBy(0, "worker-0", "")),
+            replace(
+                stopped(2, IN_COLLECTIVE, **count(6)), caused_by=model.CausedBy(0, "worker-0", "")
+            ),
             HUNG,
         ),
         "a rank that never joined": done(
-            *(own(rank, 6000, "torch.distributed.DistStoreError", NOT_JOINED) for rank in (0, 1, 2)),
+            *(
+                own(rank, 6000, "torch.distributed.DistStoreError", NOT_JOINED)
+                for rank in (0, 1, 2)
+            ),
             stopped(3, IN_SLEEP),
         ),
         "printed timeouts": done(
             died(0, "", 1, log_tail=PRINTED),
-            replace(stopped(1, STACK.format("/app/train.py", "report")), signal="", exit_code=1, log_tail=PRINTED),
+            replace(
+                stopped(1, STACK.format("/app/train.py", "report")),
+                signal="",
+                exit_code=1,
+                log_tail=PRINTED,
+            ),
             stopped(3, IN_SLEEP),
         ),
         "a checkpoint's thread that failed, while its rank waits for it": done(
-            waited(0), *(stopped(rank, in_checkpoint(IN_RESULT)) for rank in (1, 2)), stopped(3, IN_RESULT, **UNSAVED)
+            waited(0),
+            *(stopped(rank, in_checkpoint(IN_RESULT)) for rank in (1, 2)),
+            stopped(3, IN_RESULT, **UNSAVED),
         ),
         "a checkpoint's thread that failed, while its rank trains": done(
             waited(0),
@@ -203,7 +274,10 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         ),
         "others wait for a rank that exited with 0": done(
             *(waited(rank, world_size=4, **count(6)) for rank in (0, 1, 2)),
-            roster=[entry(node, receipts=(model.Receipt("e.pb", durable=True, rank=2 * node),)) for node in (0, 1)],
+            roster=[
+                entry(node, receipts=(model.Receipt("e.pb", durable=True, rank=2 * node),))
+                for node in (0, 1)
+            ],
         ),
     },
     "rank 0 high: user_code, own-fault": {
@@ -216,10 +290,15 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     "rank 3 high: user_code, own-fault": {
         "a retry after a logged peer's error": done(
             own(3),
-            *(retried(rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER.format(1)}") for rank in (0, 2)),
+            *(
+                retried(rank, 40, collectives=(), log_tail=f"attempt 0 failed: {PEER.format(1)}")
+                for rank in (0, 2)
+            ),
         ),
         "a full disk in a handler of a peer's error": done(
-            own(3), *(saved(rank, model.ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)), stopped(1)
+            own(3),
+            *(saved(rank, model.ExceptionInfo("RuntimeError", PEER.format(1))) for rank in (0, 2)),
+            stopped(1),
         ),
         "a retry after a peer's fault": done(own(3, 0, **GLOO[4]), retried(0, 40), retried(2, 41)),
         "a rank with a fault is named": done(own(0, 0, "RuntimeError", HOSTILE_WORDS), own(3, 5)),
@@ -227,21 +306,35 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     },
     "undetermined - low: hang, undetermined": {
         "another size at one of two ranks, of which the other waits": done(
-            replace(passed(0, 4), message=WAITED, exception=waited(0).exception), gone_on(passed(1, 2)), nodes=1
+            replace(passed(0, 4), message=WAITED, exception=waited(0).exception),
+            gone_on(passed(1, 2)),
+            nodes=1,
         ),
         "all retried": done(*map(retried, range(4))),
         "a handled error in the log of a rank that timed out": done(
-            died(0, "", 2, log_tail=f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAITED}"),
+            died(
+                0,
+                "",
+                2,
+                log_tail=(
+                    f"no cache, going on\n{TRACE}OSError: no cache\nfatal: RuntimeError: {WAITED}"
+                ),
+            ),
             died(2, "", 2, log_tail=f"fatal: RuntimeError: {WAITED}"),
             stopped(1),
             stopped(3),
         ),
         "accusations in a circle": done(
-            *(own(rank, 0, "RuntimeError", BARRIER.format(rank, (rank + 1) % 4)) for rank in range(4))
+            *(
+                own(rank, 0, "RuntimeError", BARRIER.format(rank, (rank + 1) % 4))
+                for rank in range(4)
+            )
         ),
         "a rank that waited": done(waited(3), stopped(0), stopped(1), stopped(2)),
         "dead threads of ranks that wait": done(
-            waited(0, **DEAD), stopped(1, IN_COLLECTIVE, **DEAD), *(stopped(rank, IN_COLLECTIVE) for rank in (2, 3))
+            waited(0, **DEAD),
+            stopped(1, IN_COLLECTIVE, **DEAD),
+            *(stopped(rank, IN_COLLECTIVE) for rank in (2, 3)),
         ),
         "a crash during a stop after a wait": done(*waiting(0, 1, 2), crashed(3)),
     },
@@ -249,28 +342,52 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         "another exception on its way out": done(
             BUG, raising(1, model.FrameInfo("/app/data.py", 7, "load")), stopped(2, IN_COLLECTIVE)
         ),
-        "stopped in the function that raised": done(BUG, stopped(1, IN_STEP), stopped(2, IN_COLLECTIVE)),
-        "wrappers that are raised at one line": done(raised(0, causes=(BUG.exception,)), raising(1), raising(2)),
+        "stopped in the function that raised": done(
+            BUG, stopped(1, IN_STEP), stopped(2, IN_COLLECTIVE)
+        ),
+        "wrappers that are raised at one line": done(
+            raised(0, causes=(BUG.exception,)), raising(1), raising(2)
+        ),
         "words of a rendezvous": make_job(own(0, 0, PARSED, PARSED.message)),
     },
     "undetermined - low: unknown, undetermined": {
         "a broadcast failure with a document": done(
-            victim(3), replace(stopped(1), **TOLD), replace(stopped(2), **TOLD), roster=(JOINED,)
+            victim(3),
+            replace(stopped(1), **TOLD),
+            replace(stopped(2), **TOLD),
+            roster=(JOINED,),
         ),
-        "a connection in a collective": done(reset(CLIENT, COLLECTIVE), victim(1), victim(2), stopped(3)),
+        "a connection in a collective": done(
+            reset(CLIENT, COLLECTIVE),
+            victim(1),
+            victim(2),
+            stopped(3),
+        ),
         "an exit after the stop": done(
-            own(3, 0, "SystemExit", "3", sent_signals=SENT), victim(0), stopped(1), victim(2)
+            own(3, 0, "SystemExit", "3", sent_signals=SENT),
+            victim(0),
+            stopped(1),
+            victim(2),
         ),
-        "files about peers": make_job(*(stock(f"RuntimeError: {PEER.format(at)}", at) for at in (1, 2))),
+        "files about peers": make_job(
+            *(stock(f"RuntimeError: {PEER.format(at)}", at) for at in (1, 2))
+        ),
     },
     "ranks 0 1 2 3 high: user_code, own-fault": {
         "notices about the store": done(
-            *(own(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "") for rank in range(4))
+            *(
+                own(rank, rank, log_tail="Using TCPStore at host-0:29500" if rank else "")
+                for rank in range(4)
+            )
         )
     },
     "rank 0 low: user_code, first-of-several": {
-        "two faults of unknown order": done(own(0, boot_id="a"), own(3, 5, "KeyError", "'label'", boot_id="b")),
-        "a rank that names itself": done(SHARD, own(0, 0, "RuntimeError", "rank 0: shard 8 is corrupt")),
+        "two faults of unknown order": done(
+            own(0, boot_id="a"), own(3, 5, "KeyError", "'label'", boot_id="b")
+        ),
+        "a rank that names itself": done(
+            SHARD, own(0, 0, "RuntimeError", "rank 0: shard 8 is corrupt")
+        ),
         "a rank that names another without its words": done(
             SHARD, own(0, 0, "RuntimeError", "rank 2 gave too few samples")
         ),
@@ -282,12 +399,17 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             own(0, 10, "train.TrainError", "step failed", boot_id=""),
             roster=(entry(0, first_failure=FROM_3), entry(1, first_failure=FROM_3)),
         ),
-        "a worker died long before its agent": done(agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)),
+        "a worker died long before its agent": done(
+            agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0)
+        ),
     },
     "rank 3 medium: unknown, broadcast": {
         "a node that was told": make_job(victim(0, peer=2), roster=(entry(0, **FIRST_OF_3),)),
         "a broadcast failure without a document": done(
-            stopped(0), replace(stopped(1), **TOLD), replace(stopped(2), **TOLD), roster=(JOINED,)
+            stopped(0),
+            replace(stopped(1), **TOLD),
+            replace(stopped(2), **TOLD),
+            roster=(JOINED,),
         ),
     },
     "rank 3 medium: exit, own-fault": {
@@ -295,13 +417,20 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         "an exit with success": done(own(3, 0, "SystemExit", "0"), victim(0), stopped(1)),
         "an exit without a text": done(died(3, "", 7), victim(0), stopped(1)),
     },
-    "rank 3 medium: user_code, own-fault": {"an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1))},
+    "rank 3 medium: user_code, own-fault": {
+        "an exception in flight": done(victim(0), own(3, **IN_FLIGHT), stopped(1))
+    },
     "rank 2 high: user_code, own-fault": {
         "ranks that tell of another rank": done(
-            SHARD, *(own(rank, 0, "RuntimeError", "another rank failed, stopping") for rank in (0, 1, 3))
+            SHARD,
+            *(own(rank, 0, "RuntimeError", "another rank failed, stopping") for rank in (0, 1, 3)),
         ),
         "ranks that repeat another rank's words": done(
-            SHARD, *(own(rank, 0, "RuntimeError", "stop: rank 2: shard 8 is corrupt") for rank in (0, 1, 3))
+            SHARD,
+            *(
+                own(rank, 0, "RuntimeError", "stop: rank 2: shard 8 is corrupt")
+                for rank in (0, 1, 3)
+            ),
         ),
     },
     "external worker-1 medium: preemption, terminated-node": {
@@ -309,7 +438,10 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             *(replace(stopped(rank), **TO_GO) for rank in (2, 3)), victim(0), stopped(1)
         ),
         "a node terminated while others waited": done(
-            *(replace(item, boot_id="") for item in (waited(0, 0), waited(1, 0), agent(1, "preemption", 60_000)))
+            *(
+                replace(item, boot_id="")
+                for item in (waited(0, 0), waited(1, 0), agent(1, "preemption", 60_000))
+            )
         ),
     },
     "rank 3 medium: unknown, lost-document": {
@@ -318,18 +450,25 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
             victim(1, peer=2),
             roster=(entry(0, first_failure=UNKNOWN), entry(1, receipts=(FORBIDDEN,))),
         ),
-        "an exit that answers a signal": done(*waiting(0, 2), own(1, 6100, "SystemExit", "143", **IN_FLIGHT)),
+        "an exit that answers a signal": done(
+            *waiting(0, 2), own(1, 6100, "SystemExit", "143", **IN_FLIGHT)
+        ),
     },
     "ranks 0 1 2 3 medium: disk_full, own-fault": {
         "lines about a full disk, perhaps of emergency checkpoints": done(
-            *(died(rank, "", 2, 100 * rank, log_tail="fatal: OSError: " + FULL) for rank in range(4))
+            *(
+                died(rank, "", 2, 100 * rank, log_tail="fatal: OSError: " + FULL)
+                for rank in range(4)
+            )
         )
     },
     "ranks 0 1 2 3 medium: user_code, own-fault": {
         "three were about to leave": done(BUG, raising(1), raising(2), raising(3))
     },
     "ranks 0 1 high: user_code, own-fault": {
-        "one raised, one had the same fault in flight": done(own(0), own(1, **IN_FLIGHT), stopped(2))
+        "one raised, one had the same fault in flight": done(
+            own(0), own(1, **IN_FLIGHT), stopped(2)
+        )
     },
     "rank 0 medium: exit, own-fault": {
         "one left, another was stopped after the same harmless line": done(
@@ -340,19 +479,32 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         )
     },
     "ranks 0 3 medium: signal, own-fault": {
-        "one aborted, one was aborting when stopped": done(aborted(0), aborted(3, **STOPPED), victim(1), victim(2))
+        "one aborted, one was aborting when stopped": done(
+            aborted(0),
+            aborted(3, **STOPPED),
+            victim(1),
+            victim(2),
+        )
     },
     "ranks 0 3 medium: user_code, own-fault": {
         "two printed one exception, and one was stopped while it exited": done(
             died(0, "", 1, log_tail=f"{TRACE}KeyError: 'label'"),
             replace(stopped(3), signal="", exit_code=1, log_tail=f"{TRACE}KeyError: 'label'\n"),
-            replace(stopped(1), signal="", exit_code=1, log_tail=f"{TRACE}RuntimeError: {PEER.format(0)}"),
+            replace(
+                stopped(1),
+                signal="",
+                exit_code=1,
+                log_tail=f"{TRACE}RuntimeError: {PEER.format(0)}",
+            ),
             stopped(2),
         )
     },
     "ranks 0 3 high: gpu_kernel, own-fault": {
         "a kernel's failed check, also at a rank that was being stopped": done(
-            aborted(0, ASSERT), aborted(3, ASSERT, "fit", **STOPPED), victim(1), stopped(2)
+            aborted(0, ASSERT),
+            aborted(3, ASSERT, "fit", **STOPPED),
+            victim(1),
+            stopped(2),
         )
     },
     "ranks 0 3 high: exit, own-fault": {
@@ -365,7 +517,12 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         ),
     },
     "rank 0 high: exit, own-fault": {
-        "an exit after the stop": done(left(0), left(3, 40, sent_signals=SENT), stopped(1), stopped(2))
+        "an exit after the stop": done(
+            left(0),
+            left(3, 40, sent_signals=SENT),
+            stopped(1),
+            stopped(2),
+        )
     },
     "ranks 0 1 medium: user_code, own-fault": {
         "a finaliser at the line that raised": done(
@@ -384,14 +541,18 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         "an exit code of one beside a traceback": done(own(1, 500), died(3, "", 1, 0), victim(0))
     },
     "undetermined - low: unknown, lost-document": {
-        "an exit beside a closed rendezvous": done(died(0, "", 1), agent(0, "rendezvous", exception=CLOSED, message=""))
+        "an exit beside a closed rendezvous": done(
+            died(0, "", 1), agent(0, "rendezvous", exception=CLOSED, message="")
+        )
     },
     "rank 1 medium: user_code, first-of-several": {
         "two faults": done(own(2, 300, "KeyError", "'label'"), victim(0), own(1, 0))
     },
     "rank 3 low: user_code, first-of-several": {
         "a broadcast decides between two": done(
-            own(0, boot_id="a"), own(3, 5, "KeyError", "'label'", boot_id="b"), replace(stopped(1), caused_by=FROM_3)
+            own(0, boot_id="a"),
+            own(3, 5, "KeyError", "'label'", boot_id="b"),
+            replace(stopped(1), caused_by=FROM_3),
         )
     },
     "rank 0 medium: gpu_hardware, first-of-several": {
@@ -402,11 +563,14 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
         )
     },
     "rank 999 medium: hang, hang": {
-        "a rank that does not exist": done(victim(0), own(1, 0, "RuntimeError", BARRIER.format(1, 999)))
+        "a rank that does not exist": done(
+            victim(0), own(1, 0, "RuntimeError", BARRIER.format(1, 999))
+        )
     },
     "rank 3 high: disk_full, own-fault": {
         "a future of a checkpoint": done(
-            replace(own(3), exception=NOT_SAVED), *(stopped(rank, in_checkpoint(IN_SLEEP)) for rank in (0, 1, 2))
+            replace(own(3), exception=NOT_SAVED),
+            *(stopped(rank, in_checkpoint(IN_SLEEP)) for rank in (0, 1, 2)),
         )
     },
     "rank 2 medium: user_code, first-of-several": {
@@ -426,13 +590,21 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
     },
     "rank 3 medium: signal, own-fault": {
         "a text that could not be read": done(
-            own(0, 0, "RuntimeError", UNREAD), died(3, "SIGABRT", -6), victim(1), victim(2)
+            own(0, 0, "RuntimeError", UNREAD),
+            died(3, "SIGABRT", -6),
+            victim(1),
+            victim(2),
         )
     },
     "rank 1 high: user_code, own-fault": {
         "a peer's error before an in-process restart": done(
             own(
-                1, log_tail=f"RuntimeError: {PEER.format(0)}\nin-process restart 1: rank 2: {PEER.format(3)}", **GLOO[6]
+                1,
+                log_tail=(
+                    f"RuntimeError: {PEER.format(0)}\nin-process restart 1: rank 2:"
+                    f" {PEER.format(3)}"
+                ),
+                **GLOO[6],
             ),
             own(0, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
             own(2, 500, "RestartError", "rank 1: ValueError", **GLOO[7]),
@@ -444,10 +616,16 @@ VERDICTS: dict[str, dict[str, model.JobErrors]] = {
 }
 """By verdict, the jobs that have it."""
 WORDS = {
-    "three were about to leave": "3 more were stopped with an exception in flight that was raised at the same",
-    "a finaliser at the line that raised": "1 more was stopped with an exception in flight that was raised at the same",
+    "three were about to leave": (
+        "3 more were stopped with an exception in flight that was raised at the same"
+    ),
+    "a finaliser at the line that raised": (
+        "1 more was stopped with an exception in flight that was raised at the same"
+    ),
     "another exception on its way out": "rank 1 on worker-0 was stopped at data.py:7 in load",
-    "stopped in the function that raised": "in step and not waiting for a peer: it may have failed, too",
+    "stopped in the function that raised": (
+        "in step and not waiting for a peer: it may have failed, too"
+    ),
     "an exception of any name": "raised its own exception",
     "an exit code of one beside a traceback": "suspect 3",
     "two faults": "rank 2 on worker-1 raised its own exception too, at least 300 ms later",
@@ -459,16 +637,26 @@ WORDS = {
     "a node terminated long after a timeout": "the agent of worker-1 was terminated",
     "a node that reported is not lost": "403 Forbidden",
     "a node that was told": "KeyError",
-    "a checkpoint's thread that failed, while its rank trains": "its thread 'saver' ended with OSError: [Errno 28]",
-    "a broadcast failure without a document": "its agent broadcast its failure (KeyError), but its error document is",
+    "a checkpoint's thread that failed, while its rank trains": (
+        "its thread 'saver' ended with OSError: [Errno 28]"
+    ),
+    "a broadcast failure without a document": (
+        "its agent broadcast its failure (KeyError), but its error document is"
+    ),
     "others lose a node that finished": "it had exited with code 0 when its peers lost it",
-    "others wait for a rank that exited with 0": "it had exited with code 0 while its peers waited for it",
-    "others wait for a rank that returned": "its function had returned while its peers waited for it",
+    "others wait for a rank that exited with 0": (
+        "it had exited with code 0 while its peers waited for it"
+    ),
+    "others wait for a rank that returned": (
+        "its function had returned while its peers waited for it"
+    ),
 }
 """Part of the headline, of a reason or of a suspect of a job."""
 
 
-@pytest.mark.parametrize(("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs])
+@pytest.mark.parametrize(
+    ("name", "verdict"), [(name, verdict) for verdict, jobs in VERDICTS.items() for name in jobs]
+)
 def test_a_verdict(name: str, verdict: str) -> None:
     """Each job has this root cause, confidence, category and rule, and tells why."""
     found = evidence(VERDICTS[verdict][name])
@@ -482,24 +670,46 @@ def test_a_death_that_is_noticed_late(signal: str) -> None:
     """An end by a signal is recorded after its victims, and is still the root cause."""
     verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
     # torch's watchdog may have made an abort that left no text
-    assert (verdict.ranks, verdict.confidence) == ((3,), "medium" if signal == "SIGABRT" else "high")
+    assert (verdict.ranks, verdict.confidence) == (
+        (3,),
+        "medium" if signal == "SIGABRT" else "high",
+    )
     assert ", not sent by its agent" in verdict.why[0]
 
 
 @pytest.mark.parametrize(
     ("exception", "failure_class"),
     [
-        (said(("RuntimeError", "training failed"), ("RuntimeError", PEER.format(1))), FailureClass.CONSEQUENCE),
-        (said(("RuntimeError", PEER.format(1)), ("ValueError", "bad batch"), "context"), FailureClass.OWN_FAULT),
+        (
+            said(("RuntimeError", "training failed"), ("RuntimeError", PEER.format(1))),
+            FailureClass.CONSEQUENCE,
+        ),
+        (
+            said(("RuntimeError", PEER.format(1)), ("ValueError", "bad batch"), "context"),
+            FailureClass.OWN_FAULT,
+        ),
         (said(("RuntimeError", "training failed"), ("RuntimeError", WAITED)), FailureClass.UNCLEAR),
-        (said(("RuntimeError", PEER.format(1)), ("RuntimeError", ECC), "context"), FailureClass.OWN_FAULT),
-        (said(("c10::DistBackendError", ECC), ("RuntimeError", PEER.format(1)), "context"), FailureClass.OWN_FAULT),
-        (model.ExceptionInfo("train.run.<locals>.BrokenShardError", "at 7 on rank 3"), FailureClass.OWN_FAULT),
+        (
+            said(("RuntimeError", PEER.format(1)), ("RuntimeError", ECC), "context"),
+            FailureClass.OWN_FAULT,
+        ),
+        (
+            said(("c10::DistBackendError", ECC), ("RuntimeError", PEER.format(1)), "context"),
+            FailureClass.OWN_FAULT,
+        ),
+        (
+            model.ExceptionInfo("train.run.<locals>.BrokenShardError", "at 7 on rank 3"),
+            FailureClass.OWN_FAULT,
+        ),
         (model.ExceptionInfo("train.ShardNotReady", "at 7 on rank 3"), FailureClass.OWN_FAULT),
     ],
 )
-def test_the_class_of_an_exception(exception: model.ExceptionInfo, failure_class: FailureClass) -> None:
-    """What came first in a chain counts, local evidence wherever it stands, and a class may have any name."""
+def test_the_class_of_an_exception(
+    exception: model.ExceptionInfo, failure_class: FailureClass
+) -> None:
+    """What came first in a chain counts, local evidence wherever it stands,
+    and a class may have any name.
+    """
     (judged,) = classify_failures(done(replace(own(3), exception=exception)))
     assert judged.failure_class is failure_class
 
@@ -527,34 +737,72 @@ def test_the_class_of_an_exception(exception: model.ExceptionInfo, failure_class
     ],
     ids=["a hang", "broadcast", "terminated", "none stands out", "by elimination"],
 )
-def test_the_documents_of_an_inferred_root(failures: list[model.WorkerError], sentence: str, sources: str) -> None:
-    """The root cause left no document; the sentence refers to the ranks' documents that are evidence for it."""
-    documented = [replace(failure, documents=(model.DocumentRef(f"{failure.rank}"),)) for failure in failures]
+def test_the_documents_of_an_inferred_root(
+    failures: list[model.WorkerError], sentence: str, sources: str
+) -> None:
+    """The root cause left no document; the sentence refers to the ranks' documents
+    that are evidence for it.
+    """
+    documented = [
+        replace(failure, documents=(model.DocumentRef(f"{failure.rank}"),)) for failure in failures
+    ]
     verdict = evidence(done(*documented, roster=(JOINED,)))
-    assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [{*sources}]
+    assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [
+        {*sources}
+    ]
 
 
 def test_lost_documents_of_victims() -> None:
-    """Of several documents that were lost, the names of some say that they told what other victims tell."""
+    """Of several documents that were lost, the names of some say that they told
+    what other victims tell.
+    """
     heard = [replace(victim(rank), fingerprint="1:" + "a" * 12) for rank in (0, 1, 2)]
-    lost = [(rank, str(ErrorKey(0, 1, rank, 2, print_ * 12, 1, "0" * 32))) for rank, print_ in ((4, "a"), (5, "b"))]
+    lost = [
+        (rank, str(ErrorKey(0, 1, rank, 2, print_ * 12, 1, "0" * 32)))
+        for rank, print_ in ((4, "a"), (5, "b"))
+    ]
     receipts = tuple(model.Receipt(name, durable=False, rank=rank) for rank, name in lost)
-    third = make_presence(model.Phase.FAILED, node="worker-2", group_rank=2, nodes=3, ranks=(4, 5), receipts=receipts)
-    job = done(*heard, died(3, "SIGTERM", -15, sent_signals=(model.SentSignal("SIGTERM", "rank 5 failed"),)))
-    assert told(evidence(replace(job, roster=(*job.roster, third)))) == "rank 5 medium: unknown, lost-document"
+    third = make_presence(
+        model.Phase.FAILED,
+        node="worker-2",
+        group_rank=2,
+        nodes=3,
+        ranks=(4, 5),
+        receipts=receipts,
+    )
+    job = done(
+        *heard,
+        died(3, "SIGTERM", -15, sent_signals=(model.SentSignal("SIGTERM", "rank 5 failed"),)),
+    )
+    assert (
+        told(evidence(replace(job, roster=(*job.roster, third))))
+        == "rank 5 medium: unknown, lost-document"
+    )
 
 
 @pytest.mark.parametrize(
     ("failures", "verdict", "suspects"),
     [
-        ((received(1), passed(0, 4), passed(2, 40), passed(3, 4)), "rank 2 medium: collective, mismatch", []),
-        ((received(1), passed(0, 4), passed(2, 4), passed(3, 4)), "rank 1 medium: collective, mismatch", []),
+        (
+            (received(1), passed(0, 4), passed(2, 40), passed(3, 4)),
+            "rank 2 medium: collective, mismatch",
+            [],
+        ),
+        (
+            (received(1), passed(0, 4), passed(2, 4), passed(3, 4)),
+            "rank 1 medium: collective, mismatch",
+            [],
+        ),
         ((received(1), passed(0, 4)), "rank 1 low: user_code, mismatch-of-two", [0]),
     ],
     ids=["another rank differs", "the receiver differs", "two ranks"],
 )
-def test_another_size_at_one_rank(failures: tuple[model.WorkerError, ...], verdict: str, suspects: list[int]) -> None:
-    """The rank that differs from most is named, be it the one that aborted or not; of two ranks, both are."""
+def test_another_size_at_one_rank(
+    failures: tuple[model.WorkerError, ...], verdict: str, suspects: list[int]
+) -> None:
+    """The rank that differs from most is named, be it the one that aborted or not; of two ranks,
+    both are.
+    """
     caused = (replace(item, caused_by=model.CausedBy(1, "worker-0", "")) for item in failures[1:])
     found = evidence(done(failures[0], *caused, nodes=len(failures) // 2))
     assert (told(found), [suspect.rank for suspect in found.suspects]) == (verdict, suspects)

@@ -1,4 +1,6 @@
-"""Exceptions as data: their fingerprints, their format, and frames of the user's code and of libraries."""
+"""Exceptions as data: their fingerprints, their format,
+and frames of the user's code and of libraries.
+"""
 
 import re
 import sys
@@ -10,8 +12,19 @@ import pytest
 
 from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
-from firstfault.exceptions.traceback_format import format_exception, format_place, group_frames_by_library
-from firstfault.model import ExceptionInfo, ExpiredDeadline, FrameInfo, SentSignal, StackDump, Subject
+from firstfault.exceptions.traceback_format import (
+    format_exception,
+    format_place,
+    group_frames_by_library,
+)
+from firstfault.model import (
+    ExceptionInfo,
+    ExpiredDeadline,
+    FrameInfo,
+    SentSignal,
+    StackDump,
+    Subject,
+)
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 from tests.readers.scenes import IN_SLEEP
@@ -28,7 +41,9 @@ _WHOLE = ExceptionInfo("E", "", frames=_FRAMES)
 
 
 def _raised(message: str = "boom", frames: tuple[FrameInfo, ...] = _FRAMES) -> str:
-    return compute_fingerprint(make_error(exception=ExceptionInfo("ValueError", message, frames=frames)))
+    return compute_fingerprint(
+        make_error(exception=ExceptionInfo("ValueError", message, frames=frames))
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +63,9 @@ def _raised(message: str = "boom", frames: tuple[FrameInfo, ...] = _FRAMES) -> s
     ],
 )
 def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
-    """The same fault with other numbers, addresses, paths or white space has the same fingerprint."""
+    """The same fault with other numbers, addresses,
+    paths or white space has the same fingerprint.
+    """
     assert _raised(one) == _raised(other)
 
 
@@ -58,7 +75,10 @@ def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
         ({"message": "a"}, {"message": "b"}),
         ({"exception": "ValueError"}, {"exception": "TypeError"}),
         ({"exception": _WHOLE}, {"exception": replace(_WHOLE, frames=_FRAMES[:-1])}),
-        ({**_DEAD, "signal": "SIGKILL", "exit_code": -9}, {**_DEAD, "signal": "SIGSEGV", "exit_code": -11}),
+        (
+            {**_DEAD, "signal": "SIGKILL", "exit_code": -9},
+            {**_DEAD, "signal": "SIGSEGV", "exit_code": -11},
+        ),
         ({**_DEAD, "exit_code": 1}, {**_DEAD, "exit_code": 2}),
         ({**_DEAD, "exit_code": 1}, {**_DEAD, "exit_code": 1, "subject": Subject.AGENT}),
         ({**_DEAD, "message": "a"}, {**_DEAD, "message": "b"}),
@@ -70,7 +90,16 @@ def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
         ({**_KILLED, "expired": _STEP}, {**_KILLED, "expired": replace(_STEP, scope="")}),
     ],
     ids=[
-        *("message", "type", "frames", "signal", "exit code", "subject", "stock message", "stock code"),
+        *(
+            "message",
+            "type",
+            "frames",
+            "signal",
+            "exit code",
+            "subject",
+            "stock message",
+            "stock code",
+        ),
         *("waited", "position", "deadline", "another deadline"),
     ],
 )
@@ -79,19 +108,33 @@ def test_another_fault_has_another_fingerprint(one: dict[str, Any], other: dict[
     assert compute_fingerprint(make_error(**one)) != compute_fingerprint(make_error(**other))
 
 
-_ELSEWHERE = {"node": "worker-7", "attempt": 3, "at_ms": 17, "code": "other", "pid": 99, "exit_code": 1}
+_ELSEWHERE = {
+    "node": "worker-7",
+    "attempt": 3,
+    "at_ms": 17,
+    "code": "other",
+    "pid": 99,
+    "exit_code": 1,
+}
 
 
 def test_what_does_not_count() -> None:
     """The same exception on another rank, node, attempt or moment has the same fingerprint."""
     for name, value in (*_ELSEWHERE.items(), ("rank", 7), ("log_tail", "lines")):
-        assert compute_fingerprint(make_error(**{name: value})) == compute_fingerprint(make_error()), name
-    moved = [replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES]
+        assert compute_fingerprint(make_error(**{name: value})) == compute_fingerprint(
+            make_error()
+        ), name
+    moved = [
+        replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5)
+        for frame in _FRAMES
+    ]
     assert _raised(frames=(FrameInfo("launcher.py", 1, "main"), *moved)) == _raised(frames=_FRAMES)
 
 
 def test_the_form_is_stable() -> None:
-    """A fingerprint is the version and twelve hex digits; it never changes, as attempts of releases are compared."""
+    """A fingerprint is the version and twelve hex digits; it never changes,
+    as attempts of releases are compared.
+    """
     for message in ("", "\udc80", "x" * 1_000_000, "\x1f"):
         assert re.fullmatch("2:[0-9a-f]{12}", _raised(message))
     assert _raised("bad sample 17", frames=_FRAMES[:1]) == "2:ab4cfd85858c"
@@ -118,7 +161,8 @@ def _raise_a_chain_of_three() -> None:
     [
         _raise_a_chain_of_three,
         pytest.param(
-            _raise_with_notes, marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints no notes")
+            _raise_with_notes,
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints no notes"),
         ),
     ],
 )
@@ -129,7 +173,9 @@ def test_an_exception_looks_as_python_prints_it(function: Any) -> None:
     except Exception as error:  # noqa: BLE001 - any of them
         printed = "".join(traceback.format_exception(error))
         recorded = _recorded(error)
-    without_carets = [line for line in printed.splitlines() if not line.strip() or set(line.strip()) - set("^~")]
+    without_carets = [
+        line for line in printed.splitlines() if not line.strip() or set(line.strip()) - set("^~")
+    ]
     assert format_exception(recorded).splitlines() == without_carets
 
 
@@ -152,13 +198,20 @@ def _recorded_alone(error: BaseException) -> ExceptionInfo:
 
 
 def test_what_python_does_not_print_so() -> None:
-    """A cut stack says in the middle how many frames are missing; members of a group are shown with their numbers."""
+    """A cut stack says in the middle how many frames are missing;
+    members of a group are shown with their numbers.
+    """
     members = (ExceptionInfo("KeyError", "'a'"), ExceptionInfo("OSError", "disk"))
     text = format_exception(ExceptionInfo("ExceptionGroup", "two", members=members))
-    shown = "ExceptionGroup: two\n  ---- member 1 ----\n  KeyError: 'a'\n  ---- member 2 ----\n  OSError: disk"
+    shown = (
+        "ExceptionGroup: two\n  ---- member 1 ----\n  KeyError: 'a'\n  ---- member 2 ----\n "
+        " OSError: disk"
+    )
     assert text.rstrip("\n") == shown
     frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(4))
-    lines = format_exception(ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)).splitlines()
+    lines = format_exception(
+        ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)
+    ).splitlines()
     assert lines[3] == "  ... 96 frames left out ..."
     assert lines[2].endswith("line 1, in recurse")
     assert lines[4].endswith("line 2, in recurse")
@@ -170,18 +223,31 @@ _PACKAGES = "/usr/lib/python3.11/site-packages"
 @pytest.mark.parametrize(
     ("text", "first"),
     [
-        ("\n        Failed to run stage backward:\n        Stage output: Tensor(2, 4)", "grad of a vector"),
+        (
+            "\n        Failed to run stage backward:\n        Stage output: Tensor(2, 4)",
+            "grad of a vector",
+        ),
         ("RetryError[<Future at 0x7f01 state=finished raised OSError>]", "grad of a vector"),
         ("An error occurred while generating the dataset", "grad of a vector"),
         ("We could not load the files", "We could not load the files"),
     ],
 )
 def test_a_library_that_hides_the_cause(text: str, first: str) -> None:
-    """The cause of a library's wrapper that fits any error is the first cause; else the wrapper tells more."""
+    """The cause of a library's wrapper that fits any error is the first cause;
+    else the wrapper tells more.
+    """
     inside = (FrameInfo(f"{_PACKAGES}/torch/autograd/graph.py", 9, "run"),)
     cause = ExceptionInfo("RuntimeError", "grad of a vector", frames=inside, relation="cause")
-    frames = (FrameInfo("/app/train.py", 7, "main", "step()"), FrameInfo(f"{_PACKAGES}/torch/pipe.py", 5, "step"))
-    assert find_first_cause(ExceptionInfo("RuntimeError", text, frames=frames, causes=(cause,))).message == first
+    frames = (
+        FrameInfo("/app/train.py", 7, "main", "step()"),
+        FrameInfo(f"{_PACKAGES}/torch/pipe.py", 5, "step"),
+    )
+    assert (
+        find_first_cause(
+            ExceptionInfo("RuntimeError", text, frames=frames, causes=(cause,))
+        ).message
+        == first
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,43 +278,89 @@ def test_whose_frame_it_is(file: str, library: str) -> None:
 
 def test_frames_of_one_library_stand_together() -> None:
     """Runs keep the order, join neighbours only, and tell where frames were left out."""
-    files = ("/a.py", f"{_PACKAGES}/torch/x.py", f"{_PACKAGES}/torch/y.py", "/b.py", f"{_PACKAGES}/torch/z.py")
-    raised = ExceptionInfo("E", "", frames=tuple(FrameInfo(file, number, "f") for number, file in enumerate(files)))
+    files = (
+        "/a.py",
+        f"{_PACKAGES}/torch/x.py",
+        f"{_PACKAGES}/torch/y.py",
+        "/b.py",
+        f"{_PACKAGES}/torch/z.py",
+    )
+    raised = ExceptionInfo(
+        "E", "", frames=tuple(FrameInfo(file, number, "f") for number, file in enumerate(files))
+    )
     found = [(library, len(run)) for library, run in group_frames_by_library(raised)]
     assert found == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
-    found = [(library, len(run)) for library, run in group_frames_by_library(replace(raised, frames_omitted=9))]
-    assert found == [("", 1), ("torch", 1), ("9 frames left out", 0), ("torch", 1), ("", 1), ("torch", 1)]
+    found = [
+        (library, len(run))
+        for library, run in group_frames_by_library(replace(raised, frames_omitted=9))
+    ]
+    assert found == [
+        ("", 1),
+        ("torch", 1),
+        ("9 frames left out", 0),
+        ("torch", 1),
+        ("", 1),
+        ("torch", 1),
+    ]
 
 
 def test_own_frames_of_a_cause() -> None:
-    """Without frames of the user's code, `find_own_frames` returns those of the nearest cause with any."""
-    cause = ExceptionInfo("KeyError", "", frames=(FrameInfo("/data.py", 3, "read"),), relation="cause")
-    raised = ExceptionInfo("E", "", frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),), causes=(cause,))
+    """Without frames of the user's code, `find_own_frames` returns those of the
+    nearest cause with any.
+    """
+    cause = ExceptionInfo(
+        "KeyError",
+        "",
+        frames=(FrameInfo("/data.py", 3, "read"),),
+        relation="cause",
+    )
+    raised = ExceptionInfo(
+        "E",
+        "",
+        frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),),
+        causes=(cause,),
+    )
     assert [format_place(frame) for frame in find_own_frames(raised)] == ["data.py:3 in read"]
     # a traceback of another process that has only frames of libraries: where it was raised anew
     library = f"{_PACKAGES}/torch/distributed/checkpoint/utils.py"
     trace = (
-        f'Traceback (most recent call last): (RANK 0)\n  File "{library}", line 9, in load\nValueError: no metadata\n'
+        f'Traceback (most recent call last): (RANK 0)\n  File "{library}", line 9, in'
+        " load\nValueError: no metadata\n"
     )
-    frames = (FrameInfo("/app/train.py", 21, "main", "dcp.load(state)"), FrameInfo(library, 221, "reduce_scatter"))
-    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{trace}", frames=frames)
+    frames = (
+        FrameInfo("/app/train.py", 21, "main", "dcp.load(state)"),
+        FrameInfo(library, 221, "reduce_scatter"),
+    )
+    raised = ExceptionInfo(
+        "torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{trace}", frames=frames
+    )
     assert [format_place(frame) for frame in find_own_frames(raised)] == ["train.py:21 in main"]
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "category"),
     [
-        ("wandb.errors.errors.UsageError", "No API key configured. Use `wandb login` to log in.", "auth"),
+        (
+            "wandb.errors.errors.UsageError",
+            "No API key configured. Use `wandb login` to log in.",
+            "auth",
+        ),
         ("ValueError", "The tracker requires an API key. Please provide it.", "auth"),
         ("NeptuneMissingApiTokenException", "the client couldn't find your API token.", "auth"),
         ("LocalTokenNotFoundError", "Token is required, but no token found.", "auth"),
         ("DefaultCredentialsError", "Your default credentials were not found.", "auth"),
         ("wandb.errors.CommError", "the run could not be uploaded", "external_service"),
-        ("safetensors_rust.SafetensorError", "Error while deserializing header: header too large", "checkpoint"),
+        (
+            "safetensors_rust.SafetensorError",
+            "Error while deserializing header: header too large",
+            "checkpoint",
+        ),
         ("ValueError", "API version 3 is missing a key", "user_code"),
     ],
 )
 def test_what_a_service_or_a_reader_says(kind: str, text: str, category: str) -> None:
-    """A missing key is a lack of credentials, not a service that fails; a header that cannot be read a checkpoint's."""
+    """A missing key is a lack of credentials, not a service that fails;
+    a header that cannot be read a checkpoint's.
+    """
     failure = make_error(3, exception=ExceptionInfo(kind, text, ("Exception",)))
     assert evidence(make_job(failure)).category == category

@@ -1,4 +1,6 @@
-"""The cases of Flyte's own reader of distributed errors, with files written by flyteidl's own message."""
+"""The cases of Flyte's own reader of distributed errors,
+with files written by flyteidl's own message.
+"""
 
 import pytest
 
@@ -8,7 +10,12 @@ from firstfault.utils.run_sync import run_sync
 from tests.readers.conftest import Attempt
 
 _OUTPUTS = (
-    *("error_rate", "error_rate_offloaded_metadata.pb", "errors_total.pb", "errors_by_class/part-0.pb"),
+    *(
+        "error_rate",
+        "error_rate_offloaded_metadata.pb",
+        "errors_total.pb",
+        "errors_by_class/part-0.pb",
+    ),
     *("error.json", "error-x.pb"),
 )
 """Files of outputs that are called "error_rate", "errors_total" and so on."""
@@ -34,7 +41,9 @@ def test_outputs_whose_names_begin_with_error(attempt: Attempt, has_error: bool)
     assert [item.name for item in found.error_files] == sorted(names)
 
 
-@pytest.mark.parametrize("name", ["outputs.pb", "my-error.pb", "error.pb.tmp", "error.txt", "Error.pb", "error/0.pb"])
+@pytest.mark.parametrize(
+    "name", ["outputs.pb", "my-error.pb", "error.pb.tmp", "error.txt", "Error.pb", "error/0.pb"]
+)
 def test_what_flytes_reader_does_not_match_we_do_not(attempt: Attempt, name: str) -> None:
     """Any other name is no error."""
     attempt.stock(name)

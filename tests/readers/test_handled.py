@@ -10,17 +10,33 @@ import pytest
 from firstfault import model
 from firstfault.strategies.rules import evidence
 from firstfault.wire.documents import decode, encode
-from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, PEER, STACK, count, done, own, stopped, victim, waiting
+from tests.readers.scenes import (
+    IN_COLLECTIVE,
+    IN_SLEEP,
+    PEER,
+    STACK,
+    count,
+    done,
+    own,
+    stopped,
+    victim,
+    waiting,
+)
 
 _IN_TRAIN = model.FrameInfo("/app/train.py", 40, "main")
 _IN_STEP = model.FrameInfo("/app/train.py", 12, "step", 'raise ValueError("no labels")')
 _ELSEWHERE = model.FrameInfo("/app/metrics.py", 7, "push")
-TORCH_FRAME = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
+TORCH_FRAME = model.FrameInfo(
+    "/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce"
+)
 _HEADLINE = "ValueError, rank 3 on worker-1: no labels"
 
 
 def _handled(
-    *frames: model.FrameInfo, kind: str = "ValueError", message: str = "no labels", since: int | None = 1
+    *frames: model.FrameInfo,
+    kind: str = "ValueError",
+    message: str = "no labels",
+    since: int | None = 1,
 ) -> model.HandledException:
     exception = model.ExceptionInfo(kind, message, ("Exception",), frames or (_IN_TRAIN, _IN_STEP))
     return model.HandledException(1_000_000_000, exception, 1, since)
@@ -29,29 +45,46 @@ def _handled(
 def _calls(*operations: str) -> dict[str, Any]:
     """Return the collectives that a rank had called."""
     last = tuple(model.Collective(number, name) for number, name in enumerate(operations, 1))
-    return {"collectives": (model.CollectiveProgress("default_pg", operations[-1], len(last), len(last) - 1, last),)}
+    return {
+        "collectives": (
+            model.CollectiveProgress("default_pg", operations[-1], len(last), len(last) - 1, last),
+        )
+    }
 
 
-def _behind(*handled: model.HandledException, stack: str = IN_COLLECTIVE, **more: Any) -> model.JobErrors:
+def _behind(
+    *handled: model.HandledException, stack: str = IN_COLLECTIVE, **more: Any
+) -> model.JobErrors:
     """Ranks 0 to 2 timed out in a collective that rank 3 didn't call."""
-    return done(*waiting(0, 1, 2), stopped(3, stack, handled_exceptions=handled, **{**count(5), **more}))
+    return done(
+        *waiting(0, 1, 2), stopped(3, stack, handled_exceptions=handled, **{**count(5), **more})
+    )
 
 
 def test_a_rank_behind_that_handled_an_exception() -> None:
-    """The exception is the root cause, with less than high confidence, and the reasons say that it was handled."""
+    """The exception is the root cause, with less than high confidence,
+    and the reasons say that it was handled.
+    """
     verdict = evidence(_behind(_handled()))
 
     assert (verdict.rule, verdict.headline, verdict.ranks) == ("out-of-step", _HEADLINE, (3,))
     assert (verdict.confidence, verdict.category) == ("medium", "user_code")
     assert "which its program handled before it continued" in verdict.why[0]
     assert (
-        verdict.why[1] == "it was out of step with its peers: it called 5 collectives of group default_pg, its peers 6"
+        verdict.why[1]
+        == "it was out of step with its peers: it called 5 collectives of group default_pg, its"
+        " peers 6"
     )
 
 
 def test_a_rank_that_called_another_collective() -> None:
-    """A rank that repeats a step calls another collective than its peers, also if it then fails by itself."""
-    peers = [own(rank, 6000, "RuntimeError", PEER.format(3), **_calls("all_reduce", "barrier")) for rank in (0, 1, 2)]
+    """A rank that repeats a step calls another collective than its peers,
+    also if it then fails by itself.
+    """
+    peers = [
+        own(rank, 6000, "RuntimeError", PEER.format(3), **_calls("all_reduce", "barrier"))
+        for rank in (0, 1, 2)
+    ]
     repeated = victim(3, handled_exceptions=(_handled(),), **_calls("all_reduce", "all_reduce"))
 
     verdict = evidence(done(*peers, repeated))
@@ -60,7 +93,9 @@ def test_a_rank_that_called_another_collective() -> None:
 
 
 def test_two_ranks_that_called_different_collectives() -> None:
-    """Where no majority shows who is out of step, the only rank with a handled exception is, with low confidence."""
+    """Where no majority shows who is out of step, the only rank with a handled exception is,
+    with low confidence.
+    """
     handled = {"handled_exceptions": (_handled(),)}
     one, another = _calls("all_reduce", "barrier"), _calls("all_reduce", "all_reduce")
 
@@ -72,7 +107,9 @@ def test_two_ranks_that_called_different_collectives() -> None:
 
 
 def test_the_first_exception_of_a_loop_that_tries_again() -> None:
-    """Of several exceptions it is the first that a running function handled, not what was handled elsewhere before."""
+    """Of several exceptions it is the first that a running function handled,
+    not what was handled elsewhere before.
+    """
     away = _handled(_ELSEWHERE, kind="ConnectionError", message="no metrics")
     later = _handled(kind="KeyError", message="step")
 
@@ -89,32 +126,45 @@ def test_the_first_exception_of_a_loop_that_tries_again() -> None:
             stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5)),
         ),
         # rank 2 is in step
-        done(*waiting(0, 1), *waiting(2, handled_exceptions=(_handled(),)), stopped(3, IN_SLEEP, **count(5))),
+        done(
+            *waiting(0, 1),
+            *waiting(2, handled_exceptions=(_handled(),)),
+            stopped(3, IN_SLEEP, **count(5)),
+        ),
         # long ago
         _behind(_handled(since=400), stack=IN_SLEEP),
         # about a peer
-        _behind(_handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER.format(1)), stack=IN_SLEEP),
+        _behind(
+            _handled(_IN_TRAIN, TORCH_FRAME, kind="RuntimeError", message=PEER.format(1)),
+            stack=IN_SLEEP,
+        ),
     ],
     ids=["of all ranks", "of a rank in step", "long ago", "about a peer"],
 )
 def test_a_handled_exception_that_explains_nothing(job: model.JobErrors) -> None:
     """A hang keeps its verdict, whatever else was handled."""
     verdict = evidence(job)
-    none = evidence(replace(job, failures=tuple(replace(item, handled_exceptions=()) for item in job.failures)))
+    none = evidence(
+        replace(job, failures=tuple(replace(item, handled_exceptions=()) for item in job.failures))
+    )
 
     assert verdict.rule == "hang"
     assert replace(verdict, root=None) == replace(none, root=None)
 
 
 def test_a_function_that_handles_its_own_missing_file() -> None:
-    """An exception that didn't leave the function that raised it, and which has returned, leaves no step undone."""
+    """An exception that didn't leave the function that raised it, and which has returned,
+    leaves no step undone.
+    """
     cache = _handled(_ELSEWHERE, kind="FileNotFoundError", message="no cache")
 
     assert evidence(_behind(cache, stack=IN_SLEEP)).rule == "hang"
 
 
 def test_a_fault_of_another_rank() -> None:
-    """An exception that left its program is the root cause, although another rank is behind and handled one."""
+    """An exception that left its program is the root cause,
+    although another rank is behind and handled one.
+    """
     hung = stopped(3, IN_SLEEP, handled_exceptions=(_handled(),), **count(5))
 
     verdict = evidence(done(own(1, 0, "KeyError", "step", **count(6)), *waiting(0, 2), hung))
@@ -123,8 +173,13 @@ def test_a_fault_of_another_rank() -> None:
 
 
 def test_an_exception_that_was_only_printed() -> None:
-    """Without a worker's answer, a traceback that a running function printed counts; one printed elsewhere doesn't."""
-    text = 'Traceback (most recent call last):\n  File "{}", line 40, in {}\n    step()\nValueError: no labels\n'
+    """Without a worker's answer, a traceback that a running function printed counts;
+    one printed elsewhere doesn't.
+    """
+    text = (
+        'Traceback (most recent call last):\n  File "{}", line 40, in {}\n    step()\nValueError:'
+        " no labels\n"
+    )
     printed = text.format("/app/train.py", "main") + "trying again\n" * 12
 
     assert evidence(_behind(log_tail=printed)).rule == "out-of-step"
@@ -133,8 +188,12 @@ def test_an_exception_that_was_only_printed() -> None:
 
 
 def test_a_document_with_handled_exceptions() -> None:
-    """A document keeps the last handled exceptions, each with its time, its number and the collectives since."""
-    exceptions = tuple(_handled(message=f"batch {number}", since=number or None) for number in range(12))
+    """A document keeps the last handled exceptions, each with its time,
+    its number and the collectives since.
+    """
+    exceptions = tuple(
+        _handled(message=f"batch {number}", since=number or None) for number in range(12)
+    )
     failure = stopped(3, STACK.format("/app/train.py", "step"), handled_exceptions=exceptions)
 
     read = decode(encode(failure), model.DocumentRef("e.pb"))

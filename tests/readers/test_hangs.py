@@ -1,4 +1,6 @@
-"""Where ranks stood, how far they came in their collectives, and deadlines that they did not keep."""
+"""Where ranks stood, how far they came in their collectives,
+and deadlines that they did not keep.
+"""
 
 import json
 from dataclasses import replace
@@ -34,7 +36,7 @@ from tests.readers.scenes import (
     waiting,
 )
 
-# --- where a stopped process stood, by its stack ----------------------------------------------------------------------
+# --- where a stopped process stood, by its stack --------------------------------------------------
 
 
 def test_the_same_hang_has_the_same_fingerprint() -> None:
@@ -48,11 +50,17 @@ def test_the_same_hang_has_the_same_fingerprint() -> None:
 
 
 def test_ranks_that_try_again_beside_one_that_hangs() -> None:
-    """Neither the counters of a rank that tries again after its timeout, nor a victim's dead thread, stand out."""
-    dead = model.ThreadFailure("metrics", None, model.ExceptionInfo("ConnectionError", "the server is away"))
+    """Neither the counters of a rank that tries again after its timeout,
+    nor a victim's dead thread, stand out.
+    """
+    dead = model.ThreadFailure(
+        "metrics", None, model.ExceptionInfo("ConnectionError", "the server is away")
+    )
     hangs = stopped(2, STACK.format("/app/train.py", "fault"))
     again = stopped(0, IN_SLEEP, log_tail=f"step 4 failed: {WAITED}\n", **count(7))
-    verdict = evidence(done(*waiting(3, **count(9)), victim(1, thread_failures=(dead,), **count(9)), again, hangs))
+    verdict = evidence(
+        done(*waiting(3, **count(9)), victim(1, thread_failures=(dead,), **count(9)), again, hangs)
+    )
     assert (verdict.ranks, verdict.rule, verdict.confidence) == ((2,), "hang", "medium")
 
 
@@ -72,8 +80,14 @@ def frames(*places: str, thread: str = "Thread 0x1") -> str:
         frames() + "  Garbage-collecting\n  <no Python frame>\n",
         frames(f"{PYTHON}/threading.py:1590 in _shutdown"),
         frames(f"{PYTHON}/multiprocessing/util.py:360 in _exit_function"),
-        frames(f"{PACKAGES}/torch/library.py:665 in _del_library", f"{PYTHON}/weakref.py:666 in _exitfunc"),
-        frames(f"{PACKAGES}/urllib3/connection.py:9 in request", f"{PACKAGES}/tracker/run.py:80 in _atexit_finish"),
+        frames(
+            f"{PACKAGES}/torch/library.py:665 in _del_library",
+            f"{PYTHON}/weakref.py:666 in _exitfunc",
+        ),
+        frames(
+            f"{PACKAGES}/urllib3/connection.py:9 in request",
+            f"{PACKAGES}/tracker/run.py:80 in _atexit_finish",
+        ),
     ],
     ids=["no frame", "waits for threads", "waits for processes", "finalisers", "exit handlers"],
 )
@@ -84,17 +98,28 @@ def test_a_program_that_had_ended(stack: str) -> None:
 
 
 def test_a_rank_that_leaves_its_group() -> None:
-    """Its peers lose it before the call has come back. A victim that handles its peer's error may leave, too."""
-    leaving = (f"{C10D}:9 in destroy_process_group", "/app/train.py:30 in main", "/app/train.py:40 in <module>")
+    """Its peers lose it before the call has come back. A victim that handles its
+    peer's error may leave, too.
+    """
+    leaving = (
+        f"{C10D}:9 in destroy_process_group",
+        "/app/train.py:30 in main",
+        "/app/train.py:40 in <module>",
+    )
     rank = stopped(3, frames(*leaving, thread="Current thread 0x1"))
     job = done(*(victim(rank, world_size=4) for rank in range(3)), rank)
-    headline = "ended early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
+    headline = (
+        "ended early, rank 3 on worker-1: it was leaving the process group when its peers lost it"
+    )
     assert evidence(job).headline == headline
     handles = done(*job.failures[:3], replace(rank, log_tail=f"RuntimeError: {PEER.format(1)}"))
     assert evidence(handles).headline.startswith("undetermined")
 
 
-POOL = (f"{PYTHON}/concurrent/futures/thread.py:58 in run", f"{PYTHON}/threading.py:1002 in _bootstrap")
+POOL = (
+    f"{PYTHON}/concurrent/futures/thread.py:58 in run",
+    f"{PYTHON}/threading.py:1002 in _bootstrap",
+)
 IN_FETCH = "/app/data.py:5 in fetch"
 IN_C10D = f"{PACKAGES}/torch/distributed/c10d.py:9 in all_reduce"
 IN_DCP = f"{PACKAGES}/torch/distributed/checkpoint/utils.py:9 in reduce_scatter"
@@ -111,7 +136,9 @@ IN_QUEUE = f"{PYTHON}/queue.py:171 in get"
     ],
     ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
 )
-def test_a_main_thread_that_waits_for_another(thread: tuple[str, ...], stood: PositionKind, frame: str) -> None:
+def test_a_main_thread_that_waits_for_another(
+    thread: tuple[str, ...], stood: PositionKind, frame: str
+) -> None:
     """The position is that of the one thread that runs the program's own code for it."""
     loop = (f"{PYTHON}/selectors.py:468 in select", f"{PYTHON}/asyncio/runners.py:190 in run")
     main = frames(*loop, "/app/train.py:40 in main", thread="Thread 0x2")
@@ -127,25 +154,35 @@ def test_a_hook_in_a_backward_pass() -> None:
     assert locate_main_thread(stopped(1, text, **count(5, completed=4))).kind is PositionKind.TORCH
     # everything may be installed below a folder with this package's name
     file = "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
-    assert locate_main_thread(stopped(1, STACK.format(file, "all_reduce"))).kind is PositionKind.COLLECTIVE
+    assert (
+        locate_main_thread(stopped(1, STACK.format(file, "all_reduce"))).kind
+        is PositionKind.COLLECTIVE
+    )
 
 
 def test_source_lines_of_a_stack() -> None:
-    """The program's own frames get their source line, which a person sees and the position does not change."""
+    """The program's own frames get their source line,
+    which a person sees and the position does not change.
+    """
     text = add_source_lines(IN_COLLECTIVE, lambda file, line: f"    {file}:{line}()\n")
-    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in format_stack_dump(text)
+    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in format_stack_dump(
+        text
+    )
     assert text.count("()") == 1
     assert add_source_lines(text, lambda *_: "again") == text
     assert locate_main_thread(stopped(1, text)) == locate_main_thread(stopped(1, IN_COLLECTIVE))
 
 
-# --- what torch's watchdogs print, beside or without a flight recorder ------------------------------------------------
+# --- what torch's watchdogs print, beside or without a flight recorder ----------------------------
 
 
 WORK = (
-    "WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=512, NumelOut=512, Timeout(ms)=600000) ran for 600021 milliseconds"
+    "WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=512, NumelOut=512, Timeout(ms)=600000) ran for"
+    " 600021 milliseconds"
 )
-TORCH_2_1 = f"[E ProcessGroupNCCL.cpp:474] [Rank 2] Watchdog caught collective operation timeout: {WORK}\n"
+TORCH_2_1 = (
+    f"[E ProcessGroupNCCL.cpp:474] [Rank 2] Watchdog caught collective operation timeout: {WORK}\n"
+)
 TORCH_2_4 = f"""\
 [rank2]:[E314 ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation timeout: {WORK}
 [rank2]:[E314 ProcessGroupNCCL.cpp:1664] [PG 0 (default_pg) Rank 2] Exception (either an error or timeout) detected by \
@@ -160,7 +197,9 @@ collective timeout from this local rank and we will try our best to dump the deb
 last completed NCCL work: 7.
 """
 OUTSTANDING = model.Collective(31, "ALLREDUCE", "512 -> 512 elements", state="started")
-TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total capacity of 79.10 GiB"
+TOO_LARGE = (
+    "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total capacity of 79.10 GiB"
+)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +216,10 @@ TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total
         ),
         *(
             (
-                f"[PG ID 2 PG GUID 9{named} Rank 4] Timeout at work: 3, last enqueued work: 3, last completed work: -1",
+                (
+                    f"[PG ID 2 PG GUID 9{named} Rank 4] Timeout at work: 3, last enqueued work: 3,"
+                    " last completed work: -1"
+                ),
                 [model.CollectiveProgress("9", "", 3, 0)],
             )
             for named in ("", "(undefined)")  # as the flight recorder's group of the same name
@@ -187,7 +229,9 @@ TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total
     ],
 )
 def test_what_a_watchdog_prints(text: str, progress: list[model.CollectiveProgress]) -> None:
-    """The counters of each group, and the collective that is outstanding, are read in the words of each torch."""
+    """The counters of each group, and the collective that is outstanding,
+    are read in the words of each torch.
+    """
     assert list(parse_progress(text)) == progress
 
 
@@ -205,13 +249,19 @@ def test_how_long_a_rank_had_waited(text: str, waited_s: float) -> None:
 
 
 def test_a_group_without_a_name_is_the_only_one() -> None:
-    """The words of torch 2.1 name no group: they are about the one that the job has, if it has one."""
+    """The words of torch 2.1 name no group: they are about the one that the job has,
+    if it has one.
+    """
     silent = make_error(0, exception=None, log_tail=TORCH_2_1)
-    spoken = make_error(1, collectives=(model.CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
+    spoken = make_error(
+        1, collectives=(model.CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),)
+    )
     recorded, printed = group_progress([silent, spoken])
     assert recorded.keys() == printed.keys() == {"world (0)"}
     assert (printed["world (0)"][0].enqueued, recorded["world (0)"][1].enqueued) == (31, 30)
-    more = replace(spoken, collectives=(*spoken.collectives, model.CollectiveProgress("tensor (1)", "", 4, 4)))
+    more = replace(
+        spoken, collectives=(*spoken.collectives, model.CollectiveProgress("tensor (1)", "", 4, 4))
+    )
     recorded, printed = group_progress([silent, more])
     assert printed.keys() == {""}
 
@@ -228,7 +278,9 @@ def aborted(rank: int, printed: str, **more: Any) -> model.WorkerError:
 
 
 def test_a_recorder_and_a_log_together() -> None:
-    """The rank that was stopped has counters, the one that aborted a log: together they name the one that is behind."""
+    """The rank that was stopped has counters, the one that aborted a log:
+    together they name the one that is behind.
+    """
     verdict = evidence(make_job(aborted(2, TORCH_2_4), came(0, 30, 30)))
     assert (verdict.scope, verdict.ranks, verdict.category) == (model.Scope.RANK, (0,), "hang")
     assert "it called 30 collectives of group default_pg, its peers 34" in verdict.headline
@@ -236,9 +288,18 @@ def test_a_recorder_and_a_log_together() -> None:
 
 @pytest.mark.parametrize("outstanding", [True, False])
 def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
-    """Three ranks fail alike with a collective outstanding that the fourth has not called: it is the suspect."""
-    fields = {"collectives": (model.CollectiveProgress("default_pg", "nccl:all_reduce", 10, 8 if outstanding else 10),)}
-    failures = [own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields) for rank in range(3)]
+    """Three ranks fail alike with a collective outstanding that the fourth has not called:
+    it is the suspect.
+    """
+    fields = {
+        "collectives": (
+            model.CollectiveProgress("default_pg", "nccl:all_reduce", 10, 8 if outstanding else 10),
+        )
+    }
+    failures = [
+        own(rank, 0, "torch.OutOfMemoryError", TOO_LARGE, world_size=4, **fields)
+        for rank in range(3)
+    ]
     verdict = evidence(make_job(*failures, came(3, 8, 8)))
     assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
     assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
@@ -246,32 +307,45 @@ def test_ranks_that_continue_after_an_abort(outstanding: bool) -> None:
 
 @pytest.mark.parametrize("count", [77, 76])
 def test_several_ranks_that_diverged_together(count: int) -> None:
-    """Two ranks that are behind by the same are named together; with different counts both are suspects."""
-    text = "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id: 78 PG status: "
+    """Two ranks that are behind by the same are named together;
+    with different counts both are suspects.
+    """
+    text = (
+        "[PG ID 0 PG GUID 0(default_pg) Rank {}] failure detected by watchdog at work sequence id:"
+        " 78 PG status: "
+    )
     text += "last enqueued work: 79, last completed work: 77\n"
-    waiting = [aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}") for rank in (0, 2, 3, 5, 6, 7)]
+    waiting = [
+        aborted(rank, f"[rank{rank}]:[E314 a.cpp:7] {text.format(rank)}")
+        for rank in (0, 2, 3, 5, 6, 7)
+    ]
     verdict = evidence(make_job(*waiting, came(1, 77, 77), came(4, count, count)))
     if count == 76:
         assert verdict.scope is model.Scope.UNDETERMINED
         assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
         return
     assert (verdict.scope, verdict.ranks, verdict.confidence) == (model.Scope.RANKS, (1, 4), "low")
-    assert verdict.headline == (
-        "hang, ranks 1, 4: each called 77 collectives of group default_pg, its peers 79, "
+    assert (
+        verdict.headline
+        == "hang, ranks 1, 4: each called 77 collectives of group default_pg, its peers 79, "
         "and each did not time out while 6 peers waited in a collective"
     )
     assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}
 
 
 def test_ranks_that_ran_ahead_by_different_distances() -> None:
-    """Under NCCL a call only enqueues: who has called the stuck collective waits, however few it called since."""
+    """Under NCCL a call only enqueues: who has called the stuck collective waits,
+    however few it called since.
+    """
     first = aborted(0, TORCH_2_4, collectives=came(0, 14, 8).collectives)
-    verdict = evidence(make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8)))
+    verdict = evidence(
+        make_job(first, came(1, 12, 8), came(2, 12, 8), came(3, 8, 8), came(4, 11, 8))
+    )
     assert verdict.ranks == (3,)
     assert verdict.headline.endswith("it called 8 collectives of group default_pg, its peers 14")
 
 
-# --- a worker that its agent killed for a deadline --------------------------------------------------------------------
+# --- a worker that its agent killed for a deadline ------------------------------------------------
 
 
 _STEP = frames("/app/train.py:53 in step")
@@ -283,21 +357,45 @@ _KEPT_UP = (model.CollectiveProgress("default_pg", "all_reduce", 7, 7),)
 
 def _rank(rank: int, stack: str, **fields: Any) -> model.WorkerError:
     place = {"node": f"worker-{rank}", "local_rank": 0, "group_rank": rank, "world_size": 2}
-    told = {"code": "USER:Hang", "message": "it hung", "exception": None, "writer": model.Writer.AGENT}
+    told = {
+        "code": "USER:Hang",
+        "message": "it hung",
+        "exception": None,
+        "writer": model.Writer.AGENT,
+    }
     dumps = (model.StackDump(7, rank, stack),) if stack else ()
     error = make_error(rank, stack_dumps=dumps, **place, **told, **fields)
     return decode(encode(error), model.DocumentRef(f"e{rank}.pb"))  # type: ignore[return-value]
 
 
-def _killed(rank: int, stack: str, at: int = 10, heartbeat: bool = False, **fields: Any) -> model.WorkerError:
-    expired = model.ExpiredDeadline("" if heartbeat else "train step", 30.0, heartbeat, "train.py:50")
+def _killed(
+    rank: int,
+    stack: str,
+    at: int = 10,
+    heartbeat: bool = False,
+    **fields: Any,
+) -> model.WorkerError:
+    expired = model.ExpiredDeadline(
+        "" if heartbeat else "train step",
+        30.0,
+        heartbeat,
+        "train.py:50",
+    )
     ended = {"exit_code": -9, "signal": "SIGKILL", "category": "hang", "expired": expired}
     return _rank(rank, stack, timestamp_ns=at, **{**ended, **fields})
 
 
 def _stopped(rank: int, stack: str, **fields: Any) -> model.WorkerError:
     sent = (model.SentSignal("SIGTERM", "rank 1 on worker-1 failed"),)
-    return _rank(rank, stack, timestamp_ns=20, exit_code=-15, signal="SIGTERM", sent_signals=sent, **fields)
+    return _rank(
+        rank,
+        stack,
+        timestamp_ns=20,
+        exit_code=-15,
+        signal="SIGTERM",
+        sent_signals=sent,
+        **fields,
+    )
 
 
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
@@ -310,9 +408,18 @@ def _stopped(rank: int, stack: str, **fields: Any) -> model.WorkerError:
     ],
     ids=["a block", "a loop", "a frozen process gives no stack"],
 )
-def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, heartbeat: bool, told: str) -> None:
-    """It is the root cause, a hang without a retry, and the first line names the deadline and its line."""
-    verdict = get_strategy(strategy)(make_job(_killed(1, stack, heartbeat=heartbeat), _stopped(0, _COLLECTIVE)))
+def test_a_rank_that_hung_outside_of_a_collective(
+    strategy: str,
+    stack: str,
+    heartbeat: bool,
+    told: str,
+) -> None:
+    """It is the root cause, a hang without a retry,
+    and the first line names the deadline and its line.
+    """
+    verdict = get_strategy(strategy)(
+        make_job(_killed(1, stack, heartbeat=heartbeat), _stopped(0, _COLLECTIVE))
+    )
     assert (verdict.ranks, verdict.category, verdict.code) == ((1,), "hang", "USER:Hang")
     decision = decide(verdict)
     assert not decision.retry
@@ -321,30 +428,49 @@ def test_a_rank_that_hung_outside_of_a_collective(strategy: str, stack: str, hea
 
 
 @pytest.mark.parametrize(("stack", "waits"), [(_COLLECTIVE, ()), (_GPU, _WAITS)])
-def test_a_rank_that_waited_for_another(stack: str, waits: tuple[model.CollectiveProgress, ...]) -> None:
-    """A deadline that ends a wait in a collective accuses the rank that was elsewhere, not the one that waited."""
+def test_a_rank_that_waited_for_another(
+    stack: str, waits: tuple[model.CollectiveProgress, ...]
+) -> None:
+    """A deadline that ends a wait in a collective accuses the rank that was elsewhere,
+    not the one that waited.
+    """
     waited = _killed(0, stack, collectives=waits)
-    stopped_or_later = (_stopped(1, _STEP, collectives=_KEPT_UP if waits else ()), _killed(1, _STEP, at=20))
+    stopped_or_later = (
+        _stopped(1, _STEP, collectives=_KEPT_UP if waits else ()),
+        _killed(1, _STEP, at=20),
+    )
     for other in stopped_or_later:
         verdict = evidence(make_job(waited, other))
         assert (verdict.ranks, verdict.category) == ((1,), "hang")
 
 
 def test_all_ranks_waited_in_one_collective() -> None:
-    """Then no rank differs from its peers, and the headline has the deadline and the rank that missed it."""
+    """Then no rank differs from its peers, and the headline has the deadline and
+    the rank that missed it.
+    """
     verdict = evidence(make_job(_killed(0, _COLLECTIVE), _stopped(1, _COLLECTIVE)))
     assert (verdict.ranks, verdict.category) == ((), "hang")
-    text = 'undetermined: "train step" exceeded 30 s on rank 0, in a collective, no rank differs from its peers'
+    text = (
+        'undetermined: "train step" exceeded 30 s on rank 0, in a collective, no rank differs from'
+        " its peers"
+    )
     assert verdict.headline == text
 
 
 def test_a_report_has_the_deadline() -> None:
-    """The report's facts and its JSON name scope, seconds and where the block began; the signal is the agent's."""
+    """The report's facts and its JSON name scope, seconds and where the block began;
+    the signal is the agent's.
+    """
     job = make_job(_killed(1, _STEP), _stopped(0, _COLLECTIVE))
     verdict = evidence(job)
     report = build_report(job, verdict, decide(verdict))
     root = json.loads(json_report(report))["root"]
-    assert root["deadline"] == {"scope": "train step", "seconds": 30.0, "heartbeat": False, "since": "train.py:50"}
+    assert root["deadline"] == {
+        "scope": "train step",
+        "seconds": 30.0,
+        "heartbeat": False,
+        "since": "train.py:50",
+    }
     text = terminal_text(report, verbose=True)
     assert '\n  Deadline: "train step" exceeded 30 s, started at train.py:50\n' in text
     assert "which process sent SIGKILL" not in text
@@ -364,13 +490,22 @@ def test_a_rank_that_waits_for_its_loader() -> None:
     """The verdict on a hang tells that the rank itself waited, for a process of its own."""
     verdict = evidence(done(*waiting(0, 1, 2), stopped(3, IN_LOADER)))
     assert verdict.headline.startswith(
-        "hang, rank 3 on worker-1: it waited for a process of its data loader at train.py:7 in <module> while "
+        "hang, rank 3 on worker-1: it waited for a process of its data loader at train.py:7 in"
+        " <module> while "
     )
 
 
 def test_a_program_that_ended_and_left_no_document() -> None:
-    """The process was stopped while Python ended; what it had printed tells why, if it tells of a fault of its own."""
-    ends = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown\n'
-    trace = 'Traceback (most recent call last):\n  File "/app/train.py", line 24, in main\nOSError: no file left\n'
+    """The process was stopped while Python ended; what it had printed tells why,
+    if it tells of a fault of its own.
+    """
+    ends = (
+        'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1590'
+        " in _shutdown\n"
+    )
+    trace = (
+        'Traceback (most recent call last):\n  File "/app/train.py", line 24, in main\nOSError: no'
+        " file left\n"
+    )
     verdict = evidence(done(victim(0), victim(1), victim(2), stopped(3, ends, log_tail=trace)))
     assert verdict.headline.startswith("OSError, rank 3 on worker-1: no file left")

@@ -15,13 +15,44 @@ from tests.readers.commands import Ran
 pytestmark = pytest.mark.slow
 
 _LAZY = (
-    *("flytekit", "flyteidl", "torch", "numpy", "rich", "jinja2", "asyncio", "fsspec", "google.protobuf"),
-    *("firstfault.credentials", "firstfault.model", "firstfault.strategies", "firstfault.output_reader"),
+    *(
+        "flytekit",
+        "flyteidl",
+        "torch",
+        "numpy",
+        "rich",
+        "jinja2",
+        "asyncio",
+        "fsspec",
+        "google.protobuf",
+    ),
+    *(
+        "firstfault.credentials",
+        "firstfault.model",
+        "firstfault.strategies",
+        "firstfault.output_reader",
+    ),
 )
 _NOT_FOR_LOGS = (
-    *("flytekit", "flyteidl", "torch", "numpy", "rich", "jinja2", "asyncio", "fsspec", "google.protobuf", "stamina"),
+    *(
+        "flytekit",
+        "flyteidl",
+        "torch",
+        "numpy",
+        "rich",
+        "jinja2",
+        "asyncio",
+        "fsspec",
+        "google.protobuf",
+        "stamina",
+    ),
     *("ssl", "email", "importlib.metadata", "subprocess", "tempfile", "concurrent.futures"),
-    *("firstfault.wire.documents", "firstfault.reading.attempt", "firstfault.recorder", "firstfault.brief"),
+    *(
+        "firstfault.wire.documents",
+        "firstfault.reading.attempt",
+        "firstfault.recorder",
+        "firstfault.brief",
+    ),
 )
 _LOG = """\
 [rank0]: INFO step 1 loss 2.5
@@ -40,7 +71,14 @@ _RUN = pytest.param("run", marks=pytest.mark.flyte)
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "firstfault", *arguments]
     environment = {**os.environ, **environment}
-    return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(
+        program,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
 
 
 @pytest.mark.parametrize("names", [(), ("show",)])
@@ -51,7 +89,9 @@ def test_help_is_that_of_the_option(names: tuple[str, ...], run: Callable[..., R
 
 @pytest.mark.parametrize("commands", [("", "show", "ls", "watch", "classify", "help"), _RUN])
 def test_help_imports_little(commands: str | tuple[str, ...]) -> None:
-    """The help of the group and of every command imports neither flytekit nor torch, nor what reads and judges."""
+    """The help of the group and of every command imports neither flytekit nor torch,
+    nor what reads and judges.
+    """
     code = (
         "import sys\nfrom firstfault.cli import main\nfor name in sys.argv[1:]:\n"
         "    try: main([*name.split(), '--help'])\n    except SystemExit: pass\n"
@@ -64,12 +104,14 @@ def test_help_imports_little(commands: str | tuple[str, ...]) -> None:
 
 
 def test_a_small_log_imports_little(tmp_path: Path) -> None:
-    """A log is read and reported without storage, documents, an event loop, other distributions, and rich."""
+    """A log is read and reported without storage, documents, an event loop, other distributions,
+    and rich.
+    """
     (tmp_path / "job.log").write_text(_LOG)
     code = (
-        "import sys\nbefore = set(sys.modules)\nfrom firstfault.cli import main\n"
-        "try: main(['show', sys.argv[1]])\nexcept SystemExit: pass\n"
-        f"print([name for name in {_NOT_FOR_LOGS!r} if name in set(sys.modules) - before], file=sys.stderr)"
+        "import sys\nbefore = set(sys.modules)\nfrom firstfault.cli import main\ntry:"
+        " main(['show', sys.argv[1]])\nexcept SystemExit: pass\nprint([name for name in"
+        f" {_NOT_FOR_LOGS!r} if name in set(sys.modules) - before], file=sys.stderr)"
     )
     program = [sys.executable, "-c", code, str(tmp_path / "job.log")]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
@@ -110,18 +152,33 @@ def test_strategies_are_completed(command: str, tmp_path: Path) -> None:
     """--strategy completes built-in strategies and those of installed packages."""
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
-    (package / "entry_points.txt").write_text("[firstfault.strategies]\nearlybird = theirs:find\n", encoding="utf-8")
+    (package / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (package / "entry_points.txt").write_text(
+        "[firstfault.strategies]\nearlybird = theirs:find\n", encoding="utf-8"
+    )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     words = f"firstfault {command} --strategy ea"
-    ran = _run(_FIRSTFAULT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3", PYTHONPATH=path)
+    ran = _run(
+        _FIRSTFAULT_COMPLETE="bash_complete",
+        COMP_WORDS=words,
+        COMP_CWORD="3",
+        PYTHONPATH=path,
+    )
     assert ran.stdout.splitlines() == ["plain,earliest", "plain,earlybird"]
 
 
 @pytest.mark.parametrize(
     ("shell", "test"),
     [
-        ("bash", 'COMP_WORDS=(firstfault sh); COMP_CWORD=1; _firstfault_completion firstfault; echo "${COMPREPLY[@]}"'),
+        (
+            "bash",
+            (
+                "COMP_WORDS=(firstfault sh); COMP_CWORD=1; _firstfault_completion firstfault; echo"
+                ' "${COMPREPLY[@]}"'
+            ),
+        ),
         ("zsh", "whence -w _firstfault_completion"),
         ("fish", "complete -C 'firstfault sh'"),
     ],

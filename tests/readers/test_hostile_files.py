@@ -1,4 +1,6 @@
-"""Files of an attempt with fields that no version of firstfault writes: reading, judging and drawing never raise."""
+"""Files of an attempt with fields that no version of firstfault writes: reading,
+judging and drawing never raise.
+"""
 
 import copy
 import itertools
@@ -17,11 +19,26 @@ from firstfault import model
 from firstfault.conclude import find_outcome
 from firstfault.errors import BadDocumentError
 from firstfault.layout import error_key_for, roster_key_for
-from firstfault.model import DocumentRef, ExceptionInfo, NodePresence, Phase, Suspect, Victims, WorkerError
+from firstfault.model import (
+    DocumentRef,
+    ExceptionInfo,
+    NodePresence,
+    Phase,
+    Suspect,
+    Victims,
+    WorkerError,
+)
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire import json_schemas
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, unpack
+from firstfault.wire.documents import (
+    MAX_DOCUMENT_BYTES,
+    decode,
+    decode_presence,
+    encode,
+    encode_presence,
+    unpack,
+)
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.readers.conftest import Attempt
@@ -29,8 +46,29 @@ from tests.reports.every_field import KINDS_OF_ROOT, filled
 from tests.seals import DECISION, RECORD, VERDICT, sealed
 
 _MISSING = object()
-_TEXTS = ("", "x" * 100_000, "\x00\x1b[31m\u202e\n", "\ud800", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z")
-_NUMBERS = (True, 0, -1, 2**31, 2**32, 2**63, 2**64, 10**30, 1.5, math.nan, math.inf, -math.inf, 1e308)
+_TEXTS = (
+    "",
+    "x" * 100_000,
+    "\x00\x1b[31m\u202e\n",
+    "\ud800",
+    "0001-01-01T00:00:00Z",
+    "9999-12-31T23:59:59.999999999Z",
+)
+_NUMBERS = (
+    True,
+    0,
+    -1,
+    2**31,
+    2**32,
+    2**63,
+    2**64,
+    10**30,
+    1.5,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e308,
+)
 _NESTED = ([], [None], ["x"], [[]], [-1], [True], {}, {"1": None}, {"-1": "x"}, {"a": {"b": [1]}})
 _VALUES = (None, *_NUMBERS, *_TEXTS, *_NESTED, _MISSING)
 
@@ -38,7 +76,9 @@ _VALUES = (None, *_NUMBERS, *_TEXTS, *_NESTED, _MISSING)
 def _paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the way to every part of a JSON value."""
     yield path
-    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+    for key in (
+        node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+    ):
         yield from _paths(node[key], (*path, key))
 
 
@@ -59,7 +99,9 @@ def _changed(document: Any, path: tuple[Any, ...], value: Any) -> str:
 def _changes(text: str) -> Iterator[str]:
     document = json.loads(text)
     for path in _paths(document):
-        yield from (_changed(document, path, value) for value in _VALUES if path or value is not _MISSING)
+        yield from (
+            _changed(document, path, value) for value in _VALUES if path or value is not _MISSING
+        )
 
 
 _TURNS = itertools.cycle(FORMS.values())
@@ -75,7 +117,7 @@ def _drawn(attempt: Attempt) -> None:
     json.loads(FORMS["json"](report), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-# --- seals ----------------------------------------------------------------------------------------------------------
+# --- seals ----------------------------------------------------------------------------------------
 
 _SEALED = json_schemas.to_json(VERDICT, DECISION)
 
@@ -98,7 +140,9 @@ def test_every_field_of_a_seal(attempt: Attempt) -> None:
 
 
 def test_a_seal_has_the_types_of_the_schema() -> None:
-    """What is read of a changed seal is written again as it was: nothing in it was taken for something else."""
+    """What is read of a changed seal is written again as it was:
+    nothing in it was taken for something else.
+    """
     for text in _changes(_SEALED):
         if (read := json_schemas.from_json(text)) is None:
             continue
@@ -126,12 +170,17 @@ def test_a_seal_has_the_types_of_the_schema() -> None:
             lambda count: {"victims": Victims(1, tuple((rank, "x") for rank in range(count)))},
             json_schemas.MAX_SENTENCES,
         ),
-        (lambda count: {"coverage": replace(VERDICT.coverage, notes=("x",) * count)}, json_schemas.MAX_SENTENCES),
+        (
+            lambda count: {"coverage": replace(VERDICT.coverage, notes=("x",) * count)},
+            json_schemas.MAX_SENTENCES,
+        ),
     ],
     ids=["ranks", "why", "suspects", "victims", "notes"],
 )
 def test_a_seal_has_no_endless_lists(changes: Callable[[int], dict[str, Any]], limit: int) -> None:
-    """A seal with more of anything than a job can have is not valid: to print it would take minutes."""
+    """A seal with more of anything than a job can have is not valid:
+    to print it would take minutes.
+    """
     for count, is_valid in ((limit, True), (limit + 1, False)):
         verdict = replace(VERDICT, **changes(count))
         assert json_schemas.from_json(json_schemas.to_json(verdict, DECISION)) == (
@@ -160,7 +209,9 @@ def test_an_invalid_seal_does_not_overrule_documents(
 def test_a_seal_on_documents_that_never_were(
     is_whole: bool, attempt: Attempt, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A seal that claims more documents than there are is shown only if some may be missing; schedulers follow it."""
+    """A seal that claims more documents than there are is shown only if some may be missing;
+    schedulers follow it.
+    """
     error = make_error(3, node="w-1", group_rank=0, group_world_size=1)
     attempt.write(error)
     if is_whole:
@@ -169,7 +220,10 @@ def test_a_seal_on_documents_that_never_were(
     assert without.verdict.headline != VERDICT.headline
     attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED, count=100))
     found = attempt.reader().conclude()
-    assert found.verdict.headline == (without if is_whole else replace(without, verdict=VERDICT)).verdict.headline
+    assert (
+        found.verdict.headline
+        == (without if is_whole else replace(without, verdict=VERDICT)).verdict.headline
+    )
     warnings = [record.getMessage() for record in caplog.records]
     told = "claims 100 documents, and the attempt has 1; schedulers still follow it"
     assert [told in text for text in warnings] == ([True] if is_whole else [])
@@ -177,20 +231,28 @@ def test_a_seal_on_documents_that_never_were(
 
 
 def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
-    """Without documents, the seal that can be read is taken, also if another says that it rests on more."""
+    """Without documents, the seal that can be read is taken,
+    also if another says that it rests on more.
+    """
     attempt.put(f"error-{'0' * 32}.pb", _seal("{}", count=100, code="FORGED"))
     attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED))
     assert attempt.reader().conclude().verdict.headline == VERDICT.headline
 
 
-# --- records of restarts --------------------------------------------------------------------------------------------
+# --- records of restarts --------------------------------------------------------------------------
 
 
 def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
-    """A record with any value in any field is drawn if it is valid, else left out; the failure stays."""
+    """A record with any value in any field is drawn if it is valid, else left out;
+    the failure stays.
+    """
     attempt.write(make_error(3, node="w-1"))
     whole = json_schemas.restart_to_json(RECORD).decode()
-    read = {record for text in _changes(whole) if (record := json_schemas.restart_from_json(text.encode())) is not None}
+    read = {
+        record
+        for text in _changes(whole)
+        if (record := json_schemas.restart_from_json(text.encode())) is not None
+    }
     assert len(read) > 30
     for text in (json_schemas.restart_to_json(record) for record in read):
         attempt.put("firstfault/roster/decision-round-00002-0000000.json", text)
@@ -199,20 +261,30 @@ def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
     _drawn(attempt)
 
 
-# --- bundles of copies ----------------------------------------------------------------------------------------------
+# --- bundles of copies ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "index",
     [
-        *([["a", 4], ["b", -4], ["c", 4]], [["a", True], ["b", 3]], [["a"]], {"a": 4}, None, 4, [[["a"], 4, 5]]),
+        *(
+            [["a", 4], ["b", -4], ["c", 4]],
+            [["a", True], ["b", 3]],
+            [["a"]],
+            {"a": 4},
+            None,
+            4,
+            [[["a"], 4, 5]],
+        ),
         *([["a", size]] for size in (10**30, 4.0, "4", None, "b", 3, 5)),
         [["errors/\ud800.pb", 4]],
     ],
     ids=str,
 )
 def test_a_bundle_with_a_hostile_index(index: Any) -> None:
-    """Sizes that do not follow each other through the content make a bundle useless, and cost no memory."""
+    """Sizes that do not follow each other through the content make a bundle useless,
+    and cost no memory.
+    """
     with pytest.raises(BadDocumentError):
         unpack(zlib.compress(json.dumps(index).encode() + b"\ndata"))
 
@@ -228,10 +300,17 @@ def test_of_many_bundles_some_are_tried(attempt: Attempt, monkeypatch: pytest.Mo
     assert len(asked) == 4
 
 
-# --- documents and roster entries -----------------------------------------------------------------------------------
+# --- documents and roster entries -----------------------------------------------------------------
 
 _FULL: WorkerError = filled(WorkerError, "w-1")
-_PLACE = replace(_FULL.place, round=2, group_rank=1, world_size=8, group_world_size=2, incarnation=START_NS // 10**6)
+_PLACE = replace(
+    _FULL.place,
+    round=2,
+    group_rank=1,
+    world_size=8,
+    group_world_size=2,
+    incarnation=START_NS // 10**6,
+)
 _THREAD = model.ThreadFailure("loader", START_NS, ExceptionInfo("OSError", "disk"))
 _RAISED = replace(
     _FULL,
@@ -258,7 +337,9 @@ _EXTREMES: dict[int, tuple[Any, ...]] = {
 
 
 def _field_changes(root: Message) -> list[bytes]:
-    """Return the bytes with each field set to extremes, left out, and repeated; a field of 0 is as one left out."""
+    """Return the bytes with each field set to extremes, left out, and repeated;
+    a field of 0 is as one left out.
+    """
     return [*dict.fromkeys(_changed_fields(root, root))]
 
 
@@ -270,7 +351,11 @@ def _changed_fields(root: Message, message: Message) -> Iterator[bytes]:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             getattr(message, field.name)[_HOSTILE_TEXT] = _HOSTILE_TEXT
             yield root.SerializePartialToString()
-        elif field.is_repeated if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED:
+        elif (
+            field.is_repeated
+            if hasattr(field, "is_repeated")
+            else field.label == FieldDescriptor.LABEL_REPEATED
+        ):
             values = list(getattr(before, field.name)) or (
                 [] if field.message_type else [_EXTREMES[field.cpp_type][-1]]
             )
@@ -310,7 +395,9 @@ def test_every_field_of_a_document(failure: Any, beside: bool, attempt: Attempt)
 
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.JOINED])
 def test_every_field_of_a_roster_entry(phase: Phase, attempt: Attempt) -> None:
-    """A roster entry with any value in any field is drawn, and cannot turn a failure into one of an earlier round."""
+    """A roster entry with any value in any field is drawn,
+    and cannot turn a failure into one of an earlier round.
+    """
     attempt.write(_RAISED)
     entry = replace(_ENTRY, phase=phase)
     name = f"firstfault/roster/{roster_key_for(entry)}"
@@ -330,11 +417,15 @@ def test_a_roster_entry_that_contradicts_its_name(attempt: Attempt) -> None:
     assert not job.coverage.complete
 
 
-# --- how much is read -----------------------------------------------------------------------------------------------
+# --- how much is read -----------------------------------------------------------------------------
 
 
-def test_documents_beyond_a_readers_room_are_not_opened(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader opens so many documents and bytes of an attempt; the others are counted as not read."""
+def test_documents_beyond_a_readers_room_are_not_opened(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader opens so many documents and bytes of an attempt;
+    the others are counted as not read.
+    """
     attempt.write(*(make_error(rank) for rank in range(12)))
     attempt.put("firstfault/errors/other.pb", encode(make_error(20)))
     monkeypatch.setattr(fetch, "MAX_OPENED", 10)
@@ -348,9 +439,16 @@ def test_documents_beyond_a_readers_room_are_not_opened(attempt: Attempt, monkey
     assert job.coverage.unreadable == 13 - len(job.failures)
 
 
-def test_roster_entries_beyond_a_readers_room_are_not_opened(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roster_entries_beyond_a_readers_room_are_not_opened(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Roster entries count too; what their names say is used."""
-    attempt.join(*(make_presence(Phase.FAILED, node=f"w-{node}", group_rank=node, nodes=20) for node in range(20)))
+    attempt.join(
+        *(
+            make_presence(Phase.FAILED, node=f"w-{node}", group_rank=node, nodes=20)
+            for node in range(20)
+        )
+    )
     monkeypatch.setattr(fetch, "MAX_OPENED", 15)
     job = attempt.reader().job()
     assert attempt.reader().is_error()
@@ -360,6 +458,9 @@ def test_roster_entries_beyond_a_readers_room_are_not_opened(attempt: Attempt, m
 def test_an_object_that_grew_after_it_was_listed() -> None:
     """A document and an entry beyond the limit are refused, although the listing said less."""
     large = encode(make_error(0)) + bytes(MAX_DOCUMENT_BYTES)
-    for read in (lambda: decode(large, DocumentRef("e1.pb")), lambda: decode_presence(large, "r1.pb")):
+    for read in (
+        lambda: decode(large, DocumentRef("e1.pb")),
+        lambda: decode_presence(large, "r1.pb"),
+    ):
         with pytest.raises(BadDocumentError, match="more than the limit"):
             read()

@@ -1,4 +1,6 @@
-"""``firstfault show`` on the logs of jobs that ran without firstfault: who printed what, and the verdict on it."""
+"""``firstfault show`` on the logs of jobs that ran without firstfault: who printed what,
+and the verdict on it.
+"""
 
 import bz2
 import gzip
@@ -37,30 +39,53 @@ LOST = (
 DEEPSPEED = "[2031-05-06 07:08:09,1] [{}] [launch.py:9:{}] {}"
 STEPS = tuple(f"step {number} loss 2.{number}" for number in range(6))
 WAITS = (
-    "[rank{0}]:[E506 07:08:09.1 P.cpp:1] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, "
-    "OpType=ALLREDUCE, NumelIn={1}, NumelOut={1}, Timeout(ms)=1000) ran for 1001 milliseconds before timing out."
+    "[rank{0}]:[E506 07:08:09.1 P.cpp:1] [Rank {0}] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn={1}, NumelOut={1}, Timeout(ms)=1000) ran for"
+    " 1001 milliseconds before timing out."
 )
-_STOP = "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing signal SIGTERM"
-_FAIL = _STOP.replace("Sending process {} closing signal SIGTERM", "failed (exitcode: 1) local_rank: {} (pid: {})")
+_STOP = (
+    "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing"
+    " signal SIGTERM"
+)
+_FAIL = _STOP.replace(
+    "Sending process {} closing signal SIGTERM", "failed (exitcode: 1) local_rank: {} (pid: {})"
+)
 LAUNCHER = (
     "Traceback (most recent call last):",
-    '  File "/env/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent',
+    (
+        '  File "/env/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in'
+        " launch_agent"
+    ),
     "    raise ChildFailedError(",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
 )
 
 
 def box(*codes: tuple[int, int], host: str = "gpu-7") -> list[str]:
-    """Return torch's box about workers of one node: (rank, exit code) of each, the first observed one first."""
+    """Return torch's box about workers of one node: (rank, exit code) of each,
+    the first observed one first.
+    """
 
     def entry(number: int, rank: int, code: int) -> list[str]:
         head = [f"[{number}]:", "  time      : 2031-05-06_07:08:09", f"  host      : {host}"]
-        return [*head, f"  rank      : {rank} (local_rank: {rank})", f"  exitcode  : {code} (pid: {500 + rank})"]
+        return [
+            *head,
+            f"  rank      : {rank} (local_rank: {rank})",
+            f"  exitcode  : {code} (pid: {500 + rank})",
+        ]
 
     (first, *others), rule = codes, "=" * 60
     more = [line for number, other in enumerate(others, 1) for line in entry(number, *other)]
     root = ["-" * 60, "Root Cause (first observed failure):", *entry(0, *first), rule]
-    return [*LAUNCHER, rule, "train.py FAILED", "-" * 60, "Failures:", *(more or ["  <NO_OTHER_FAILURES>"]), *root]
+    return [
+        *LAUNCHER,
+        rule,
+        "train.py FAILED",
+        "-" * 60,
+        "Failures:",
+        *(more or ["  <NO_OTHER_FAILURES>"]),
+        *root,
+    ]
 
 
 def of(prefix: str, lines: tuple[str, ...] | list[str]) -> list[str]:
@@ -72,7 +97,9 @@ def of(prefix: str, lines: tuple[str, ...] | list[str]) -> list[str]:
 def show(run: Callable[..., Ran], tmp_path: Path) -> Show:
     """Return a function that shows lines as one log: the exit code and the JSON."""
 
-    def shown(lines: list[str] | tuple[str, ...], name: str = "job.out") -> tuple[int, dict[str, Any]]:
+    def shown(
+        lines: list[str] | tuple[str, ...], name: str = "job.out"
+    ) -> tuple[int, dict[str, Any]]:
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
         ran = run("show", "--json", str(tmp_path / name))
         return ran.code, json.loads(ran.out) if ran.out else {"said": ran.err}
@@ -88,12 +115,18 @@ FORMS = {
     "kubectl": ("[pod/job-worker-1/main] [rank1]: ", "[pod/job-worker-0/main] [rank0]: "),
     "stern": ("job-worker-1 main [rank1]: ", "job-worker-0 main [rank0]: "),
     "compose": ("worker-2  | [rank1]: ", "worker-1  | [rank0]: "),
-    "collector": ("2031-05-06T07:08:09.123456Z stderr F [rank1]: ", "2031-05-06T07:08:09.323456Z stderr F [rank0]: "),
+    "collector": (
+        "2031-05-06T07:08:09.123456Z stderr F [rank1]: ",
+        "2031-05-06T07:08:09.323456Z stderr F [rank0]: ",
+    ),
     "colours": (
         "\x1b[36m(Train pid=71, ip=10.2.0.1)\x1b[0m [rank1]: ",
         "\x1b[36m(Train pid=72, ip=10.2.0.2)\x1b[0m [rank0]: ",
     ),
-    "SkyPilot": ("(worker1, rank=1, pid=7, ip=10.2.0.2) [rank1]: ", "(head, rank=0, pid=8) [rank0]: "),
+    "SkyPilot": (
+        "(worker1, rank=1, pid=7, ip=10.2.0.2) [rank1]: ",
+        "(head, rank=0, pid=8) [rank0]: ",
+    ),
     "unknown launcher": ("<cell-a/rank_1> ", "<cell-a/rank_0> "),
     "another": ("#1@host7 >> [rank1]: ", "#0@host7 >> [rank0]: "),
 }
@@ -105,7 +138,11 @@ def test_whose_line_it_is(show: Show, form: str) -> None:
     own, others = FORMS[form]
     lines = [*of(others, STEPS[:2]), *of(own, STEPS[:2]), *of(own, RAISED), *of(others, LOST)]
     code, found = show(lines)
-    assert (code, found["verdict"]["ranks"], found["root"]["type"]) == (EXIT.ROOT_CAUSE, [1], "ValueError")
+    assert (code, found["verdict"]["ranks"], found["root"]["type"]) == (
+        EXIT.ROOT_CAUSE,
+        [1],
+        "ValueError",
+    )
     assert found["verdict"]["headline"].endswith("no labels in shard 9")
     assert found["sources"][0][0] == "job.out:5-10"
     assert (found["root"]["file"], found["root"]["line"]) == ("/job/data.py", 7)
@@ -113,11 +150,24 @@ def test_whose_line_it_is(show: Show, form: str) -> None:
 
 def test_lines_of_json(show: Show) -> None:
     """Objects name rank and node, and may hold a traceback or a line of another program."""
-    about = {"level": "ERROR", "rank": 1, "pod": "job-1", "msg": "failed", "exc_info": "\n".join(RAISED)}
+    about = {
+        "level": "ERROR",
+        "rank": 1,
+        "pod": "job-1",
+        "msg": "failed",
+        "exc_info": "\n".join(RAISED),
+    }
     lines = [json.dumps({"rank": 0, "msg": step}) for step in STEPS[:2]]
-    lines += [json.dumps(about), *(json.dumps({"log": f"[rank0]: {line}\n", "pod_name": "job-0"}) for line in LOST)]
+    lines += [
+        json.dumps(about),
+        *(json.dumps({"log": f"[rank0]: {line}\n", "pod_name": "job-0"}) for line in LOST),
+    ]
     _, found = show(lines)
-    assert (found["verdict"]["ranks"], found["verdict"]["node"], found["root"]["type"]) == ([1], "job-1", "ValueError")
+    assert (found["verdict"]["ranks"], found["verdict"]["node"], found["root"]["type"]) == (
+        [1],
+        "job-1",
+        "ValueError",
+    )
 
 
 def test_a_progress_bar_before_a_traceback() -> None:
@@ -132,11 +182,35 @@ def test_a_progress_bar_before_a_traceback() -> None:
     [
         (["srun: error: n2: task 1: Out Of Memory"], [1], "SIGKILL"),
         (["srun: error: n2: task 1: Segmentation fault (core dumped)"], [1], "SIGSEGV"),
-        (["mpirun noticed that process rank 1 with PID 77 on node n2 exited on signal 7 (Bus error)."], [1], "SIGBUS"),
+        (
+            [
+                "mpirun noticed that process rank 1 with PID 77 on node n2 exited on signal 7 (Bus error)."
+            ],
+            [1],
+            "SIGBUS",
+        ),
         (["  Process name: [[4711,1],1]", "  Exit code:    7"], [1], "exit code 7"),
-        (["[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all"], [1], "SIGKILL"),
-        ([DEEPSPEED.format("ERROR", "sigkill_handler", "['python'] exits with return code = -9")], [], "SIGKILL"),
-        (["(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker PID: 88"], [], "Died"),
+        (
+            [
+                "[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all"
+            ],
+            [1],
+            "SIGKILL",
+        ),
+        (
+            [
+                DEEPSPEED.format(
+                    "ERROR", "sigkill_handler", "['python'] exits with return code = -9"
+                )
+            ],
+            [],
+            "SIGKILL",
+        ),
+        (
+            ["(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker PID: 88"],
+            [],
+            "Died",
+        ),
         (["launchpad: global_rank=1 on cell-b exited abnormally, exit_code=7"], [1], "exit code 7"),
         (["supervisor: child rank 1 died with signal SIGSEGV"], [1], "SIGSEGV"),
         ([*box((1, -11))], [1], "SIGSEGV"),
@@ -151,9 +225,14 @@ def test_what_a_launcher_tells(show: Show, last: list[str], ranks: list[int], wh
 
 
 def test_the_last_line_may_be_all(show: Show) -> None:
-    """An exception's line without its traceback counts at the end, also before torch's advice; a wait is no success."""
+    """An exception's line without its traceback counts at the end, also before torch's advice;
+    a wait is no success.
+    """
     last = "RuntimeError: CUDA error: misaligned address"
-    advice = ["CUDA kernel errors might be asynchronously reported.", "For debugging consider CUDA_LAUNCH_BLOCKING=1"]
+    advice = [
+        "CUDA kernel errors might be asynchronously reported.",
+        "For debugging consider CUDA_LAUNCH_BLOCKING=1",
+    ]
     _, found = show([*of("0: ", STEPS), f"1: {last}", *of("1: ", advice)])
     assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "RuntimeError")
     code, _ = show([*of("0: ", STEPS), f"1: {WAITS.partition('] ')[2].format(1, 9)}"])
@@ -161,8 +240,12 @@ def test_the_last_line_may_be_all(show: Show) -> None:
 
 
 def test_the_box_is_not_the_verdict(show: Show) -> None:
-    """Torch's first observed failure is a victim here, and the launcher's own traceback is no fault."""
-    _, found = show([*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))])
+    """Torch's first observed failure is a victim here,
+    and the launcher's own traceback is no fault.
+    """
+    _, found = show(
+        [*of("[rank1]: ", LOST), *of("[rank3]: ", RAISED), *box((1, 1), (3, 1), (2, -15))]
+    )
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([3], "high")
     assert found["victims_by_state"]["stopped"] == [0, 2]
     stopped = [_STOP.format(3, 41, 500 + rank) for rank in (1, 2)]
@@ -171,26 +254,53 @@ def test_the_box_is_not_the_verdict(show: Show) -> None:
 
 
 def test_a_traceback_without_an_owner(show: Show) -> None:
-    """It belongs to the only worker that failed; with two that failed differently no rank is named."""
+    """It belongs to the only worker that failed;
+    with two that failed differently no rank is named.
+    """
     _, found = show([*RAISED, *box((2, 1))])
     assert (found["verdict"]["ranks"], found["root"]["type"]) == ([2], "ValueError")
-    _, found = show([*RAISED, "", *(line.replace("ValueError", "KeyError") for line in RAISED), *box((2, 1), (3, 1))])
+    _, found = show(
+        [
+            *RAISED,
+            "",
+            *(line.replace("ValueError", "KeyError") for line in RAISED),
+            *box((2, 1), (3, 1)),
+        ]
+    )
     assert found["verdict"]["ranks"] == []
 
 
 def test_mixed_tracebacks_are_told(show: Show) -> None:
-    """Without prefixes, alternating tracebacks make an exception only if both have the same last line."""
+    """Without prefixes, alternating tracebacks make an exception only if both
+    have the same last line.
+    """
     alike, other = [*RAISED[:-1], RAISED[-1]], [*RAISED[:-1], "KeyError: 'shard-9'"]
     for second, is_alike in ((alike, True), (other, False)):
-        _, found = show([*(line for pair in zip(RAISED, second, strict=True) for line in pair), *box((0, 1), (1, 1))])
+        _, found = show(
+            [
+                *(line for pair in zip(RAISED, second, strict=True) for line in pair),
+                *box((0, 1), (1, 1)),
+            ]
+        )
         assert (found["verdict"]["confidence"] == "high") is is_alike
-        assert any("mixed in lines 1 to 12" in sentence for sentence in found["unknown"]) is not is_alike
+        assert (
+            any("mixed in lines 1 to 12" in sentence for sentence in found["unknown"])
+            is not is_alike
+        )
 
 
 def test_a_gpu_that_fell_off_the_bus(show: Show) -> None:
-    """The kernel's line names a process by its id, torch's agent only by local rank; both are about the same rank."""
-    xid = "[ 81.1] NVRM: Xid (PCI:0000:4e:00): 79, pid=501, name=python, GPU has fallen off the bus."
-    failed = [*RAISED[:4], "    loss.item()", "RuntimeError: CUDA error: unspecified launch failure"]
+    """The kernel's line names a process by its id, torch's agent only by local rank;
+    both are about the same rank.
+    """
+    xid = (
+        "[ 81.1] NVRM: Xid (PCI:0000:4e:00): 79, pid=501, name=python, GPU has fallen off the bus."
+    )
+    failed = [
+        *RAISED[:4],
+        "    loss.item()",
+        "RuntimeError: CUDA error: unspecified launch failure",
+    ]
     lines = [*of("[rank1]: ", STEPS[:2]), xid, *of("[rank1]: ", failed), *of("[rank0]: ", LOST)]
     code, found = show([*lines, _FAIL.format(1, 41, 1, 501)])
     assert (code, found["verdict"]["ranks"]) == (EXIT.ROOT_CAUSE_RETRYABLE, [1])
@@ -201,8 +311,12 @@ def test_a_gpu_that_fell_off_the_bus(show: Show) -> None:
 
 
 def test_numbers_of_tasks_on_two_nodes(show: Show) -> None:
-    """In a label such as "10.2.0.1 [0]", the number that each node has is a local one, and the node is known."""
-    lines = [f"10.2.0.{node} [{task}] {line}" for line in STEPS for node in (1, 2) for task in (0, 1)]
+    """In a label such as "10.2.0.1 [0]", the number that each node has is a local one,
+    and the node is known.
+    """
+    lines = [
+        f"10.2.0.{node} [{task}] {line}" for line in STEPS for node in (1, 2) for task in (0, 1)
+    ]
     _, found = show([*lines, *of("10.2.0.2 [1] ", RAISED)])
     assert (found["verdict"]["node"], found["root"]["type"]) == ("10.2.0.2", "ValueError")
 
@@ -232,17 +346,37 @@ def test_a_silent_rank_is_a_suspect(show: Show) -> None:
 
 
 def test_a_silent_rank_of_deepspeed(show: Show) -> None:
-    """Its launcher kills all processes, those that have ended too, which tells nothing about the silent one."""
-    lines = [DEEPSPEED.format("INFO", "main", "dist_world_size=3"), *of("[rank0]: ", LOST), *of("[rank1]: ", LOST)]
-    lines += [DEEPSPEED.format("INFO", "sigkill_handler", f"Killing subprocess {pid}") for pid in (71, 72, 73)]
-    _, found = show([*lines, DEEPSPEED.format("ERROR", "sigkill_handler", "['python'] exits with return code = 1")])
+    """Its launcher kills all processes, those that have ended too,
+    which tells nothing about the silent one.
+    """
+    lines = [
+        DEEPSPEED.format("INFO", "main", "dist_world_size=3"),
+        *of("[rank0]: ", LOST),
+        *of("[rank1]: ", LOST),
+    ]
+    lines += [
+        DEEPSPEED.format("INFO", "sigkill_handler", f"Killing subprocess {pid}")
+        for pid in (71, 72, 73)
+    ]
+    _, found = show(
+        [
+            *lines,
+            DEEPSPEED.format("ERROR", "sigkill_handler", "['python'] exits with return code = 1"),
+        ]
+    )
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([2], "medium")
 
 
 def test_two_ranks_that_differ(show: Show) -> None:
-    """Two ranks that wait in different collectives are named together, and the job is not run again."""
+    """Two ranks that wait in different collectives are named together,
+    and the job is not run again.
+    """
     code, found = show([WAITS.format(0, 8), WAITS.format(1, 16), *box((0, -6), (1, -6))])
-    assert (code, found["verdict"]["ranks"], found["verdict"]["confidence"]) == (EXIT.ROOT_CAUSE, [0, 1], "low")
+    assert (code, found["verdict"]["ranks"], found["verdict"]["confidence"]) == (
+        EXIT.ROOT_CAUSE,
+        [0, 1],
+        "low",
+    )
     assert "different collective" in found["verdict"]["headline"]
 
 
@@ -263,7 +397,13 @@ OPENING = ("loading weights of base", "world is ready")
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails again", "succeeds"])
 @pytest.mark.parametrize("merged", ["by time", "a, b", "b, a", "prefixed"])
-def test_restarts_of_two_nodes(run: Callable[..., Ran], tmp_path: Path, show: Show, merged: str, fails: bool) -> None:
+def test_restarts_of_two_nodes(
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    show: Show,
+    merged: str,
+    fails: bool,
+) -> None:
     """Each agent of torch ends its workers once in a round, however the nodes' lines are merged."""
     ended = [("a", [*OPENING, *of("[rank0]: ", RAISED), _FAIL.format(1, 41, 0, 81)])]
     ended += [
@@ -274,7 +414,13 @@ def test_restarts_of_two_nodes(run: Callable[..., Ran], tmp_path: Path, show: Sh
         ended.append(("b", [*of("[rank1]: ", RAISED), _FAIL.format(9, 42, 1, 501), *box((1, 1))]))
         ended.append(("a", [*of("[rank0]: ", LOST), _STOP.format(10, 41, 91), *LAUNCHER]))
     order = sorted(ended, key=lambda part: merged.find(part[0])) if ", " in merged else ended
-    code, found = show([line for node, lines in order for line in of(f"{node}-0  | " * (merged == "prefixed"), lines)])
+    code, found = show(
+        [
+            line
+            for node, lines in order
+            for line in of(f"{node}-0  | " * (merged == "prefixed"), lines)
+        ]
+    )
     if fails:
         assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "ValueError")
     else:
@@ -289,7 +435,11 @@ def test_a_requeued_job(show: Show) -> None:
         *of("1: [rank1]: ", RAISED),
         "srun: error: n1: task 1: Exited with exit code 1",
     ]
-    second = [*of("0: ", [*OPENING, *STEPS[:2]]), *of("0: [rank0]: ", LOST), "srun: error: n1: task 1: Killed"]
+    second = [
+        *of("0: ", [*OPENING, *STEPS[:2]]),
+        *of("0: [rank0]: ", LOST),
+        "srun: error: n1: task 1: Killed",
+    ]
     _, found = show([*first, *of("1: ", OPENING), *second])
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGKILL")
 
@@ -298,20 +448,55 @@ def test_a_requeued_job(show: Show) -> None:
     ("lines", "code", "said"),
     [
         ([*STEPS[:2], *RAISED, "retrying", *STEPS, "Training completed"], EXIT.OK, None),
-        ([*of("(T pid=7) ", STEPS), *of("(T pid=8) ", RAISED), "(T pid=7) step 6", "(T pid=7) done training"], 0, None),
-        ([*RAISED, "shard 12: ConnectionResetError(104), attempt 1 of 5", "training is done"], EXIT.OK, None),
+        (
+            [
+                *of("(T pid=7) ", STEPS),
+                *of("(T pid=8) ", RAISED),
+                "(T pid=7) step 6",
+                "(T pid=7) done training",
+            ],
+            0,
+            None,
+        ),
+        (
+            [*RAISED, "shard 12: ConnectionResetError(104), attempt 1 of 5", "training is done"],
+            EXIT.OK,
+            None,
+        ),
         (["INFO:x:`Trainer.fit` stopped: `max_epochs=2` reached."], EXIT.OK, None),
         ([*STEPS, "Slurm: State=COMPLETED ExitCode=0:0"], EXIT.OK, None),
-        ([*STEPS, "training finished", "sync: pod is unhealthy"], EXIT.NOTHING_FOUND, "it reports 'sync: pod is un"),
-        ([*STEPS, "training was not completed"], EXIT.NOTHING_FOUND, "the log ends with 'training was not completed'"),
-        ([*STEPS, "saved the model"], EXIT.NOTHING_FOUND, "can't tell whether the job succeeded: the log ends with"),
+        (
+            [*STEPS, "training finished", "sync: pod is unhealthy"],
+            EXIT.NOTHING_FOUND,
+            "it reports 'sync: pod is un",
+        ),
+        (
+            [*STEPS, "training was not completed"],
+            EXIT.NOTHING_FOUND,
+            "the log ends with 'training was not completed'",
+        ),
+        (
+            [*STEPS, "saved the model"],
+            EXIT.NOTHING_FOUND,
+            "can't tell whether the job succeeded: the log ends with",
+        ),
         ([*of("[rank0]: ", STEPS)], EXIT.NOTHING_FOUND, "the log ends with 'step 5 loss 2.5'"),
-        (["dear diary", "nothing happened"], EXIT.NOTHING_FOUND, "the log ends with 'nothing happened'"),
+        (
+            ["dear diary", "nothing happened"],
+            EXIT.NOTHING_FOUND,
+            "the log ends with 'nothing happened'",
+        ),
         ([""], EXIT.NOTHING_FOUND, "it has no text"),
         (["\0\1\2" * 40], EXIT.TOOL_FAILED, "neither an error document nor a text"),
     ],
 )
-def test_no_failure(run: Callable[..., Ran], tmp_path: Path, lines: list[str], code: int, said: str | None) -> None:
+def test_no_failure(
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    lines: list[str],
+    code: int,
+    said: str | None,
+) -> None:
     """A log in which nothing failed, or that is none, gets one line that says so."""
     (tmp_path / "x.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
     ran = run("show", str(tmp_path / "x.log"))
@@ -350,8 +535,14 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Files with a rank in their names are ranks; those with another number that differs are, too."""
-    for name, lines in (("out-0.log", of("", LOST)), ("out-1.log", of("", RAISED)), ("run.py", ["Traceback"])):
+    """Files with a rank in their names are ranks; those with another number that differs are,
+    too.
+    """
+    for name, lines in (
+        ("out-0.log", of("", LOST)),
+        ("out-1.log", of("", RAISED)),
+        ("run.py", ["Traceback"]),
+    ):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = json.loads(run("show", "--json", str(tmp_path)).out)
     assert (found["verdict"]["ranks"], found["sources"][0]) == ([1], ["out-1.log:1-6"])
@@ -366,7 +557,12 @@ def test_what_stands_before_lines_is_not_guessed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("logs.tgz", "tar xf"), ("logs.tar", "tar xf"), ("logs.tar.xz", "tar xf"), ("logs.zip", "unzip")],
+    [
+        ("logs.tgz", "tar xf"),
+        ("logs.tar", "tar xf"),
+        ("logs.tar.xz", "tar xf"),
+        ("logs.zip", "unzip"),
+    ],
 )
 def test_an_archive(name: str, command: str, tmp_path: Path, run: Callable[..., Ran]) -> None:
     """An archive isn't a log: the error has the command that unpacks it."""

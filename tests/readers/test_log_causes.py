@@ -1,4 +1,6 @@
-"""``firstfault show`` on logs in which several lines could be the cause, or several names could be a process's."""
+"""``firstfault show`` on logs in which several lines could be the cause,
+or several names could be a process's.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,7 +17,9 @@ _CASES = parse_toml(Path(__file__).with_name("log_causes.toml").read_text(encodi
 
 @pytest.fixture
 def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Return a function that shows a text as the log of a job, as JSON with the exit code as "code"."""
+    """Return a function that shows a text as the log of a job,
+    as JSON with the exit code as "code".
+    """
 
     def shown(text: str) -> dict[str, Any]:
         path = tmp_path / "job.txt"
@@ -28,7 +32,9 @@ def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[str], dict[str, A
 
 @pytest.mark.parametrize("name", _CASES)
 def test_the_cause_in_a_log(show: Callable[[str], dict[str, Any]], name: str) -> None:
-    """The headline has the cause, and the verdict the ranks and the category that the log proves."""
+    """The headline has the cause, and the verdict the ranks and the
+    category that the log proves.
+    """
     case = _CASES[name]
     verdict = show(case["log"])["verdict"]
     assert case["headline"] in verdict["headline"]
@@ -47,7 +53,9 @@ def test_the_cause_in_a_log(show: Callable[[str], dict[str, Any]], name: str) ->
     ],
     ids=["times", "hours and minutes", "counters in brackets", "counters"],
 )
-def test_times_and_counters_are_no_labels(show: Callable[[str], dict[str, Any]], before: list[str]) -> None:
+def test_times_and_counters_are_no_labels(
+    show: Callable[[str], dict[str, Any]], before: list[str]
+) -> None:
     """Hours and numbers of lines before the lines of one process name no ranks."""
     lines = [f"{prefix}step {number} loss 2" for number, prefix in enumerate(before)]
     frame = '  File "/job/train.py", line 12, in main'

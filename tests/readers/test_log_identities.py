@@ -1,4 +1,6 @@
-"""``firstfault show`` on logs that name processes, pods and waits: whom a failure is about, and how many there are."""
+"""``firstfault show`` on logs that name processes, pods and waits: whom a failure is about,
+and how many there are.
+"""
 
 import json
 from collections.abc import Callable
@@ -30,13 +32,20 @@ train-worker-1   1/1     Running     0          10m
 """
 RESTARTED = "\nBack-off restarting failed container pytorch in pod train-worker-1_team(3a2b)\n"
 STEPS = "".join(f"step {number} loss 2\n" for number in range(1, 9))
-LOST_TASK = "31/05/06 07:08:09 WARN TaskSetManager: Lost task 3.0 in stage 1.0 (TID 7) (gpu-2 executor 2): {}: "
-FINISHED_TASK = "31/05/06 07:08:12 INFO TaskSetManager: Finished task 3.1 in stage 1.0 (TID 9) in 9 ms on gpu-3"
+LOST_TASK = (
+    "31/05/06 07:08:09 WARN TaskSetManager: Lost task 3.0 in stage 1.0 (TID 7) (gpu-2 executor 2):"
+    " {}: "
+)
+FINISHED_TASK = (
+    "31/05/06 07:08:12 INFO TaskSetManager: Finished task 3.1 in stage 1.0 (TID 9) in 9 ms on gpu-3"
+)
 
 
 @pytest.fixture
 def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Return a function that shows a text as the log of a job, as JSON with the exit code as "code"."""
+    """Return a function that shows a text as the log of a job,
+    as JSON with the exit code as "code".
+    """
 
     def shown(text: str) -> dict[str, Any]:
         path = tmp_path / "job.txt"
@@ -49,7 +58,9 @@ def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[str], dict[str, A
 
 @pytest.mark.parametrize("name", _CASES)
 def test_whom_a_log_is_about(show: Callable[[str], dict[str, Any]], name: str) -> None:
-    """The headline tells who waited or failed; one failure that is printed several times has no victims."""
+    """The headline tells who waited or failed;
+    one failure that is printed several times has no victims.
+    """
     case = _CASES[name]
     verdict = show(case["log"])["verdict"]
     assert case["headline"] in verdict["headline"]
@@ -85,6 +96,11 @@ def test_no_failure_of_this_job(show: Callable[[str], dict[str, Any]], log: str)
 def test_a_local_rank_without_a_node(run: Callable[..., Ran], tmp_path: Path) -> None:
     """The place is as much as the log names: the local rank."""
     log = tmp_path / "job.txt"
-    report = "E0506 07:08:11.000000 1 torch/distributed/elastic/api.py:9] failed (exitcode: 1) local_rank: 2 (pid: 33)"
+    report = (
+        "E0506 07:08:11.000000 1 torch/distributed/elastic/api.py:9] failed (exitcode: 1)"
+        " local_rank: 2 (pid: 33)"
+    )
     log.write_text(f"{TRACEBACK}{report}\n", encoding="utf-8")
-    assert "local rank 2 of a node that the log doesn't name" in " ".join(run("show", str(log)).out.split())
+    assert "local rank 2 of a node that the log doesn't name" in " ".join(
+        run("show", str(log)).out.split()
+    )

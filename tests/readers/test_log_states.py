@@ -1,4 +1,6 @@
-"""``firstfault show`` on logs: the state of each rank, and the names and number of nodes, only as far as lines show."""
+"""``firstfault show`` on logs: the state of each rank, and the names and number of nodes,
+only as far as lines show.
+"""
 
 import json
 from collections.abc import Callable
@@ -12,12 +14,17 @@ from tests.readers.commands import Ran
 from tests.readers.test_job_logs import LOST, RAISED, of
 
 Read: TypeAlias = Callable[[dict[str, list[str]]], dict[str, Any]]
-_IMAGE = (*RAISED[:-1], "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f00>")
+_IMAGE = (
+    *RAISED[:-1],
+    "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f00>",
+)
 
 
 @pytest.fixture
 def read(run: Callable[..., Ran], tmp_path: Path) -> Read:
-    """Return a function that shows files as the logs of one job: the JSON, with the text as "printed"."""
+    """Return a function that shows files as the logs of one job: the JSON,
+    with the text as "printed".
+    """
 
     def shown(files: dict[str, list[str]]) -> dict[str, Any]:
         for name, lines in files.items():
@@ -55,15 +62,22 @@ def test_pods_with_one_file_each(read: Read) -> None:
 
 def test_nodes_with_one_file_each(read: Read) -> None:
     """A file of a node names the node, not a task, and files of nodes are counted."""
-    files = {f"node{node}.log": of(f"[rank{node}]: ", LOST if node else RAISED) for node in range(2)}
+    files = {
+        f"node{node}.log": of(f"[rank{node}]: ", LOST if node else RAISED) for node in range(2)
+    }
     found = read(files)
     assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([0], "node0")
     assert "2 nodes" in found["printed"]
 
 
 def test_ranks_of_a_lost_node(read: Read) -> None:
-    """A launcher stopped the tasks that it lists; of those on the lost node the end isn't known. The time is."""
-    cancelled = "slurmstepd: error: *** {} ON gpu-1 CANCELLED AT 2031-05-06T07:08:09 DUE TO NODE FAILURE, SEE LOG ***"
+    """A launcher stopped the tasks that it lists; of those on the lost node the end isn't known.
+    The time is.
+    """
+    cancelled = (
+        "slurmstepd: error: *** {} ON gpu-1 CANCELLED AT 2031-05-06T07:08:09 DUE TO NODE FAILURE,"
+        " SEE LOG ***"
+    )
     found = read(
         {
             "job.out": [
@@ -84,9 +98,20 @@ def test_ranks_of_a_lost_node(read: Read) -> None:
 
 
 def test_documentation_is_no_job(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Pages about errors, a manual, code and a configuration in a folder aren't logs of a failed job."""
-    about = "the program exits with exit code 3\nsrun: error: gpu-1: task 3: Exited with exit code 3\n"
-    names = ("log.md", "about-logs.rst", "log_reader.py", "changelog.1", "logging.conf", "proc.yaml")
+    """Pages about errors, a manual, code and a configuration in a folder
+    aren't logs of a failed job.
+    """
+    about = (
+        "the program exits with exit code 3\nsrun: error: gpu-1: task 3: Exited with exit code 3\n"
+    )
+    names = (
+        "log.md",
+        "about-logs.rst",
+        "log_reader.py",
+        "changelog.1",
+        "logging.conf",
+        "proc.yaml",
+    )
     for name in names:
         (tmp_path / name).write_text(about, encoding="utf-8")
     (tmp_path / "logger.1").write_text(f'.\\" a manual\n.TH LOGGER 1\n{about}', encoding="utf-8")

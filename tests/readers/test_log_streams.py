@@ -1,4 +1,6 @@
-"""``firstfault show -`` on streams: compressed logs, archives, other encodings, and the outcome in the JSON."""
+"""``firstfault show -`` on streams: compressed logs, archives, other encodings,
+and the outcome in the JSON.
+"""
 
 import bz2
 import gzip
@@ -18,7 +20,13 @@ from tests.readers.commands import Ran
 from tests.readers.test_job_logs import RAISED, STEPS, of
 
 LOG = "\n".join([*STEPS, *of("[rank3]: ", RAISED), ""]).encode()
-_FORMS = (gzip.compress(LOG), bz2.compress(LOG), lzma.compress(LOG), LOG.decode().encode("utf-16"), LOG)
+_FORMS = (
+    gzip.compress(LOG),
+    bz2.compress(LOG),
+    lzma.compress(LOG),
+    LOG.decode().encode("utf-16"),
+    LOG,
+)
 
 
 def _show(data: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
@@ -56,7 +64,11 @@ def test_no_log_on_stdin() -> None:
 def test_outcomes(run: Callable[..., Ran], tmp_path: Path) -> None:
     """The JSON distinguishes a success, an end that isn't known, a failure and a missing file."""
     (tmp_path / "empty").mkdir()
-    for name, lines in (("good", [*STEPS, "Training completed"]), ("cut", STEPS), ("bad", [*STEPS, *RAISED])):
+    for name, lines in (
+        ("good", [*STEPS, "Training completed"]),
+        ("cut", STEPS),
+        ("bad", [*STEPS, *RAISED]),
+    ):
         (tmp_path / f"{name}.log").write_text("\n".join(lines), encoding="utf-8")
     wanted = {
         "good.log": "succeeded",
@@ -65,6 +77,9 @@ def test_outcomes(run: Callable[..., Ran], tmp_path: Path) -> None:
         "none.log": "not found",
         "empty": "unknown",
     }
-    found = {name: json.loads(run("show", "--json", str(tmp_path / name)).out)["outcome"] for name in wanted}
+    found = {
+        name: json.loads(run("show", "--json", str(tmp_path / name)).out)["outcome"]
+        for name in wanted
+    }
     assert found == wanted
     assert "the folder is empty" in run("show", str(tmp_path / "empty")).err

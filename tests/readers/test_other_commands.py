@@ -1,4 +1,6 @@
-"""``firstfault classify``, ``firstfault prune``, and ``firstfault show -`` with a document from stdin."""
+"""``firstfault classify``, ``firstfault prune``,
+and ``firstfault show -`` with a document from stdin.
+"""
 
 import io
 import json
@@ -46,8 +48,18 @@ def test_lines(classify: Callable[..., Ran]) -> None:
     done = classify("\n\n".join(json.dumps(row) for row in rows))
     first, second, third = (json.loads(line) for line in done.out.splitlines())
     assert done.code == 0
-    assert first == {"id": "a", "role": "primary", "category": "user_code", "pointer": None, "signature": "program"}
-    assert (second["id"], second["role"], second["pointer"]) == (2, "secondary", {"ip": "10.0.0.7", "port": 4711})
+    assert first == {
+        "id": "a",
+        "role": "primary",
+        "category": "user_code",
+        "pointer": None,
+        "signature": "program",
+    }
+    assert (second["id"], second["role"], second["pointer"]) == (
+        2,
+        "secondary",
+        {"ip": "10.0.0.7", "port": 4711},
+    )
     assert (third["id"], third["signature"]) == (None, "gpu-kernel")
 
 
@@ -71,16 +83,25 @@ def test_bad_input(text: str, reason: str, classify: Callable[..., Ran]) -> None
 def test_a_closed_stdin() -> None:
     """It has exit code 2 and an error that says what is missing."""
     command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (2, "firstfault: stdin is closed; give it lines of JSON\n")
+    done = subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "firstfault: stdin is closed; give it lines of JSON\n",
+    )
 
 
 def test_signatures_of_ones_own(tmp_path: Path, classify: Callable[..., Ran]) -> None:
     """A file's signatures come first; an invalid file is named in the error."""
     file = tmp_path / "ours.toml"
     file.write_text(
-        'schema = 1\n[[signature]]\nid = "ours"\npattern = "bad batch"\nrole = "secondary"\ncategory = "data"\n'
-        'example = "bad batch"\nwhy = "ours"\n'
+        'schema = 1\n[[signature]]\nid = "ours"\npattern = "bad batch"\nrole ='
+        ' "secondary"\ncategory = "data"\nexample = "bad batch"\nwhy = "ours"\n'
     )
     row = json.dumps({"id": 1, "exception_type": "ValueError", "message": "bad batch"})
     assert json.loads(classify(row, "--signatures", str(file)).out)["signature"] == "ours"
@@ -110,7 +131,10 @@ def test_prune_names_the_lifecycle_rule(folder: str) -> None:
     """Object storage isn't pruned: the error is one line that names what removes old runs there."""
     ran = CliRunner().invoke(group, ["prune", folder])
     assert ran.exit_code == 2
-    assert f"{folder} is on object storage: set a lifecycle rule of the bucket for this prefix" in ran.output
+    assert (
+        f"{folder} is on object storage: set a lifecycle rule of the bucket for this prefix"
+        in ran.output
+    )
 
 
 def _prune(*arguments: str) -> str:
@@ -123,13 +147,17 @@ def _prune(*arguments: str) -> str:
 def test_old_runs(name: str, tmp_path: Path) -> None:
     """The last runs stay, the others go, and the command says which, and how much that was."""
     runs = [_run(tmp_path / name, number) for number in range(1, 23)]
-    assert _prune(str(tmp_path)) == f"removed {runs[1]}\nremoved {runs[0]}\nremoved 2 runs, 0.0 MB\n"
+    assert (
+        _prune(str(tmp_path)) == f"removed {runs[1]}\nremoved {runs[0]}\nremoved 2 runs, 0.0 MB\n"
+    )
     assert [run for run in runs if run.exists()] == runs[2:]
     _prune(str(tmp_path), "--keep", "1")
     assert [run for run in runs if run.exists()] == runs[-1:]
 
 
-def test_ls_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> None:
+def test_ls_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
+) -> None:
     """`ls` lists the runs that `show --last` and `prune` find, also those among temporary files."""
     monkeypatch.chdir(tmp_path)
     private = tmp_path / "temporary" / f".firstfault-{os.geteuid()}"
@@ -137,17 +165,23 @@ def test_ls_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ru
     monkeypatch.setattr("tempfile.tempdir", str(private.parent))
     nothing = run("ls")
     assert (nothing.code, nothing.out) == (EXIT.NOTHING_FOUND, "")
-    assert nothing.err.startswith("firstfault: no attempts below .firstfault/torchrun or .firstfault/runs; ")
+    assert nothing.err.startswith(
+        "firstfault: no attempts below .firstfault/torchrun or .firstfault/runs; "
+    )
     folders = [Path(".firstfault/torchrun"), Path(".firstfault/runs"), private / "torchrun"]
     for number, folder in enumerate(folders):
         attempt = _run(folder, number) / "0"
         (attempt / "error.pb").write_bytes(_sealed())
     listed = run("ls").out.splitlines()
-    assert sorted(line.split()[1] for line in listed) == sorted(f"{path}/run-{n}/0" for n, path in enumerate(folders))
+    assert sorted(line.split()[1] for line in listed) == sorted(
+        f"{path}/run-{n}/0" for n, path in enumerate(folders)
+    )
 
 
 def test_what_stays(tmp_path: Path) -> None:
-    """A run that a process still holds, or that another host began and has not ended, and what others made."""
+    """A run that a process still holds, or that another host began and has not ended,
+    and what others made.
+    """
     folder = tmp_path / ".firstfault" / "torchrun"
     goes = [_run(folder, 1), _run(folder, 2, "other")]
     (goes[1] / "0" / "error.pb").touch()
@@ -164,7 +198,9 @@ def test_what_stays(tmp_path: Path) -> None:
     assert [run.exists() for run in goes] == [False, False]
     assert all(run.exists() for run in (*stays, elsewhere))
     for run, why in zip(
-        stays[:3], ("it may still be running",) * 2 + ("firstfault did not make notes.txt in it",), strict=True
+        stays[:3],
+        ("it may still be running",) * 2 + ("firstfault did not make notes.txt in it",),
+        strict=True,
     ):
         assert f"firstfault: kept {run}: {why}" in told
 
@@ -178,7 +214,9 @@ def _sealed() -> bytes:
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> Callable[..., tuple[int, str, str]]:
+def shown(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
+) -> Callable[..., tuple[int, str, str]]:
     """Return a function that shows bytes on stdin: the exit code, stdout and stderr."""
 
     def show(data: bytes, *options: str) -> tuple[int, str, str]:
@@ -201,9 +239,15 @@ def shown(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> Callable[
     ids=["ours", "as JSON", "recoverable", "Flyte's own", "sealed"],
 )
 def test_a_document_from_a_pipe(
-    shown: Callable[..., tuple[int, str, str]], document: bytes, options: tuple[str, ...], code: EXIT, said: str
+    shown: Callable[..., tuple[int, str, str]],
+    document: bytes,
+    options: tuple[str, ...],
+    code: EXIT,
+    said: str,
 ) -> None:
-    """A document on stdin is reported as one in a storage, and the report names no place to look for it."""
+    """A document on stdin is reported as one in a storage,
+    and the report names no place to look for it.
+    """
     found, out, err = shown(document, *options)
     assert (found, err) == (code, "")
     assert said in out
@@ -219,7 +263,9 @@ def test_a_document_from_a_pipe(
     ],
     ids=["empty", "another format", "too large"],
 )
-def test_bytes_that_are_no_document(shown: Callable[..., tuple[int, str, str]], data: bytes, said: str) -> None:
+def test_bytes_that_are_no_document(
+    shown: Callable[..., tuple[int, str, str]], data: bytes, said: str
+) -> None:
     """Bytes that are no document have exit code 1 and one line that says why."""
     code, out, err = shown(data)
     (line,) = err.splitlines()

@@ -1,4 +1,6 @@
-"""Which runs `show --last` and `ls` find: those that were started in the working folder, and no other job's."""
+"""Which runs `show --last` and `ls` find: those that were started in the working folder,
+and no other job's.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,14 @@ def _own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_run_among_temporary_files_of_another_folder(
-    attempt: Attempt, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is never shown as the run of this folder, also not without a run here; in its own folder it's found."""
+    """It is never shown as the run of this folder, also not without a run here;
+    in its own folder it's found.
+    """
     monkeypatch.chdir(tmp_path / "elsewhere")
     foreign = _record(attempt, make_fallback_folder() / "foreign")
     assert read_working_folders(foreign) == [str(tmp_path / "elsewhere")]
@@ -63,11 +70,15 @@ def test_a_run_among_temporary_files_of_another_folder(
     os.utime(own / RUN_MARK, (1_000, 1_000))
     shown = run("show", "--last", "--json")
     assert (json.loads(shown.out)["uri"], shown.err) == (".firstfault/torchrun/own/0", "")
-    assert [line.split()[1] for line in run("ls").out.splitlines()] == [".firstfault/torchrun/own/0"]
+    assert [line.split()[1] for line in run("ls").out.splitlines()] == [
+        ".firstfault/torchrun/own/0"
+    ]
 
 
 def test_a_run_of_an_earlier_release(attempt: Attempt, run: Run) -> None:
-    """A run among temporary files without a working folder is shown only without a run here, and with its place."""
+    """A run among temporary files without a working folder is shown only without a run here,
+    and with its place.
+    """
     unknown = _record(attempt, make_fallback_folder() / "unknown")
     (unknown / RUN_MARK).write_text("host\n")
     shown = run("show", "--last", "--json")
@@ -81,7 +92,9 @@ def test_a_run_of_an_earlier_release(attempt: Attempt, run: Run) -> None:
 
 
 def test_documents_are_no_logs(attempt: Attempt, run: Run, tmp_path: Path) -> None:
-    """A folder with logs and firstfault's runs is read without the files of the runs, which may be JSON."""
+    """A folder with logs and firstfault's runs is read without the files of the runs,
+    which may be JSON.
+    """
     record = _record(attempt, tmp_path / "job" / "run")
     (record / "0" / "firstfault" / "roster").mkdir(exist_ok=True)
     (record / "0" / "firstfault" / "roster" / "decision-stall-00000-0000000.json").write_text("{}")

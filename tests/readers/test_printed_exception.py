@@ -87,13 +87,18 @@ _PRINTING = {
     "raised": "wrapped()",
     "print_exc": _caught('traceback.print_exc()\nprint("leaving", file=sys.stderr)'),
     "below a warning": _caught(
-        "traceback.print_exc()", 'import warnings\nwarnings.warn("this API will go away", FutureWarning)'
+        "traceback.print_exc()",
+        'import warnings\nwarnings.warn("this API will go away", FutureWarning)',
     ),
     "logging": _caught('logging.exception("the training failed")'),
-    "thread": "def watch():\n    "
-    + _caught('logging.exception("in the loader\'s thread")').strip().replace("\n", "\n    ")
-    + f"\n{_THREAD}",
-    "ended thread": "thread = threading.Thread(target=wrapped); thread.start(); thread.join(); os._exit(1)",
+    "thread": (
+        "def watch():\n    "
+        + _caught('logging.exception("in the loader\'s thread")').strip().replace("\n", "\n    ")
+        + f"\n{_THREAD}"
+    ),
+    "ended thread": (
+        "thread = threading.Thread(target=wrapped); thread.start(); thread.join(); os._exit(1)"
+    ),
     "rich": "from rich.traceback import install; install(); wrapped()",
     "rich with colours and locals": _caught(
         "Console(stderr=True, force_terminal=True, width=90).print_exception(show_locals=True)",
@@ -115,7 +120,13 @@ def _run(program: str, folder: Path) -> WorkerError:
     code = ended.returncode
     signal = "SIGABRT" if code == -6 else ""
     return make_error(
-        3, node="worker-1", exception=None, exit_code=code, signal=signal, writer=Writer.AGENT, log_tail=ended.stderr
+        3,
+        node="worker-1",
+        exception=None,
+        exit_code=code,
+        signal=signal,
+        writer=Writer.AGENT,
+        log_tail=ended.stderr,
     )
 
 
@@ -126,7 +137,9 @@ def _story(failure: WorkerError) -> tuple[Verdict, str]:
 
 @pytest.mark.parametrize("way", _PRINTING)
 def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: Path) -> None:
-    """Headline, place, category and fingerprint are those of the first cause of the last exception."""
+    """Headline, place, category and fingerprint are those of the first cause
+    of the last exception.
+    """
     failure = _run(_PRINTING[way], tmp_path)
     verdict, line = _story(failure)
     report = build_report(make_job(failure), verdict, decide(verdict))
@@ -137,7 +150,9 @@ def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: 
     assert report.answers.steps[0].text.endswith("train.py:8 in step")
     assert not any("why it exited" in text for text in report.answers.unknown)
     if way in {"print_exc", "logging", "rich"}:
-        assert compute_fingerprint(failure) == compute_fingerprint(_run(_PRINTING["raised"], tmp_path))
+        assert compute_fingerprint(failure) == compute_fingerprint(
+            _run(_PRINTING["raised"], tmp_path)
+        )
 
 
 def test_prefixes_of_launchers(tmp_path: Path) -> None:
@@ -149,37 +164,54 @@ def test_prefixes_of_launchers(tmp_path: Path) -> None:
         assert found.exception.causes[0].type == "KeyError"
 
 
-_LIGHTNINGS = "'/env/site-packages/pl/tree.py:21: `f` is deprecated', 'Joining: GLOBAL_RANK: 1, MEMBER: 2/4'"
+_LIGHTNINGS = (
+    "'/env/site-packages/pl/tree.py:21: `f` is deprecated', 'Joining: GLOBAL_RANK: 1, MEMBER: 2/4'"
+)
 
 
 @pytest.mark.parametrize(
     ("program", "why"),
     [
         ("print('fatal: license server', file=sys.stderr); os._exit(7)", "fatal: license server"),
-        ("print('none', file=sys.stderr)\nimport warnings; warnings.warn('old'); os._exit(7)", "none"),
+        (
+            "print('none', file=sys.stderr)\nimport warnings; warnings.warn('old'); os._exit(7)",
+            "none",
+        ),
         (f"print('none', {_LIGHTNINGS}, sep='\\n', file=sys.stderr); os._exit(7)", "none"),
         ("os._exit(7)", "exited without an exception"),
     ],
 )
 def test_the_last_line_of_an_exit(program: str, why: str, tmp_path: Path) -> None:
-    """Without an exception the last line that is not a library's warning tells why a process exited."""
+    """Without an exception the last line that is not a library's warning
+    tells why a process exited.
+    """
     assert _story(_run(program, tmp_path))[0].headline == f"exit code 7, rank 3 on worker-1: {why}"
 
 
 def test_a_line_before_sys_exit() -> None:
-    """A program that prints its reason and calls `sys.exit` is told by that reason; its exit is the second fact."""
+    """A program that prints its reason and calls `sys.exit` is told by that reason;
+    its exit is the second fact.
+    """
     for message in ("", "0"):
-        verdict = evidence(make_job(make_error(1, exception=ExceptionInfo("SystemExit", message), category="exit")))
+        verdict = evidence(
+            make_job(make_error(1, exception=ExceptionInfo("SystemExit", message), category="exit"))
+        )
         assert verdict.headline == "SystemExit, rank 1 on worker-0: it exited without an error"
-    handled = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
+    handled = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
+    )
     for printed in ("fatal: license server\n", f"{handled}fatal: license server\n"):
         left = make_error(1, exception="SystemExit", message="7", category="exit", log_tail=printed)
         verdict = evidence(make_job(left))
-        assert verdict.headline == "SystemExit, rank 1 on worker-0: fatal: license server; exit code 7"
+        assert (
+            verdict.headline == "SystemExit, rank 1 on worker-0: fatal: license server; exit code 7"
+        )
         assert verdict.category == "exit"
 
 
-_TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'
+_TRACEBACK = (
+    'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'
+)
 _STEPS = "".join(f"step {step} loss 0.3\n" for step in range(60))
 _HYDRA = "Error executing job with overrides: ['model.ignore_index=255']\n"
 _ABORTED = {"signal": "SIGABRT", "exit_code": -6}
@@ -189,28 +221,47 @@ _ENDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a shell's SIGKILL": (_TRACEBACK, {"exit_code": 137}, "exit code 137"),
     "a shell's SIGSEGV": (_TRACEBACK, {"exit_code": 139}, "exit code 139"),
     "many steps later": (_TRACEBACK + _STEPS, {"exit_code": 3}, "exit code 3"),
-    "many times later": (_TRACEBACK + _STEPS.replace("step", "2026-01-01 10:00:01 s"), {"exit_code": 3}, "exit code 3"),
+    "many times later": (
+        _TRACEBACK + _STEPS.replace("step", "2026-01-01 10:00:01 s"),
+        {"exit_code": 3},
+        "exit code 3",
+    ),
     "a word in Hydra's options": (_HYDRA + _TRACEBACK, {"exit_code": 1}, "ValueError"),
     "an abort": (_TRACEBACK, _ABORTED, _TOLD),
-    "an abort of C++": (f"{_TRACEBACK}terminate called without an active exception\n", _ABORTED, _TOLD),
+    "an abort of C++": (
+        f"{_TRACEBACK}terminate called without an active exception\n",
+        _ABORTED,
+        _TOLD,
+    ),
     "an abort of Python": (f"{_TRACEBACK}Fatal Python error: Aborted\n", _ABORTED, _TOLD),
 }
 
 
 @pytest.mark.parametrize(("printed", "end", "told"), _ENDS.values(), ids=_ENDS)
-def test_whether_a_printed_exception_is_why_it_ended(printed: str, end: dict[str, Any], told: str) -> None:
+def test_whether_a_printed_exception_is_why_it_ended(
+    printed: str, end: dict[str, Any], told: str
+) -> None:
     """It is not if the process continued for long, or if a signal ended it that prints nothing."""
     left = make_error(1, exception=None, log_tail=printed, writer=Writer.AGENT, **end)
     assert evidence(make_job(left)).headline.startswith(told)
 
 
 @pytest.mark.parametrize(
-    "lines", ["/a/train.py:8 in step", "/a/train.py:8 in|step", "/a/train.py:8|in step", "/a/tr|ain.py:8 in step"]
+    "lines",
+    [
+        "/a/train.py:8 in step",
+        "/a/train.py:8 in|step",
+        "/a/train.py:8|in step",
+        "/a/tr|ain.py:8 in step",
+    ],
 )
 def test_a_frame_that_rich_wrapped(lines: str) -> None:
     """A frame is found wherever rich broke its line: before or after "in", or within the path."""
     rows = "\n".join(f"│ {line:<40} │" for line in lines.split("|"))
-    box = f"╭{'─' * 8} Traceback (most recent call last) {'─' * 8}╮\n{rows}\n│ ❱ 8     raise KeyError(name) │\n"
+    box = (
+        f"╭{'─' * 8} Traceback (most recent call last) {'─' * 8}╮\n{rows}\n│ ❱ 8     raise"
+        " KeyError(name) │\n"
+    )
     printed = find_printed_exception(f"{box}╰{'─' * 50}╯\nKeyError: 'labels'\n")
 
     assert printed is not None
@@ -233,16 +284,22 @@ again()
 
 @pytest.mark.parametrize("cut", [0, 2])
 def test_a_second_try(cut: int, tmp_path: Path) -> None:
-    """A second try that found the first one's process group is told by what the first one printed, cut off or not."""
+    """A second try that found the first one's process group is told by what the first one printed,
+    cut off or not.
+    """
     printed = _run(_TWO_TRIES, tmp_path)
     first = printed.log_tail.rpartition("Traceback (most recent call last):")[0]
-    twice, log = "trying to initialize the default process group twice!", first.splitlines(keepends=True)
+    twice, log = (
+        "trying to initialize the default process group twice!",
+        first.splitlines(keepends=True),
+    )
     again = make_error(3, node="worker-1", message=twice, log_tail="".join(log[cut:]))
     for failure in (again, printed):
         verdict, _ = _story(failure)
         report = build_report(make_job(failure), verdict, decide(verdict))
         assert verdict.headline.startswith(
-            "KeyError, rank 3 on worker-1: 'labels'; raised as TrainingError: training failed, then ValueError"
+            "KeyError, rank 3 on worker-1: 'labels'; raised as TrainingError: training failed, then"
+            " ValueError"
         )
         assert report.answers.code == "train.py:8 in step"
         assert ("printed before" in verdict.headline) is (failure is printed)
@@ -279,13 +336,28 @@ def steps():
     ],
 )
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_step_that_is_tried_again(fails: str, headline: str, tmp_path: Path, *, is_stopped: bool) -> None:
-    """The second try fails in a collective: its peers are elsewhere. The first one tells why, unless it did so, too."""
+def test_a_step_that_is_tried_again(
+    fails: str,
+    headline: str,
+    tmp_path: Path,
+    *,
+    is_stopped: bool,
+) -> None:
+    """The second try fails in a collective: its peers are elsewhere. The first one tells why,
+    unless it did so, too.
+    """
     printed = _run(f"{_STEPS}\nFAILS = [{fails}]\nsteps()", tmp_path).log_tail
     failure = stopped(3, "", log_tail=printed)
     if not is_stopped:
-        last = find_printed_exception(_run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail)
-        failure = replace(own(3), exception=last.exception, message=last.exception.message, log_tail=printed)
+        last = find_printed_exception(
+            _run(f"{_STEPS}\nFAILS = [WAIT, WAIT]\nsteps()", tmp_path).log_tail
+        )
+        failure = replace(
+            own(3),
+            exception=last.exception,
+            message=last.exception.message,
+            log_tail=printed,
+        )
     verdict = evidence(make_job(failure, *(victim(rank) for rank in range(3))))
     assert verdict.headline.startswith(headline)
     assert (verdict.category, verdict.confidence) in {("user_code", "medium"), ("unknown", "low")}
@@ -293,7 +365,10 @@ def test_a_step_that_is_tried_again(fails: str, headline: str, tmp_path: Path, *
 
 def test_a_clean_up_after_an_early_exit(tmp_path: Path) -> None:
     """The rank fails because of its clean-up; it wanted to end before that."""
-    cleaning = "import os\ndef leave():\n    sys.exit(0)\ntry:\n    leave()\nfinally:\n    os.remove('no-such-lock')"
+    cleaning = (
+        "import os\ndef leave():\n    sys.exit(0)\ntry:\n    leave()\nfinally:\n   "
+        " os.remove('no-such-lock')"
+    )
     printed = find_printed_exception(_run(cleaning, tmp_path).log_tail)
     failure = replace(own(3), exception=printed.exception, message=printed.exception.message)
     assert evidence(make_job(failure)).headline.startswith(
@@ -320,12 +395,17 @@ faulthandler.enable(open(f"{__file__}.stack", "w"))
     ("calls", "headline"),
     [
         ("survive()\nend()", "SIGABRT, rank 3 on worker-1: "),
-        ("try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n    end()", "KeyError, rank 3 on worker-1: "),
+        (
+            "try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n    end()",
+            "KeyError, rank 3 on worker-1: ",
+        ),
     ],
     ids=["survived", "the reason"],
 )
 def test_an_abort_after_an_exception(calls: str, headline: str, tmp_path: Path) -> None:
-    """The exception tells why only if the function that printed it had not returned when the process aborted."""
+    """The exception tells why only if the function that printed it had not returned
+    when the process aborted.
+    """
     printed = _run(_ABORTS + calls, tmp_path).log_tail
     stack = (tmp_path / "train.py.stack").read_text(encoding="utf-8")
     dumps = (StackDump(1, 3, stack),)
@@ -339,17 +419,24 @@ def test_an_abort_after_an_exception(calls: str, headline: str, tmp_path: Path) 
 def test_a_traceback_below_a_warning(later: str, tmp_path: Path, *, is_told: bool) -> None:
     """The warning may be about something else, if nothing was printed after the traceback."""
     print_it = "try:\n    step()\nexcept Exception:\n    traceback.print_exc()\n"
-    printed = _run(f"logging.warning('out of memory; trying a smaller batch')\n{print_it}{later}", tmp_path).log_tail
+    printed = _run(
+        f"logging.warning('out of memory; trying a smaller batch')\n{print_it}{later}", tmp_path
+    ).log_tail
     assert (find_printed_exception(printed) is not None) is is_told
 
 
 _DIVIDED = (ExceptionInfo("ZeroDivisionError", "division by zero"),)
-_NOTED = "error = KeyError('x')\nif hasattr(error, 'add_note'): error.add_note('look here')\nraise error"
+_NOTED = (
+    "error = KeyError('x')\nif hasattr(error, 'add_note'): error.add_note('look here')\nraise error"
+)
 _PROGRAMS = {
     "plain": ("raise ValueError('bad\\nsample')", ExceptionInfo("ValueError", "bad\nsample")),
     "with a note": (_NOTED, ExceptionInfo("KeyError", "'x'", notes=("look here",))),
     "caused by another": (
-        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('bad') from error",
+        (
+            "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('bad') from"
+            " error"
+        ),
         ExceptionInfo("ValueError", "bad", causes=_DIVIDED),
     ),
     "while handling another": (
@@ -370,20 +457,33 @@ if sys.version_info >= (3, 11):
 
 
 def _printed(program: str) -> str:
-    around = "import sys, atexit\nprint('epoch 3', file=sys.stderr)\natexit.register(sys.stderr.write, 'bye\\n')\n"
-    done = subprocess.run([sys.executable, "-c", around + program], capture_output=True, text=True, check=False)
+    around = (
+        "import sys, atexit\nprint('epoch 3', file=sys.stderr)\natexit.register(sys.stderr.write,"
+        " 'bye\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", around + program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "Traceback (most recent call last):" in done.stderr
     return done.stderr
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_the_traceback_of_the_exception_is_left_out(name: str) -> None:
-    """Of what a process prints, the lines before and after its traceback stay, also where torch names the rank."""
+    """Of what a process prints, the lines before and after its traceback stay,
+    also where torch names the rank.
+    """
     program, exception = _PROGRAMS[name]
     printed = _printed(program)
     for prefix in ("", "[rank3]: "):
         lines = "\n".join(prefix + line for line in printed.splitlines())
-        assert remove_traceback(lines, exception).splitlines() == [f"{prefix}epoch 3", f"{prefix}bye"]
+        assert remove_traceback(lines, exception).splitlines() == [
+            f"{prefix}epoch 3",
+            f"{prefix}bye",
+        ]
 
 
 def test_a_traceback_whose_beginning_is_lost() -> None:
@@ -397,9 +497,15 @@ def test_a_traceback_whose_beginning_is_lost() -> None:
 def test_the_traceback_of_another_exception_stays(logged: str) -> None:
     """A traceback that the program logged before stays, also if its exception has the same type."""
     other = f'Traceback (most recent call last):\n  File "a.py", line 3, in read\n{logged}'
-    raised = 'Traceback (most recent call last):\n  File "a.py", line 9, in train\nValueError: no shard left'
+    raised = (
+        'Traceback (most recent call last):\n  File "a.py", line 9, in train\nValueError: no shard'
+        " left"
+    )
     log = f"step 10\n{other}\nstep 11\n{raised}\nbye"
-    assert remove_traceback(log, ExceptionInfo("ValueError", "no shard left")) == f"step 10\n{other}\nstep 11\nbye"
+    assert (
+        remove_traceback(log, ExceptionInfo("ValueError", "no shard left"))
+        == f"step 10\n{other}\nstep 11\nbye"
+    )
 
 
 def test_indented_lines_are_no_traceback() -> None:
@@ -413,24 +519,43 @@ TRIES = (
     '  File "/app/train.py", line 30, in train\n    turn(step)\n'
     '  File "/app/train.py", line 12, in turn\n    {}\n{}\n'
 )
-IN_GROUP = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n    work.wait()\n'
+IN_GROUP = (
+    '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 9, in all_reduce\n   '
+    " work.wait()\n"
+)
 BAD, PEERS = "ValueError: batch 4 has no labels", f"RuntimeError: {PEER.format(1)}"
 
 
 def _gave_up(rank: int, text: str, printed: str, **more: Any) -> WorkerError:
-    """A worker that raised, outside of any handler, in the function that had handled what it printed."""
+    """A worker that raised, outside of any handler,
+    in the function that had handled what it printed.
+    """
     raised_at = FrameInfo("/app/train.py", 34, "train", 'raise TrainingError("...")')
-    return own(rank, exception=ExceptionInfo("TrainingError", text, frames=(raised_at,)), log_tail=printed, **more)
+    return own(
+        rank,
+        exception=ExceptionInfo("TrainingError", text, frames=(raised_at,)),
+        log_tail=printed,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "tries"), [("step 4 failed 3 times", 1), ("gave up after 3 attempts", 1), ("the training is unstable", 2)]
+    ("text", "tries"),
+    [
+        ("step 4 failed 3 times", 1),
+        ("gave up after 3 attempts", 1),
+        ("the training is unstable", 2),
+    ],
 )
 def test_a_program_that_gave_up(text: str, tries: int) -> None:
-    """Ranks that raise the same after their tries are told apart by what they had printed of each try."""
+    """Ranks that raise the same after their tries are told apart by what they
+    had printed of each try.
+    """
     bad = TRIES.format("check(batch)", BAD) * tries
     lost = TRIES.format("reduce(loss)", IN_GROUP + PEERS) * tries
-    verdict = evidence(done(_gave_up(0, text, lost), _gave_up(1, text, lost), _gave_up(3, text, bad)))
+    verdict = evidence(
+        done(_gave_up(0, text, lost), _gave_up(1, text, lost), _gave_up(3, text, bad))
+    )
     assert (verdict.ranks, verdict.headline) == (
         (3,),
         f"ValueError, rank 3 on worker-1: batch 4 has no labels; raised as TrainingError: {text}",
@@ -447,15 +572,24 @@ def test_a_program_that_gave_up(text: str, tries: int) -> None:
     ids=["one error that it handled", "of another function", "long before"],
 )
 def test_what_was_handled_before_another_error(text: str, printed: str) -> None:
-    """One handled error does not explain what the same function raises later, nor does that of another function."""
-    assert evidence(done(_gave_up(3, text, printed))).headline == f"TrainingError, rank 3 on worker-1: {text}"
+    """One handled error does not explain what the same function raises later,
+    nor does that of another function.
+    """
+    assert (
+        evidence(done(_gave_up(3, text, printed))).headline
+        == f"TrainingError, rank 3 on worker-1: {text}"
+    )
 
 
 def test_all_gave_up_without_their_reasons() -> None:
-    """Ranks that tell only that their tries failed may be victims: those that printed a peer's error are."""
+    """Ranks that tell only that their tries failed may be victims:
+    those that printed a peer's error are.
+    """
     text = "step 4 failed 3 times"
     lines = {0: PEERS, 1: PEERS, 3: BAD}
-    told = evidence(done(*(_gave_up(rank, text, f"try 0: {line}\n") for rank, line in lines.items())))
+    told = evidence(
+        done(*(_gave_up(rank, text, f"try 0: {line}\n") for rank, line in lines.items()))
+    )
     untold = evidence(done(*(_gave_up(rank, text, "") for rank in lines)))
     assert (told.ranks, told.confidence) == ((3,), "medium")
     assert (untold.ranks, untold.confidence) == ((0, 1, 3), "low")

@@ -9,7 +9,11 @@ import pytest
 from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.evidence import certain_bugs
-from firstfault.evidence.certain_bugs import explain_missing_script, find_certain_bug, find_missing_script
+from firstfault.evidence.certain_bugs import (
+    explain_missing_script,
+    find_certain_bug,
+    find_missing_script,
+)
 from firstfault.model import Action, ExceptionInfo
 from firstfault.report import build_report
 from firstfault.retry import decide
@@ -27,7 +31,9 @@ def _raised(name: str, message: str, **more: Any) -> ExceptionInfo:
 
 
 def _decide(exception: ExceptionInfo, **fields: Any) -> model.Decision:
-    """Return the decision on a job in which rank 3 of 8 raised, and its agent stopped the other ranks."""
+    """Return the decision on a job in which rank 3 of 8 raised,
+    and its agent stopped the other ranks.
+    """
     root = own(3, at_ms=0, exception=exception, message=exception.message, world_size=8, **fields)
     conclusion = conclude(make_job(root, *(stopped(rank, world_size=8) for rank in (0, 1, 2))))
     assert conclusion is not None
@@ -35,29 +41,68 @@ def _decide(exception: ExceptionInfo, **fields: Any) -> model.Decision:
 
 
 _TEMPORARY = {
-    "pyarrow": ("OSError", "When reading: AWS Error NETWORK_CONNECTION during GetObject: curlCode: 28"),
+    "pyarrow": (
+        "OSError",
+        "When reading: AWS Error NETWORK_CONNECTION during GetObject: curlCode: 28",
+    ),
     "data loader": ("RuntimeError", "DataLoader timed out after 120 seconds"),
-    "pool": ("concurrent.futures.process.BrokenProcessPool", "A process in the process pool was terminated abruptly"),
+    "pool": (
+        "concurrent.futures.process.BrokenProcessPool",
+        "A process in the process pool was terminated abruptly",
+    ),
     "sqlite": ("sqlite3.OperationalError", "database is locked"),
-    "subprocess's time limit": ("subprocess.TimeoutExpired", "Command '['gsutil', 'cp']' timed out after 60 seconds"),
-    "subprocess": ("subprocess.CalledProcessError", "Command '['gsutil', 'cp']' returned non-zero exit status 1."),
-    "busy devices": ("RuntimeError", "CUDA error: all CUDA-capable devices are busy or unavailable"),
+    "subprocess's time limit": (
+        "subprocess.TimeoutExpired",
+        "Command '['gsutil', 'cp']' timed out after 60 seconds",
+    ),
+    "subprocess": (
+        "subprocess.CalledProcessError",
+        "Command '['gsutil', 'cp']' returned non-zero exit status 1.",
+    ),
+    "busy devices": (
+        "RuntimeError",
+        "CUDA error: all CUDA-capable devices are busy or unavailable",
+    ),
     "no GPU": ("RuntimeError", "No CUDA GPUs are available"),
-    "cublas": ("RuntimeError", "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+    "cublas": (
+        "RuntimeError",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+    ),
     "launch": ("torch.AcceleratorError", "CUDA error: unspecified launch failure"),
     "illegal access": ("RuntimeError", "CUDA error: an illegal memory access was encountered"),
     "GPU memory": ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 3.00 GiB."),
     "canceled": ("asyncio.exceptions.CancelledError", ""),
     "interrupted": ("KeyboardInterrupt", ""),
-    "requests": ("requests.exceptions.ReadTimeout", "HTTPSConnectionPool(host='h', port=443): Read timed out."),
-    "urllib3": ("urllib3.exceptions.ProtocolError", "('Connection aborted.', ConnectionResetError(104, 'reset'))"),
-    "botocore": ("botocore.exceptions.EndpointConnectionError", "Could not connect to the endpoint URL"),
-    "hub": ("huggingface_hub.errors.HfHubHTTPError", "500 Server Error: Internal Server Error for url: https://h"),
+    "requests": (
+        "requests.exceptions.ReadTimeout",
+        "HTTPSConnectionPool(host='h', port=443): Read timed out.",
+    ),
+    "urllib3": (
+        "urllib3.exceptions.ProtocolError",
+        "('Connection aborted.', ConnectionResetError(104, 'reset'))",
+    ),
+    "botocore": (
+        "botocore.exceptions.EndpointConnectionError",
+        "Could not connect to the endpoint URL",
+    ),
+    "hub": (
+        "huggingface_hub.errors.HfHubHTTPError",
+        "500 Server Error: Internal Server Error for url: https://h",
+    ),
     "grpc": ("grpc._channel._InactiveRpcError", "status = StatusCode.UNAVAILABLE"),
     "aiohttp": ("aiohttp.client_exceptions.ServerDisconnectedError", "Server disconnected"),
-    "file locked": ("filelock._error.Timeout", "The file lock '/cache/x.lock' could not be acquired."),
-    "credentials": ("botocore.exceptions.ClientError", "An error occurred (ExpiredToken) when calling GetObject"),
-    "missing file": ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/shard-7.tar'"),
+    "file locked": (
+        "filelock._error.Timeout",
+        "The file lock '/cache/x.lock' could not be acquired.",
+    ),
+    "credentials": (
+        "botocore.exceptions.ClientError",
+        "An error occurred (ExpiredToken) when calling GetObject",
+    ),
+    "missing file": (
+        "FileNotFoundError",
+        "[Errno 2] No such file or directory: '/data/shard-7.tar'",
+    ),
     "full disk": ("OSError", "[Errno 28] No space left on device"),
     "bad record": ("ValueError", "record 71 of part-3: CRC mismatch"),
     "key": ("KeyError", "'labels'"),
@@ -65,14 +110,22 @@ _TEMPORARY = {
     "assertion": ("AssertionError", "loss is nan"),
     "of the program": ("train.WorkerPoolError", "lost 3 of 8 helpers"),
     "a subclass of a bug's type": ("train.TransientTypeError", "try again"),
-    "a library of the machine": ("ImportError", "libcudart.so.12: cannot open shared object file: No such file"),
-    "unequal samples": ("RuntimeError", "stack expects each tensor to be equal size, but got [3] at entry 0"),
+    "a library of the machine": (
+        "ImportError",
+        "libcudart.so.12: cannot open shared object file: No such file",
+    ),
+    "unequal samples": (
+        "RuntimeError",
+        "stack expects each tensor to be equal size, but got [3] at entry 0",
+    ),
 }
 
 
 @pytest.mark.parametrize(("name", "message"), _TEMPORARY.values(), ids=_TEMPORARY)
 def test_what_may_be_temporary_is_left_to_the_scheduler(name: str, message: str) -> None:
-    """At its first occurrence, an exception that may be gone in the next attempt never stops a job."""
+    """At its first occurrence, an exception that may be gone in the next
+    attempt never stops a job.
+    """
     assert _decide(_raised(name, message)).action is Action.UNKNOWN
 
 
@@ -82,18 +135,24 @@ _EXAMPLES = [(row["types"][0], text) for row in _BUGS["bug"] for text in row["ex
 
 @pytest.mark.parametrize(("name", "message"), _EXAMPLES)
 def test_a_certain_bug_stops(name: str, message: str) -> None:
-    """A bug that depends on nothing outside of the program stops a job at once, and the reason names it."""
+    """A bug that depends on nothing outside of the program stops a job at once,
+    and the reason names it.
+    """
     decision = _decide(_raised(name, message))
     assert (decision.action, decision.retry) == (Action.STOP, False)
     assert decision.reason.endswith(", so it would fail again")
 
 
-@pytest.mark.parametrize("name", [name for row in _BUGS["bug"] if "pattern" not in row for name in row["types"]])
+@pytest.mark.parametrize(
+    "name", [name for row in _BUGS["bug"] if "pattern" not in row for name in row["types"]]
+)
 def test_every_type_of_a_bug(name: str) -> None:
     """Each listed type is found, with an article that fits."""
     reason = find_certain_bug(make_error(3, exception=_raised(name, "x")))
     assert reason
-    assert reason.startswith("an " if name.startswith(("Attr", "Unb", "Ind")) else ("a ", "the ", "tensor "))
+    assert reason.startswith(
+        "an " if name.startswith(("Attr", "Unb", "Ind")) else ("a ", "the ", "tensor ")
+    )
 
 
 _LOST = _raised("ConnectionResetError", "[Errno 104] Connection reset by peer", relation="context")
@@ -105,9 +164,9 @@ Original Traceback (most recent call last):
 TypeError: unsupported operand type(s) for +: 'int' and 'str\'"""
 _REMOTE_CHAIN = _REMOTE.replace(
     "Original Traceback (most recent call last):",
-    'Original Traceback (most recent call last):\n  File "/job/data.py", line 2, in fetch\n    get(url)\n'
-    "ConnectionError: refused\n\nDuring handling of the above exception, another exception occurred:\n\n"
-    "Traceback (most recent call last):",
+    'Original Traceback (most recent call last):\n  File "/job/data.py", line 2, in fetch\n   '
+    " get(url)\nConnectionError: refused\n\nDuring handling of the above exception, another"
+    " exception occurred:\n\nTraceback (most recent call last):",
 )
 
 
@@ -117,10 +176,18 @@ _REMOTE_CHAIN = _REMOTE.replace(
         (replace(_BUG, causes=(_LOST,)), False),
         (replace(_BUG, causes=(replace(_LOST, relation="suppressed"),)), False),
         (replace(_LOST, relation="", causes=(replace(_BUG, relation="context"),)), False),
-        (_raised("train.TransientError", "again", causes=(replace(_BUG, relation="cause"),)), False),
+        (
+            _raised("train.TransientError", "again", causes=(replace(_BUG, relation="cause"),)),
+            False,
+        ),
         (replace(_BUG, causes=(_raised("AttributeError", "x", relation="context"),)), True),
         (_raised("SystemExit", "1", causes=(replace(_BUG, relation="context"),)), True),
-        (_raised("ExceptionGroup", "2 tasks", members=(_BUG, _raised("asyncio.CancelledError", ""))), True),
+        (
+            _raised(
+                "ExceptionGroup", "2 tasks", members=(_BUG, _raised("asyncio.CancelledError", ""))
+            ),
+            True,
+        ),
         (_raised("ExceptionGroup", "2 tasks", members=(_BUG, replace(_LOST, relation=""))), False),
         (_raised("asyncio.CancelledError", "", causes=(replace(_BUG, relation="context"),)), False),
         (_raised("TypeError", _REMOTE), True),
@@ -134,17 +201,26 @@ def test_a_whole_chain_must_be_certain(exception: ExceptionInfo, is_certain: boo
 
 @pytest.mark.parametrize("text", _BUGS["usage"]["examples"])
 def test_a_refused_command_line(text: str) -> None:
-    """A command line that its parser refuses stops the job; the same text before another exit code doesn't."""
+    """A command line that its parser refuses stops the job;
+    the same text before another exit code doesn't.
+    """
     left = _raised("SystemExit", "2")
-    assert find_certain_bug(make_error(3, exception=left, log_tail=text)) == "the program refuses its command line"
+    assert (
+        find_certain_bug(make_error(3, exception=left, log_tail=text))
+        == "the program refuses its command line"
+    )
     assert find_certain_bug(make_error(3, exception=None, exit_code=2, log_tail=text))
     assert not find_certain_bug(make_error(3, exception=replace(left, message="1"), log_tail=text))
-    assert not find_certain_bug(make_error(3, exception=left, log_tail="train.py: error: cannot reach the server"))
+    assert not find_certain_bug(
+        make_error(3, exception=left, log_tail="train.py: error: cannot reach the server")
+    )
 
 
 @pytest.mark.parametrize("text", _BUGS["missing_script"]["examples"])
 def test_a_script_that_does_not_exist(text: str) -> None:
-    """It stops a job of one node, or of all ranks; another node may have the file, and other errors may pass."""
+    """It stops a job of one node, or of all ranks; another node may have the file,
+    and other errors may pass.
+    """
     script = "/job/nope.py" if "/job" in text else "nope.py"
     ended = died(0, "", 2, log_tail=text)
     one = replace(ended, place=replace(ended.place, world_size=4, group_world_size=1))
@@ -170,5 +246,8 @@ def test_an_uncertain_root_cause_proves_nothing() -> None:
     verdict = run_strategy(get_strategy("evidence"), make_job(own(3, exception=_BUG)))
     assert decide(verdict).action is Action.STOP
     assert decide(replace(verdict, confidence="low")).action is Action.UNKNOWN
-    assert decide(replace(verdict, suspects=(model.Suspect("it was near", rank=4),))).action is Action.UNKNOWN
+    assert (
+        decide(replace(verdict, suspects=(model.Suspect("it was near", rank=4),))).action
+        is Action.UNKNOWN
+    )
     assert decide(replace(verdict, rule="out-of-step")).action is Action.UNKNOWN

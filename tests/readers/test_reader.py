@@ -42,14 +42,20 @@ def test_outputs_need_flytes_messages(attempt: Attempt, monkeypatch: pytest.Monk
     """Without flyteidl, an error names the extra that brings it; errors are read without it."""
     monkeypatch.setitem(sys.modules, "flyteidl.core.literals_pb2", None)
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
-    with pytest.raises(UsageError, match=r"^Flyte's outputs need flyteidl, .* pip install .*'firstfault\[flyte\]'"):
+    with pytest.raises(
+        UsageError, match=r"^Flyte's outputs need flyteidl, .* pip install .*'firstfault\[flyte\]'"
+    ):
         attempt.reader().read()
     assert attempt.reader().exists()
 
 
-@pytest.mark.parametrize(("data", "code"), [(None, "OutputsNotFound"), (b"not protobuf", "OutputsBadFormat")])
+@pytest.mark.parametrize(
+    ("data", "code"), [(None, "OutputsNotFound"), (b"not protobuf", "OutputsBadFormat")]
+)
 def test_outputs_that_cannot_be_read(attempt: Attempt, data: bytes | None, code: str) -> None:
-    """Missing or invalid outputs are Flyte's error with their URI, which the system's budget retries."""
+    """Missing or invalid outputs are Flyte's error with their URI,
+    which the system's budget retries.
+    """
     if data is not None:
         attempt.put("outputs.pb", data)
     reader = attempt.reader()
@@ -64,7 +70,13 @@ def test_outputs_that_cannot_be_read(attempt: Attempt, data: bytes | None, code:
 def test_read_error_carries_the_whole_report(attempt: Attempt) -> None:
     """The error for Flyte has the root's code, time and worker, and the report as its message."""
     attempt.write(
-        make_error(3, node="w-1", code="USER:KeyError", kind=Kind.RECOVERABLE, message="bad sample"),
+        make_error(
+            3,
+            node="w-1",
+            code="USER:KeyError",
+            kind=Kind.RECOVERABLE,
+            message="bad sample",
+        ),
         make_error(0, node="w-0", at_ms=30, exception="RuntimeError", message="peer is gone"),
     )
     reader = attempt.reader()
@@ -80,23 +92,41 @@ def test_read_error_carries_the_whole_report(attempt: Attempt) -> None:
 
 def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
     """If the root cause is a file of Flyte's own, its text is not touched."""
-    attempt.stock(f"error-{'a' * 32}.pb", message="Trace:\n\n  File x\n\nMessage:\n\n  boom", seconds=5, worker="w-1")
+    attempt.stock(
+        f"error-{'a' * 32}.pb",
+        message="Trace:\n\n  File x\n\nMessage:\n\n  boom",
+        seconds=5,
+        worker="w-1",
+    )
     assert attempt.reader().read_error().message == "Trace:\n\n  File x\n\nMessage:\n\n  boom"
 
 
 def test_the_three_layouts_are_read_together(attempt: Attempt) -> None:
     """Our documents, error-<uuid>.pb and error.pb beside the outputs are read together."""
     attempt.write(make_error(0, node="w-0", at_ms=2_000, message="ours"))
-    attempt.stock(f"error-{'a' * 32}.pb", seconds=START_NS // 10**9 + 1, worker="w-1", message="with a uuid")
+    attempt.stock(
+        f"error-{'a' * 32}.pb",
+        seconds=START_NS // 10**9 + 1,
+        worker="w-1",
+        message="with a uuid",
+    )
     attempt.stock("error.pb", message="plain")
     conclusion = attempt.reader().conclude()
-    assert [failure.message for failure in conclusion.job.failures] == ["with a uuid", "ours", "plain"]
+    assert [failure.message for failure in conclusion.job.failures] == [
+        "with a uuid",
+        "ours",
+        "plain",
+    ]
     assert conclusion.verdict.node == "w-1"
 
 
-@pytest.mark.parametrize("below", ["", "/", "/firstfault", "/firstfault/errors", "/firstfault/errors/"])
+@pytest.mark.parametrize(
+    "below", ["", "/", "/firstfault", "/firstfault/errors", "/firstfault/errors/"]
+)
 def test_a_folder_may_be_named_at_any_depth(attempt: Attempt, below: str) -> None:
-    """The output prefix, our folder in it and its errors folder all lead to documents and roster."""
+    """The output prefix, our folder in it and its errors folder all lead
+    to documents and roster.
+    """
     (name,) = attempt.write(make_error(3))
     attempt.join(make_presence(nodes=2))
     reader = MultiErrorFileOutputReader(attempt.uri + below)
@@ -123,7 +153,12 @@ def test_a_single_document(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize(("name", "folder"), [("error.pb", "."), ("errors", "firstfault")])
-def test_a_relative_name(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, name: str, folder: str) -> None:
+def test_a_relative_name(
+    attempt: Attempt,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    folder: str,
+) -> None:
     """A bare name is a path in the working directory."""
     attempt.stock("error.pb", message="here")
     attempt.write(make_error(message="here"))
@@ -141,9 +176,14 @@ def test_a_relative_name(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, name
     ids=["missing", "empty", "too large"],
 )
 def test_a_single_document_that_cannot_be_read(
-    attempt: Attempt, data: bytes | None, kind: type[Exception], reason: str
+    attempt: Attempt,
+    data: bytes | None,
+    kind: type[Exception],
+    reason: str,
 ) -> None:
-    """A single document that is missing, broken or too large raises an error, also inside a running event loop."""
+    """A single document that is missing, broken or too large raises an error,
+    also inside a running event loop.
+    """
     if data is not None:
         attempt.put("error-x.pb", data)
 
@@ -155,7 +195,9 @@ def test_a_single_document_that_cannot_be_read(
 
 
 def test_foreign_files_and_broken_roster_entries(attempt: Attempt) -> None:
-    """A file in the errors folder that is not a document is only noted; an unreadable roster entry is missed."""
+    """A file in the errors folder that is not a document is only noted;
+    an unreadable roster entry is missed.
+    """
     attempt.write(make_error())
     attempt.join(make_presence(nodes=1))
     for name in ("errors/README.md", "errors/old/e.pb", "roster/README.md"):
@@ -182,7 +224,9 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
 
 def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
     """The default strategy is evidence; another is given by name or as a function."""
-    attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE, message="not yet"), make_error(1, at_ms=5))
+    attempt.write(
+        make_error(0, at_ms=0, kind=Kind.RECOVERABLE, message="not yet"), make_error(1, at_ms=5)
+    )
 
     def backwards(job: JobErrors) -> Verdict:
         return get_strategy("earliest")(replace(job, failures=job.failures[1:]))
@@ -225,15 +269,26 @@ def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str)
 
 def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
     """A caller's own copies are added only if they are not in the storage."""
-    shared, lost = make_error(0, at_ms=9, message="uploaded"), make_error(1, at_ms=0, message="lost")
-    copies = {f"firstfault/errors/{error_key_for(error)}": encode(error) for error in (shared, lost)}
+    shared, lost = (
+        make_error(0, at_ms=9, message="uploaded"),
+        make_error(1, at_ms=0, message="lost"),
+    )
+    copies = {
+        f"firstfault/errors/{error_key_for(error)}": encode(error) for error in (shared, lost)
+    }
     attempt.put(next(iter(copies)), encode(shared))
     conclusion = attempt.reader(copies=copies).conclude()
     assert [failure.message for failure in conclusion.job.failures] == ["lost", "uploaded"]
     assert conclusion.verdict.document_count == 2
 
 
-_SEALED = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.USER, enforced=True, reason="the task's own policy")
+_SEALED = Decision(
+    retry=True,
+    kind=Kind.RECOVERABLE,
+    origin=Origin.USER,
+    enforced=True,
+    reason="the task's own policy",
+)
 
 
 def _seal(conclusion: Conclusion, decision: Decision = _SEALED, **changes: Any) -> bytes:
@@ -246,13 +301,18 @@ def _lose_documents(attempt: Attempt) -> None:
 
 
 def test_the_sealed_decision_holds(attempt: Attempt) -> None:
-    """The sealed decision is used while the documents are the same, and the caller names no policy and strategy."""
+    """The sealed decision is used while the documents are the same,
+    and the caller names no policy and strategy.
+    """
     attempt.write(make_error())
     before = attempt.reader().conclude()
     attempt.put("error.pb", _seal(before))
     after = attempt.reader().conclude()
     assert after.decision == _SEALED
-    assert (after.job.failures, after.verdict) == (before.job.failures, before.verdict), "a seal is no failure"
+    assert (after.job.failures, after.verdict) == (
+        before.job.failures,
+        before.verdict,
+    ), "a seal is no failure"
     dead = attempt.reader().conclude(RetryContext(pods_alive=False))
     assert dead.decision == replace(_SEALED, enforced=False)
     assert attempt.reader(retry_policy=never()).decision().reason == "the policy never retries"
@@ -260,7 +320,9 @@ def test_the_sealed_decision_holds(attempt: Attempt) -> None:
 
 
 def test_a_reader_enforces_nothing_without_flyte(attempt: Attempt) -> None:
-    """What the nodes of a job under torchrun published as advice stays advice; so is what a reader decides itself."""
+    """What the nodes of a job under torchrun published as advice stays advice;
+    so is what a reader decides itself.
+    """
     failure = make_error()
     attempt.write(replace(failure, place=replace(failure.place, engine="plain")))
     before = attempt.reader().conclude()
@@ -282,23 +344,33 @@ def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
 
 
 def test_the_nodes_verdict_counts_for_a_scheduler(attempt: Attempt) -> None:
-    """A scheduler follows the verdict and the decision that the nodes published, although a document came late."""
+    """A scheduler follows the verdict and the decision that the nodes published,
+    although a document came late.
+    """
     attempt.write(make_error(3, at_ms=5))
     before = attempt.reader().conclude()
     assert find_outcome(before) == Outcome(before.verdict, before.decision)
     attempt.put("error.pb", _seal(before))
     attempt.write(make_error(0, at_ms=0, message="late"))
     outcome = find_outcome(attempt.reader().conclude())
-    assert (outcome.verdict.headline, outcome.decision, outcome.is_sealed) == (before.verdict.headline, _SEALED, True)
+    assert (outcome.verdict.headline, outcome.decision, outcome.is_sealed) == (
+        before.verdict.headline,
+        _SEALED,
+        True,
+    )
     assert outcome.verdict.root == before.verdict.root, "a caller may ask what kind of fault it was"
     for_flyte = attempt.reader().read_error()
     assert (for_flyte.recoverable, for_flyte.timestamp_ns) == (True, before.verdict.timestamp_ns)
     assert "late" not in for_flyte.message.splitlines()[0]
-    assert not attempt.reader(retry_policy=never()).read_error().recoverable, "the caller's own policy"
+    assert not attempt.reader(retry_policy=never()).read_error().recoverable, (
+        "the caller's own policy"
+    )
 
 
 def test_verdict_and_decision_belong_together(attempt: Attempt) -> None:
-    """A reader that judges the same documents otherwise, as a later version may, prints the nodes' verdict."""
+    """A reader that judges the same documents otherwise, as a later version may,
+    prints the nodes' verdict.
+    """
     attempt.write(make_error(3, at_ms=5), make_error(0, at_ms=0, message="first"))
     other = replace(attempt.reader().verdict(), ranks=(3,), headline="by an older version")
     attempt.put("error.pb", sealed(other, _SEALED))
@@ -317,7 +389,11 @@ def test_the_file_for_the_next_attempt_replaces_a_missing_error_file(attempt: At
     assert attempt.reader().conclude().sealed is None
     attempt.put(VERDICT_JSON, to_json(verdict, _SEALED).encode())
     found = attempt.reader().conclude()
-    assert (found.verdict, found.decision, find_outcome(found).is_sealed) == (verdict, _SEALED, True)
+    assert (found.verdict, found.decision, find_outcome(found).is_sealed) == (
+        verdict,
+        _SEALED,
+        True,
+    )
 
 
 def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:
@@ -358,7 +434,9 @@ def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) ->
 
 
 def test_flyte_fields_cover_flytes_own() -> None:
-    """The error has code, message, kind, recoverable, time, worker and URI, as Flyte's ExecutionError has."""
+    """The error has code, message, kind, recoverable, time, worker and URI,
+    as Flyte's ExecutionError has.
+    """
     ours = {field.name for field in fields(ExecutionError)}
     theirs = {field.name for field in FlyteExecutionError.DESCRIPTOR.fields}
     assert {"recoverable", "timestamp_ns"} <= ours

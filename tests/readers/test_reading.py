@@ -12,7 +12,13 @@ from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import ERRORS, ErrorKey, error_key_for
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.store import ObjectInfo, Page
-from firstfault.strategies import AggregationStrategy, DocumentsNeeded, get_strategy, needs_documents, run_strategy
+from firstfault.strategies import (
+    AggregationStrategy,
+    DocumentsNeeded,
+    get_strategy,
+    needs_documents,
+    run_strategy,
+)
 from firstfault.testing import START_NS, make_error, make_presence
 from lab.cascades.objects import Objects, looked_at
 
@@ -35,7 +41,12 @@ def document(rank: int, **fields: object) -> model.WorkerError:
 
 def victim(rank: int) -> model.WorkerError:
     """Return the document of a rank that lost its peer."""
-    return document(rank, at_ms=10 + rank / 10, exception="RuntimeError", message=CLOSED.format(rank=rank))
+    return document(
+        rank,
+        at_ms=10 + rank / 10,
+        exception="RuntimeError",
+        message=CLOSED.format(rank=rank),
+    )
 
 
 def root(rank: int = 211, **fields: object) -> model.WorkerError:
@@ -54,7 +65,11 @@ def cascade(*others: model.WorkerError, leave_out: Iterable[int] = ()) -> Snapsh
     victims = [victim(rank) for rank in range(MANY) if rank not in gone]
     roster = [
         make_presence(
-            phase, node=f"w-{node}", group_rank=node, nodes=MANY // 8, ranks=tuple(range(8 * node, 8 * node + 8))
+            phase,
+            node=f"w-{node}",
+            group_rank=node,
+            nodes=MANY // 8,
+            ranks=tuple(range(8 * node, 8 * node + 8)),
         )
         for node in range(MANY // 8)
         for phase in (model.Phase.JOINED, model.Phase.FAILED)
@@ -62,13 +77,15 @@ def cascade(*others: model.WorkerError, leave_out: Iterable[int] = ()) -> Snapsh
     return Snapshot(documents=(*victims, *others), roster=tuple(roster))
 
 
-def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[model.JobErrors, Objects]:
+def read(
+    snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence"
+) -> tuple[model.JobErrors, Objects]:
     """Return the verdict on the snapshot, written as objects, and the requests of the reader."""
     objects = Objects.of(snapshot)
     return looked_at(objects, strategy), objects
 
 
-# --- evidence -------------------------------------------------------------------------------------------------------
+# --- evidence -------------------------------------------------------------------------------------
 
 
 def test_a_few_documents_suffice() -> None:
@@ -82,17 +99,32 @@ def test_a_few_documents_suffice() -> None:
     assert documents < 40, "the other requests are one roster entry for each node"
     assert len(job.failures) == documents
     assert verdict.root.rank == 211
-    for field in ("ranks", "node", "code", "category", "headline", "confidence", "scope", "digest", "document_count"):
+    for field in (
+        "ranks",
+        "node",
+        "code",
+        "category",
+        "headline",
+        "confidence",
+        "scope",
+        "digest",
+        "document_count",
+    ):
         assert getattr(verdict, field) == getattr(full, field), field
     assert verdict.victims.count == full.victims.count == MANY - 1
     assert verdict.coverage.complete
     assert (verdict.coverage.expected, verdict.coverage.reported) == (MANY // 8,) * 2
-    assert f"read {documents} of {MANY} documents (the rest report the same faults)" in verdict.coverage.notes
+    assert (
+        f"read {documents} of {MANY} documents (the rest report the same faults)"
+        in verdict.coverage.notes
+    )
     assert f"{MANY - 1} ranks failed because of it: stopped, or lost a peer" in verdict.why
 
 
 def test_one_fault_of_all_ranks() -> None:
-    """If every rank has the same fault, the verdict has all ranks although few documents were opened."""
+    """If every rank has the same fault, the verdict has all ranks although few
+    documents were opened.
+    """
     snapshot = Snapshot(documents=tuple(root(rank) for rank in range(MANY)))
     job, objects = read(snapshot)
     verdict = run_strategy(get_strategy("evidence"), job)
@@ -105,7 +137,9 @@ def test_one_fault_of_all_ranks() -> None:
 
 
 def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() -> None:
-    """If half of the job was killed a minute later, the verdict has only opened ranks of the first half."""
+    """If half of the job was killed a minute later,
+    the verdict has only opened ranks of the first half.
+    """
 
     def killed(rank: int) -> model.WorkerError:
         at_ms = 0 if rank < MANY // 2 else 60_000
@@ -153,14 +187,18 @@ def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
 
 
 def test_a_death_among_those_that_were_stopped() -> None:
-    """A worker that its agent did not stop is found among hundreds that were stopped by the same signal."""
+    """A worker that its agent did not stop is found among hundreds that were
+    stopped by the same signal.
+    """
     others = [stopped(rank) for rank in range(MANY) if rank != 233]
     job, _ = read(cascade(death(233, signal="SIGTERM", exit_code=-15), *others))
     assert run_strategy(get_strategy("evidence"), job).ranks == (233,)
 
 
 def test_mixed_names_are_opened_until_they_are_told_apart() -> None:
-    """If only some opened workers of a fault were stopped, as in names of older versions, more are opened."""
+    """If only some opened workers of a fault were stopped, as in names of older versions,
+    more are opened.
+    """
     ended = [stopped(rank) for rank in range(MANY)]
     ended[3] = death(3, signal="SIGTERM", exit_code=-15, at_ms=1)
     documents = [named(replace(error, fingerprint="1:" + "a" * 12)) for error in ended]
@@ -183,13 +221,17 @@ def test_whoever_is_named_is_opened() -> None:
     """A failure that only a peer's text names is opened."""
     text = "[Rank 233]: Rank 233 failed to pass monitoredBarrier in 1800000 ms"
     others = [rank for rank in range(MANY) if rank != 233]
-    blaming = [document(rank, at_ms=10 + rank, exception="RuntimeError", message=text) for rank in others]
+    blaming = [
+        document(rank, at_ms=10 + rank, exception="RuntimeError", message=text) for rank in others
+    ]
     job, _ = read(cascade(*blaming, victim(233)))
     assert 233 in {failure.rank for failure in job.failures}
 
 
 def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixture) -> None:
-    """A strategy whose `find_more_ranks` raises gets the default documents, and a warning is logged."""
+    """A strategy whose `find_more_ranks` raises gets the default documents,
+    and a warning is logged.
+    """
 
     @needs_documents(DocumentsNeeded.SAMPLE, lambda job: [1 // len(job.history)])
     def broken(job: model.JobErrors) -> model.Verdict:
@@ -204,7 +246,10 @@ def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixtu
 def test_ten_thousand_faults_are_not_all_opened() -> None:
     """If every rank has another fault, a bounded number is opened, including the earliest."""
     texts = (f"fault {chr(97 + rank % 26) * (2 + rank // 26)}" for rank in range(3000))
-    words = [document(rank, node="w-0", group_rank=0, at_ms=rank, message=text) for rank, text in enumerate(texts)]
+    words = [
+        document(rank, node="w-0", group_rank=0, at_ms=rank, message=text)
+        for rank, text in enumerate(texts)
+    ]
     job, objects = read(Snapshot(documents=tuple(words)))
     assert len({error.fingerprint for error in words}) > 2000
     assert objects.gets <= 1500
@@ -212,11 +257,13 @@ def test_ten_thousand_faults_are_not_all_opened() -> None:
     assert job.document_count == 3000
 
 
-# --- what names say wrong -------------------------------------------------------------------------------------------
+# --- what names say wrong -------------------------------------------------------------------------
 
 
 def test_a_name_that_is_not_true_costs_it_all() -> None:
-    """If one document contradicts its name, or a strategy does not declare what it reads, all are opened."""
+    """If one document contradicts its name, or a strategy does not declare what it reads,
+    all are opened.
+    """
     liar = root(211, at_ms=900)
     key = ErrorKey.parse(error_key_for(liar))
     assert key is not None
@@ -240,17 +287,24 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_what_cannot_be_read_is_replaced_by_its_like(is_gone: bool) -> None:
-    """If chosen documents are damaged, or gone since they were listed, others are opened; the unreadable ones count."""
+    """If chosen documents are damaged, or gone since they were listed, others are opened;
+    the unreadable ones count.
+    """
     gone = Mock(side_effect=ObjectNotFoundError)
     snapshot = cascade(root())
     bad = {f"{ERRORS}/{error.documents[0].name}" for error in snapshot.documents[:8]}
     objects = Objects.of(snapshot).objects
     broken = {name: (objects[name][0], gone if is_gone else lambda: b"\xff\xff") for name in bad}
-    verdict = run_strategy(get_strategy("evidence"), looked_at(Objects({**objects, **broken}), "evidence"))
+    verdict = run_strategy(
+        get_strategy("evidence"), looked_at(Objects({**objects, **broken}), "evidence")
+    )
     assert verdict.ranks == (211,)
     assert verdict.coverage.unreadable == 8
     assert not verdict.coverage.complete
-    assert any("gone between listing and reading" in note for note in verdict.coverage.notes) is is_gone
+    assert (
+        any("gone between listing and reading" in note for note in verdict.coverage.notes)
+        is is_gone
+    )
 
 
 def test_rounds_that_were_recovered_from() -> None:
@@ -273,9 +327,11 @@ def test_an_exception_that_was_handled_after_all() -> None:
     snapshot = cascade(root(), handled)
     name = handled.documents[0].name
     roster = [
-        replace(entry, receipts=(model.Receipt(name, durable=True, withdrawn=True, rank=3),))
-        if entry.phase is model.Phase.FAILED and entry.place.group_rank == 0
-        else entry
+        (
+            replace(entry, receipts=(model.Receipt(name, durable=True, withdrawn=True, rank=3),))
+            if entry.phase is model.Phase.FAILED and entry.place.group_rank == 0
+            else entry
+        )
         for entry in snapshot.roster
     ]
     for strategy in ("evidence", "earliest"):
@@ -287,23 +343,29 @@ def test_an_exception_that_was_handled_after_all() -> None:
 
 @pytest.mark.parametrize("stored_at", [START_NS, None])
 def test_unopened_documents_that_were_uploaded_late(stored_at: int | None) -> None:
-    """Documents that the storage has are not missed, also unopened ones; those that were handed over are."""
+    """Documents that the storage has are not missed, also unopened ones;
+    those that were handed over are.
+    """
     snapshot = cascade(root())
     documents = [
         replace(item, documents=(replace(item.documents[0], last_modified_ns=stored_at),))
         for item in snapshot.documents
     ]
     late = tuple(
-        model.Receipt(item.documents[0].name, durable=False, error="late", rank=item.rank) for item in documents
+        model.Receipt(item.documents[0].name, durable=False, error="late", rank=item.rank)
+        for item in documents
     )
-    roster = [replace(entry, receipts=late) if entry.place.group_rank == 0 else entry for entry in snapshot.roster]
+    roster = [
+        replace(entry, receipts=late) if entry.place.group_rank == 0 else entry
+        for entry in snapshot.roster
+    ]
     job, _ = read(replace(snapshot, documents=tuple(documents), roster=tuple(roster)))
     assert job.unopened
     assert job.coverage.complete is (stored_at is not None)
     assert any("was not uploaded" in note for note in job.coverage.notes) is (stored_at is None)
 
 
-# --- earliest -------------------------------------------------------------------------------------------------------
+# --- earliest -------------------------------------------------------------------------------------
 
 
 def test_earliest_opens_one_document() -> None:
@@ -315,7 +377,10 @@ def test_earliest_opens_one_document() -> None:
     assert verdict.victims.count == MANY - 1
     assert not verdict.coverage.complete
     assert verdict.confidence == "medium"
-    assert f"only the first page of names was read ({MANY} documents), and 1 were opened" in verdict.coverage.notes
+    assert (
+        f"only the first page of names was read ({MANY} documents), and 1 were opened"
+        in verdict.coverage.notes
+    )
 
 
 def test_all_of_one_moment_are_opened() -> None:
@@ -323,7 +388,9 @@ def test_all_of_one_moment_are_opened() -> None:
     tied = [root(211), root(12), document(5, at_ms=5, exception=None, exit_code=1)]
     job, objects = read(cascade(*tied), "earliest")
     assert objects.gets == 3
-    assert run_strategy(get_strategy("earliest"), job).root == next(item for item in job.failures if item.rank == 12)
+    assert run_strategy(get_strategy("earliest"), job).root == next(
+        item for item in job.failures if item.rank == 12
+    )
 
 
 @pytest.mark.parametrize("name", ["zzz.pb", "a.pb", "e1-zzz.pb"])
@@ -338,18 +405,23 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [root(3, at_ms=1, in_flight=True, sent_signals=(model.SentSignal("SIGTERM", "x"),)), stopped(3, at_ms=0)],
+    [
+        root(3, at_ms=1, in_flight=True, sent_signals=(model.SentSignal("SIGTERM", "x"),)),
+        stopped(3, at_ms=0),
+    ],
     ids=["in flight", "stopped"],
 )
 def test_a_first_document_that_is_not_the_whole_answer(first: model.WorkerError) -> None:
-    """If the first document is about a process that was stopped, `earliest` decides as it does on all documents."""
+    """If the first document is about a process that was stopped,
+    `earliest` decides as it does on all documents.
+    """
     snapshot = cascade(root(), first)
     job, _ = read(snapshot, "earliest")
     expected = run_strategy(get_strategy("earliest"), assemble(snapshot))
     assert run_strategy(get_strategy("earliest"), job).ranks == expected.ranks
 
 
-# --- storages -------------------------------------------------------------------------------------------------------
+# --- storages -------------------------------------------------------------------------------------
 
 
 class _Shuffled(Objects):
@@ -386,13 +458,23 @@ def test_a_listing_that_breaks_off_is_an_error() -> None:
     snapshot = Snapshot(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
     with pytest.raises(StoreUnavailableError, match="the second page"):
         looked_at(_Broken.of(snapshot), "evidence")
-    assert run_strategy(get_strategy("earliest"), looked_at(_Broken.of(snapshot), "earliest")).ranks == (211,)
+    assert run_strategy(
+        get_strategy("earliest"), looked_at(_Broken.of(snapshot), "earliest")
+    ).ranks == (211,)
 
 
 def test_other_folders_beside_the_outputs() -> None:
-    """Thousands of objects beside the documents cost a request or two, not a listing of all of them."""
-    others = [f"{folder}/{number}" for folder in ("experiments", "firstfault/other") for number in range(4000)]
-    objects = Objects({**Objects.of(cascade(root())).objects, **dict.fromkeys(others, (None, bytes))})
+    """Thousands of objects beside the documents cost a request or two,
+    not a listing of all of them.
+    """
+    others = [
+        f"{folder}/{number}"
+        for folder in ("experiments", "firstfault/other")
+        for number in range(4000)
+    ]
+    objects = Objects(
+        {**Objects.of(cascade(root())).objects, **dict.fromkeys(others, (None, bytes))}
+    )
     job = looked_at(objects, "evidence")
     assert job.document_count == MANY
     assert objects.lists < 8

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 
 
 def write_last_words(folder: NodeFolder) -> None:
-    folder.last_words.add(DOCUMENT, encode(make_error(None, at_ms=None, exception=None, message="the agent died")))
+    folder.last_words.add(
+        DOCUMENT, encode(make_error(None, at_ms=None, exception=None, message="the agent died"))
+    )
     folder.last_words.add(PRESENCE, encode_presence(make_presence(timestamp_ns=None)))
 
 
@@ -38,7 +40,9 @@ def clean_unlocked(folder: Path) -> None:
         rules.unlink()
         return
     for path in folder.iterdir():
-        subprocess.run(["flock", "--nonblock", str(path), "find", str(path), "-delete"], check=False)
+        subprocess.run(
+            ["flock", "--nonblock", str(path), "find", str(path), "-delete"], check=False
+        )
 
 
 def clean_all(folder: Path) -> None:
@@ -68,7 +72,9 @@ def test_a_cleaner_that_skips_locked_folders(agent: StartAgent, out: Prefix, sho
 
 
 def test_a_cleaner_that_knows_no_locks(agent: StartAgent, out: Prefix, short: str) -> None:
-    """The recorder restores its folder, its socket and the last words; the agent's death is recorded."""
+    """The recorder restores its folder, its socket and the last words;
+    the agent's death is recorded.
+    """
     dying = agent(out.uri)
     folder = dying.folder
     words = folder.last_words.folder / DOCUMENT
@@ -102,8 +108,14 @@ def test_a_cleaner_goes_by_age(short: str, monkeypatch: pytest.MonkeyPatch) -> N
     for path in (folder.path, *folder.path.rglob("*")):
         os.utime(path, (1, 1))
     FolderKeeper(folder).look()
-    assert min(path.stat().st_mtime for path in (folder.path, *folder.path.rglob("*"))) > time.time() - HANG_S
-    assert min(path.stat().st_atime for path in (folder.path, *folder.path.rglob("*"))) > time.time() - HANG_S
+    assert (
+        min(path.stat().st_mtime for path in (folder.path, *folder.path.rglob("*")))
+        > time.time() - HANG_S
+    )
+    assert (
+        min(path.stat().st_atime for path in (folder.path, *folder.path.rglob("*")))
+        > time.time() - HANG_S
+    )
     assert file.read_bytes() == b"held"
 
 
@@ -126,7 +138,9 @@ def test_a_folder_of_another_user(short: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_end_that_is_no_death(agent: StartAgent, out: Prefix) -> None:
-    """A process that has emptied its last words ends normally: the recorder doesn't bring them back."""
+    """A process that has emptied its last words ends normally:
+    the recorder doesn't bring them back.
+    """
     ending = agent(out.uri)
     write_last_words(ending.folder)
     RecorderClient(ending.folder).resources(HANG_S)
@@ -149,7 +163,11 @@ def test_folders_of_killed_jobs(start: Start, agent: StartAgent, out: Prefix, sh
     shutil.copy(killed.folder.path / "boot-id", elsewhere)
     link = Path(short) / "firstfault-aaaaaaaa"
     link.symlink_to(elsewhere)
-    names = {"unmarked": "firstfault-bbbbbbbb", "open": "firstfault-cccccccc", "boot": "firstfault-dddddddd"}
+    names = {
+        "unmarked": "firstfault-bbbbbbbb",
+        "open": "firstfault-cccccccc",
+        "boot": "firstfault-dddddddd",
+    }
     others = {name: Path(short) / folder for name, folder in names.items()}
     for path in others.values():
         path.mkdir(0o700)
@@ -159,5 +177,11 @@ def test_folders_of_killed_jobs(start: Start, agent: StartAgent, out: Prefix, sh
     assert killed.folder.path.exists()
     start(out.uri)
     until(lambda: not killed.folder.path.exists(), "the folder of a killed job stays")
-    for path in (runs.folder.path, alone.folder.path, link, elsewhere / "boot-id", *others.values()):
+    for path in (
+        runs.folder.path,
+        alone.folder.path,
+        link,
+        elsewhere / "boot-id",
+        *others.values(),
+    ):
         assert path.exists(), path

@@ -1,4 +1,6 @@
-"""The recorder of an agent that is gone: it uploads what the node had, answers its workers, and ends what they left."""
+"""The recorder of an agent that is gone: it uploads what the node had, answers its workers,
+and ends what they left.
+"""
 
 import json
 import os
@@ -29,9 +31,18 @@ pytestmark = pytest.mark.slow
 
 
 def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
-    lost = make_error(None, at_ms=None, exception=None, message="the agent died", round=round_number)
+    lost = make_error(
+        None,
+        at_ms=None,
+        exception=None,
+        message="the agent died",
+        round=round_number,
+    )
     folder.last_words.add(DOCUMENT, encode(lost))
-    folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
+    folder.last_words.add(
+        PRESENCE,
+        encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)),
+    )
 
 
 def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
@@ -43,9 +54,15 @@ def spool_failure(spool: Spool, rank: int, *, round_number: int = 1) -> str:
 
 @pytest.mark.parametrize("kernel_tells", [True, False], ids=["pidfd", "polled"])
 def test_an_agent_that_is_killed(
-    agent: StartAgent, out: Prefix, kernel_tells: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: StartAgent,
+    out: Prefix,
+    kernel_tells: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The recorder uploads the agent's death, the spooled documents and the roster entry with receipts, and exits."""
+    """The recorder uploads the agent's death, the spooled documents and the roster entry
+    with receipts, and exits.
+    """
     if not kernel_tells:
         (tmp_path / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n")
         add_modules(monkeypatch, tmp_path)
@@ -87,8 +104,12 @@ def test_an_agent_that_is_killed(
         assert (receipts[name].fault_to_durable_ns or 0) > 0
 
 
-def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Prefix, tmp_path: Path) -> None:
-    """Its stderr is read after the recorder's end, too, so it gets no EPIPE; a FIFO without a writer keeps nothing."""
+def test_a_process_that_outlives_a_killed_agent(
+    agent: StartAgent, out: Prefix, tmp_path: Path
+) -> None:
+    """Its stderr is read after the recorder's end, too, so it gets no EPIPE;
+    a FIFO without a writer keeps nothing.
+    """
     log = tmp_path / "stderr"  # capfd loses what comes while it is read
     with log.open("ab") as stderr:
         dying = agent(out.uri, stderr=stderr)
@@ -96,7 +117,9 @@ def test_a_process_that_outlives_a_killed_agent(agent: StartAgent, out: Prefix, 
     os.mkfifo(written)
     os.mkfifo(unused)
     reader = os.open(written, os.O_RDONLY | os.O_NONBLOCK)  # the agent's
-    code = "import sys; print(flush=True); input(); print('x' * 200_000, 'the end', file=sys.stderr)"
+    code = (
+        "import sys; print(flush=True); input(); print('x' * 200_000, 'the end', file=sys.stderr)"
+    )
     with (
         written.open("wb") as stderr,
         subprocess.Popen(  # a daemon, which the recorder does not end
@@ -131,8 +154,12 @@ def test_an_agent_that_exits_without_ending_its_recorder(agent: StartAgent, out:
     assert len(out.roster()) == 1
 
 
-def test_bytes_that_are_no_document(agent: StartAgent, out: Prefix, capfd: pytest.CaptureFixture[str]) -> None:
-    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other."""
+def test_bytes_that_are_no_document(
+    agent: StartAgent, out: Prefix, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unreadable documents are uploaded as they are;
+    an unreadable document about the agent affects no other.
+    """
     dying = agent(out.uri)
     write_last_words(dying.folder)
     dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")
@@ -150,11 +177,19 @@ def test_bytes_that_are_no_document(agent: StartAgent, out: Prefix, capfd: pytes
     assert (list(other.files()), other.roster()) == (["own.pb"], [])
 
 
-@pytest.mark.parametrize("reason", ["cannot write", "the storage did not answer within 0.5 s"], ids=["fails", "hangs"])
+@pytest.mark.parametrize(
+    "reason", ["cannot write", "the storage did not answer within 0.5 s"], ids=["fails", "hangs"]
+)
 def test_a_death_with_a_bad_storage(
-    agent: StartAgent, out: Prefix, gate: Gate, capfd: pytest.CaptureFixture[str], reason: str
+    agent: StartAgent,
+    out: Prefix,
+    gate: Gate,
+    capfd: pytest.CaptureFixture[str],
+    reason: str,
 ) -> None:
-    """The recorder of a dead agent waits until its deadline; log and roster entry tell what was lost, and why."""
+    """The recorder of a dead agent waits until its deadline;
+    log and roster entry tell what was lost, and why.
+    """
     hangs = "did not answer" in reason
     if not hangs:
         gate.open()
@@ -167,7 +202,9 @@ def test_a_death_with_a_bad_storage(
     dying.wait_for_recorder()
     assert f"firstfault: recorder: {name} was not uploaded: {reason}" in capfd.readouterr().err
     lost = [receipt for entry in out.roster() for receipt in entry.receipts]
-    assert ["cannot write" in receipt.error for receipt in lost if not receipt.durable] == ([] if hangs else [True] * 2)
+    assert ["cannot write" in receipt.error for receipt in lost if not receipt.durable] == (
+        [] if hangs else [True] * 2
+    )
 
 
 def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Prefix, gate: Gate) -> None:
@@ -179,7 +216,12 @@ def test_a_worker_that_dies_with_its_agent(agent: StartAgent, out: Prefix, gate:
     name = spool_failure(dying.folder.spool("1-0"), 0)
     file = dying.folder.spool("1-0").folder / name
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(RecorderClient(dying.folder).put, Target(f"{ERRORS}/{name}"), file, HANG_S)
+        asked = pool.submit(
+            RecorderClient(dying.folder).put,
+            Target(f"{ERRORS}/{name}"),
+            file,
+            HANG_S,
+        )
         until(lambda: gate.waiting() == 2, "the worker's document at the gate")
         gate.open()
         assert asked.result().durable
@@ -218,9 +260,14 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def _start(started: list[subprocess.Popen[str]], code: str = SLEEPS, **more: object) -> subprocess.Popen[str]:
+def _start(
+    started: list[subprocess.Popen[str]], code: str = SLEEPS, **more: object
+) -> subprocess.Popen[str]:
     process: subprocess.Popen[str] = subprocess.Popen(  # type: ignore[call-overload]
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, **more
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        **more,
     )
     started.append(process)
     assert process.stdout.readline() == "ready\n"
@@ -232,7 +279,11 @@ def _node_context(folder: Path) -> str:
 
 
 def _of_worker(folder: Path) -> dict[str, str]:
-    return {**os.environ, "FIRSTFAULT_LOCAL_RANK": "1", "FIRSTFAULT_RECORDING": _node_context(folder)}
+    return {
+        **os.environ,
+        "FIRSTFAULT_LOCAL_RANK": "1",
+        "FIRSTFAULT_RECORDING": _node_context(folder),
+    }
 
 
 def test_what_the_workers_of_a_killed_agent_leave(
@@ -241,7 +292,9 @@ def test_what_the_workers_of_a_killed_agent_leave(
     """What ignores SIGTERM gets SIGKILL; a daemon, which began a session of its own, lives on."""
     dying = agent(out.uri)
     variables = _of_worker(dying.folder.path)
-    worker, daemon = (_start(started, STUBBORN, env=variables, start_new_session=True) for _ in range(2))
+    worker, daemon = (
+        _start(started, STUBBORN, env=variables, start_new_session=True) for _ in range(2)
+    )
     dying.folder.note_sessions([worker.pid])
     dying.kill()
     dying.wait_for_recorder()
@@ -250,7 +303,9 @@ def test_what_the_workers_of_a_killed_agent_leave(
 
 
 def test_what_a_worker_started(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
-    """A program has its worker's variables, and a fork its worker's files, wherever its stderr goes."""
+    """A program has its worker's variables, and a fork its worker's files,
+    wherever its stderr goes.
+    """
     program = _start(started, env=_of_worker(tmp_path))
     with (tmp_path / "stacks-0-1.txt").open("a", encoding="utf-8") as file:
         fork = _start(started, pass_fds=(file.fileno(),))

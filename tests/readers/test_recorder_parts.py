@@ -1,4 +1,6 @@
-"""The recorder's spool, with whole documents and their receipts, and the container's memory from control groups."""
+"""The recorder's spool, with whole documents and their receipts,
+and the container's memory from control groups.
+"""
 
 import contextlib
 import os
@@ -15,11 +17,17 @@ from firstfault.model import Receipt, Resources
 from firstfault.recorder.container_memory import MemoryWatch
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.spool import Spool
-from firstfault.recorder.termination_message import WARNING, describe_memory, write_termination_message
+from firstfault.recorder.termination_message import (
+    WARNING,
+    describe_memory,
+    write_termination_message,
+)
 
 
 def test_spool(tmp_path: Path) -> None:
-    """The spool has whole documents under their names, each with its receipt once that is written whole."""
+    """The spool has whole documents under their names,
+    each with its receipt once that is written whole.
+    """
     spool = Spool(tmp_path / "there")
     assert spool.documents() == []
     spool.add("b.pb", b"0")
@@ -29,7 +37,12 @@ def test_spool(tmp_path: Path) -> None:
     spool.add_receipt(receipt)
     (tmp_path / "there" / "c.pb.part").write_bytes(b"3")
     first, second = spool.documents()
-    assert (first.name, first.path, first.path.read_bytes(), first.receipt) == ("a.pb", path, b"1", receipt)
+    assert (first.name, first.path, first.path.read_bytes(), first.receipt) == (
+        "a.pb",
+        path,
+        b"1",
+        receipt,
+    )
     assert (second.name, second.path.read_bytes(), second.receipt) == ("b.pb", b"2", None)
     assert (first.is_durable, second.is_durable) == (True, False)
     for text in ("", '{"durable": tr', "{}", "[]", "null", "[" * 5_000):  # no spool writes these
@@ -38,7 +51,9 @@ def test_spool(tmp_path: Path) -> None:
 
 
 def test_a_durable_receipt_stays(tmp_path: Path) -> None:
-    """A receipt keeps the reason of a loss; a late failure of a first try does not make a loss of a success."""
+    """A receipt keeps the reason of a loss; a late failure of a first try does not
+    make a loss of a success.
+    """
     spool = Spool(tmp_path)
     spool.add("a.pb", b"1")
     lost = Receipt("a.pb", durable=False, error="slow")
@@ -55,7 +70,10 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
     spool.withdraw("a.pb")
     spool.add("a.pb", b"1")
     spool.add("b.pb", b"2")
-    assert [(document.name, document.withdrawn) for document in spool.documents()] == [("a.pb", True), ("b.pb", False)]
+    assert [(document.name, document.withdrawn) for document in spool.documents()] == [
+        ("a.pb", True),
+        ("b.pb", False),
+    ]
 
 
 _UNCOMPILED = """
@@ -67,21 +85,28 @@ print([name for table in (literals, shapes) for name in table.PATTERNS._texts if
 
 
 def test_a_recorder_is_ready_for_the_agents_death() -> None:
-    """What a recorder loads early includes each pattern of a credential: later the memory may be short."""
+    """What a recorder loads early includes each pattern of a credential:
+    later the memory may be short.
+    """
     program = [sys.executable, "-c", _UNCOMPILED]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout == "[]\n"
 
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:
-    """Each process has a spool of its own in the node's folder; `last_words` is none of the `spools`."""
+    """Each process has a spool of its own in the node's folder;
+    `last_words` is none of the `spools`.
+    """
     (tmp_path / "spool").mkdir()
     folder = NodeFolder(tmp_path)
     assert folder.spools() == []
     folder.spool("agent").add("a.pb", b"1")
     folder.spool("0-1").add("b.pb", b"2")
     folder.last_words.add("document.pb", b"3")
-    assert [[document.name for document in spool.documents()] for spool in folder.spools()] == [["b.pb"], ["a.pb"]]
+    assert [[document.name for document in spool.documents()] for spool in folder.spools()] == [
+        ["b.pb"],
+        ["a.pb"],
+    ]
     assert {folder.socket.parent, folder.spool("0-1").folder.parent.parent} == {tmp_path}
 
 
@@ -136,9 +161,14 @@ class Tree:
 
 
 def machine(root: Path, version: int, path: str = "/", mount_root: str = "/") -> Tree:
-    """Return a machine with version 2 only, or with version 1, and version 2 beside it without a memory controller."""
+    """Return a machine with version 2 only, or with version 1,
+    and version 2 beside it without a memory controller.
+    """
     if version == 2:
-        mount = f"31 23 0:28 {mount_root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+        mount = (
+            f"31 23 0:28 {mount_root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2"
+            " rw,nsdelegate"
+        )
         return Tree(root, f"0::{path}", f"22 1 0:21 / /proc rw - proc proc rw\n{mount}")
     mounts = (
         f"32 31 0:29 {mount_root} /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
@@ -170,7 +200,11 @@ FILES: dict[int, dict[str, object]] = {
     ("version", "path", "later"),
     [
         (2, "/", {"memory__current": 800, "memory__events": "oom 4\noom_kill 5\noom_group_kill 1"}),
-        (1, "/pods/box", {"memory__usage_in_bytes": 800, "memory__oom_control": "under_oom 0\noom_kill 5"}),
+        (
+            1,
+            "/pods/box",
+            {"memory__usage_in_bytes": 800, "memory__oom_control": "under_oom 0\noom_kill 5"},
+        ),
     ],
 )
 def test_the_figures(version: int, path: str, later: dict[str, object], tmp_path: Path) -> None:
@@ -198,8 +232,16 @@ def test_the_figures(version: int, path: str, later: dict[str, object], tmp_path
     ],
 )
 @pytest.mark.parametrize("version", [1, 2])
-def test_where_the_group_is(version: int, path: str, mount_root: str, folder: str, tmp_path: Path) -> None:
-    """The group is found on a host, in a container that sees its own path, and in one that sees the host's path."""
+def test_where_the_group_is(
+    version: int,
+    path: str,
+    mount_root: str,
+    folder: str,
+    tmp_path: Path,
+) -> None:
+    """The group is found on a host, in a container that sees its own path,
+    and in one that sees the host's path.
+    """
     tree = machine(tmp_path, version, path, mount_root)
     tree.write(f"{MOUNTS[version]}/{folder}", **FILES[version])
     report = asdict(tree.watch().report())
@@ -216,13 +258,22 @@ def test_no_limit(version: int, tmp_path: Path) -> None:
     tree.write(f"{mount}/job/step", **unlimited)
     tree.write(f"{mount}/job", **outer)
     report = asdict(tree.watch().report())
-    assert (report["memory_limit_bytes"], report["memory_used_bytes"], report["oom_kill"]) == (None, 700, 0)
+    assert (report["memory_limit_bytes"], report["memory_used_bytes"], report["oom_kill"]) == (
+        None,
+        700,
+        0,
+    )
 
 
 def test_a_limit_further_up(tmp_path: Path) -> None:
-    """The limit and the usage are those of the nearest group with a limit; kills are those of the process's group."""
+    """The limit and the usage are those of the nearest group with a limit;
+    kills are those of the process's group.
+    """
     tree = machine(tmp_path, 2, "/job/step/task")
-    tree.write("sys/fs/cgroup/job", **{**FILES[2], "memory__max": 4000, "memory__current": 3000, "memory__peak": 3500})
+    tree.write(
+        "sys/fs/cgroup/job",
+        **{**FILES[2], "memory__max": 4000, "memory__current": 3000, "memory__peak": 3500},
+    )
     tree.write("sys/fs/cgroup/job/step", **{**FILES[2], "memory__max": "max"})
     tree.write("sys/fs/cgroup/job/step/task", **{**FILES[2], "memory__max": "max"})
     watch = tree.watch()
@@ -234,7 +285,10 @@ def test_a_limit_further_up(tmp_path: Path) -> None:
 def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
     """Without a peak of the kernel's, the peak is the highest sample, with its time."""
     tree = machine(tmp_path, 2)
-    tree.write("sys/fs/cgroup", **{name: content for name, content in FILES[2].items() if name != "memory__peak"})
+    tree.write(
+        "sys/fs/cgroup",
+        **{name: content for name, content in FILES[2].items() if name != "memory__peak"},
+    )
     watch = tree.watch()
     tree.write("sys/fs/cgroup", memory__current=950)
     before_ns = time.time_ns()
@@ -253,9 +307,15 @@ def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
     """A shortage is what programs use, without the page cache that the kernel would free."""
-    tree, used = machine(tmp_path, version), {1: "memory__usage_in_bytes", 2: "memory__current"}[version]
+    tree, used = (
+        machine(tmp_path, version),
+        {1: "memory__usage_in_bytes", 2: "memory__current"}[version],
+    )
     name = {1: "total_inactive_file", 2: "inactive_file"}[version]
-    tree.write(MOUNTS[version], **{**FILES[version], used: 980, "memory__stat": f"anon 7\ninactive_file 40\n{name} 40"})
+    tree.write(
+        MOUNTS[version],
+        **{**FILES[version], used: 980, "memory__stat": f"anon 7\ninactive_file 40\n{name} 40"},
+    )
     watch = tree.watch()
     assert watch.find_shortage(0.95) is None
     tree.write(MOUNTS[version], memory__stat=f"{name} 20")
@@ -263,7 +323,9 @@ def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
 
 
 def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fits into the limit of Kubernetes and replaces only our own; clearing a warning leaves other messages."""
+    """It fits into the limit of Kubernetes and replaces only our own;
+    clearing a warning leaves other messages.
+    """
     file = tmp_path / "termination-log"
     monkeypatch.setenv("FIRSTFAULT_TERMINATION_LOG", str(file))
     warning = describe_memory(96, 100, NodeFolder(tmp_path), os.getpid())
@@ -283,8 +345,13 @@ def test_the_termination_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert file.read_text() == "the program's own"
 
 
-@pytest.mark.parametrize("cgroup", ["", "nonsense", "0:\n::\n", "4:memory:/somewhere", "0::/somewhere"])
+@pytest.mark.parametrize(
+    "cgroup", ["", "nonsense", "0:\n::\n", "4:memory:/somewhere", "0::/somewhere"]
+)
 def test_a_machine_without_control_groups(cgroup: str, tmp_path: Path) -> None:
     """Without control groups every figure is None."""
-    assert Tree(tmp_path, cgroup, "nonsense\n22 1 0:21 / /proc rw - proc proc rw").watch().report() == Resources()
+    assert (
+        Tree(tmp_path, cgroup, "nonsense\n22 1 0:21 / /proc rw - proc proc rw").watch().report()
+        == Resources()
+    )
     assert MemoryWatch(tmp_path / "empty").report() == Resources()

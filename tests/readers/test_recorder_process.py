@@ -41,11 +41,16 @@ def spooled(process: RecorderProcess, name: str = "a.pb", data: bytes = b"said")
 
 
 def put(
-    process: RecorderProcess, file: Path | None = None, rank: int | None = None, seconds: float = HANG_S
+    process: RecorderProcess,
+    file: Path | None = None,
+    rank: int | None = None,
+    seconds: float = HANG_S,
 ) -> Receipt:
     """Upload a file, a spooled one by default, under its own name."""
     file = file or spooled(process)
-    return RecorderClient(process.folder).put(Target(f"{ERRORS}/{file.name}", rank=rank), file, seconds)
+    return RecorderClient(process.folder).put(
+        Target(f"{ERRORS}/{file.name}", rank=rank), file, seconds
+    )
 
 
 def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
@@ -53,11 +58,18 @@ def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
     return document.receipt
 
 
-# --- uploads --------------------------------------------------------------------------------------------------------
+# --- uploads --------------------------------------------------------------------------------------
 
 
-def test_requests(start: Start, out: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is durable is in the storage before the answer; the receipts tell how long it took, or the reason."""
+def test_requests(
+    start: Start,
+    out: Prefix,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is durable is in the storage before the answer; the receipts tell how long it took,
+    or the reason.
+    """
     process = start(out.uri)
     recorder = RecorderClient(process.folder)
     began = time.monotonic_ns()
@@ -65,21 +77,34 @@ def test_requests(start: Start, out: Prefix, tmp_path: Path, monkeypatch: pytest
     receipt = recorder.put(target, spooled(process, "b.pb"), HANG_S)
     took = time.monotonic_ns() - began
     assert out.files() == {"b.pb": b"said"}
-    assert receipt == Receipt("b.pb", durable=True, fault_to_durable_ns=receipt.fault_to_durable_ns, rank=3)
+    assert receipt == Receipt(
+        "b.pb",
+        durable=True,
+        fault_to_durable_ns=receipt.fault_to_durable_ns,
+        rank=3,
+    )
     assert 0 < (receipt.fault_to_durable_ns or 0) <= took
     assert receipt_of(process.folder) == receipt
-    # a file outside of a spool has no receipt file; a relative path is the client's, not the recorder's
+    # a file outside of a spool has no receipt file; a relative path is the client's, not the
+    # recorder's
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     Path("entry.pb").write_bytes(b"joined")
     assert recorder.roster(HANG_S) == []
     for name in ("r.pb", "a.pb"):
-        assert recorder.put(Target(f"{ROSTER}/{name}"), Path("entry.pb"), HANG_S) == Receipt(name, durable=True)
+        assert recorder.put(Target(f"{ROSTER}/{name}"), Path("entry.pb"), HANG_S) == Receipt(
+            name, durable=True
+        )
     assert out.files(ROSTER) == {"a.pb": b"joined", "r.pb": b"joined"}
     assert [path.name for path in Path().iterdir()] == ["entry.pb"]
     assert recorder.roster(HANG_S) == ["a.pb", "r.pb"]
     missing = recorder.put(Target(f"{ERRORS}/c.pb", rank=1), tmp_path / "c.pb", HANG_S)
-    assert missing == Receipt("c.pb", durable=False, error=f"{tmp_path / 'c.pb'} could not be read", rank=1)
+    assert missing == Receipt(
+        "c.pb",
+        durable=False,
+        error=f"{tmp_path / 'c.pb'} could not be read",
+        rank=1,
+    )
     report = recorder.resources(HANG_S)
     assert report.oom_kill in {None, 0}
     assert report.memory_used_bytes is None or report.memory_used_bytes > 0
@@ -93,12 +118,19 @@ def test_many_at_once(start: Start, out: Prefix, gate: Gate) -> None:
         answers = pool.map(lambda rank: put(process, files[rank], rank), range(_CLIENTS))
         until(lambda: gate.waiting() == _CLIENTS, "eight uploads at the gate")
         gate.open()
-        assert list(answers) == [Receipt(f"{rank}.pb", durable=True, rank=rank) for rank in range(_CLIENTS)]
+        assert list(answers) == [
+            Receipt(f"{rank}.pb", durable=True, rank=rank) for rank in range(_CLIENTS)
+        ]
     assert out.files() == {f"{rank}.pb": str(rank).encode() for rank in range(_CLIENTS)}
 
 
 @pytest.mark.parametrize(("slow_s", "uploads"), [(HANG_S, 1), (0.0, 2)])
-def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_document_twice(
+    slow_s: float,
+    uploads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A second request joins the upload in progress, and begins another one if that is slow."""
     monkeypatch.setattr(uploads_module, "SLOW_UPLOAD_SECONDS", slow_s)
     begun: list[str] = []
@@ -127,8 +159,12 @@ def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("slow_s", [HANG_S, 0.0], ids=["soon", "slow"])
-def test_newer_content_for_the_same_path(slow_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It replaces the older content, although that is still being uploaded, and even if that ends last."""
+def test_newer_content_for_the_same_path(
+    slow_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It replaces the older content, although that is still being uploaded,
+    and even if that ends last.
+    """
     monkeypatch.setattr(uploads_module, "SLOW_UPLOAD_SECONDS", slow_s)
     stored: dict[str, bytes] = {}
 
@@ -147,7 +183,8 @@ def test_newer_content_for_the_same_path(slow_s: float, tmp_path: Path, monkeypa
         older = asyncio.create_task(there.put(Target("deck.html"), b"older"))
         await begun.wait()
         newer = asyncio.create_task(there.put(Target("deck.html"), b"newer"))
-        while not slow_s and not newer.done():  # noqa: ASYNC110 - it doesn't wait for the older upload
+        # it doesn't wait for the older upload
+        while not slow_s and not newer.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         slow.set()
@@ -159,14 +196,21 @@ def test_newer_content_for_the_same_path(slow_s: float, tmp_path: Path, monkeypa
 
 
 def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
-    """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
+    """The client returns at its deadline; the recorder finishes the upload and writes
+    the receipt to the spool.
+    """
     process = start(gate.uri(out))
     file = spooled(process)
     RecorderClient(process.folder).resources(HANG_S)  # it is up
     began = time.monotonic()
     receipt = put(process, file, 1, 3.0)
     assert 3.0 <= time.monotonic() - began < 3.0 + TOLERANCE_S
-    assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 3.0 s", rank=1)
+    assert receipt == Receipt(
+        "a.pb",
+        durable=False,
+        error="the storage did not answer within 3.0 s",
+        rank=1,
+    )
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
     gate.open()
     until(lambda: receipt_of(process.folder) is not None, "a receipt")
@@ -175,7 +219,9 @@ def test_a_deadline_that_passes(start: Start, out: Prefix, gate: Gate) -> None:
 
 
 def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
-    """The client reports it early enough for its caller to upload by itself; the recorder does the upload later."""
+    """The client reports it early enough for its caller to upload by itself;
+    the recorder does the upload later.
+    """
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -190,7 +236,10 @@ def test_a_recorder_that_is_frozen(start: Start, out: Prefix) -> None:
 
 @pytest.mark.parametrize(
     ("uri", "reason"),
-    [("nosuch://bucket/run", "unknown storage scheme 'nosuch'"), ("/dev/null/run", "cannot write /dev/null/run")],
+    [
+        ("nosuch://bucket/run", "unknown storage scheme 'nosuch'"),
+        ("/dev/null/run", "cannot write /dev/null/run"),
+    ],
 )
 def test_a_storage_that_cannot_be(start: Start, uri: str, reason: str) -> None:
     """The receipt tells why the storage cannot be opened, to the client and in the spool."""
@@ -204,22 +253,33 @@ def test_a_storage_that_cannot_be(start: Start, uri: str, reason: str) -> None:
             RecorderClient(process.folder).roster(HANG_S)
 
 
-# --- no recorder ----------------------------------------------------------------------------------------------------
+# --- no recorder ----------------------------------------------------------------------------------
 
 
 def test_no_recorder(tmp_path: Path) -> None:
     """Without a recorder every request raises RecorderUnavailableError."""
     recorder = RecorderClient(NodeFolder(tmp_path))
     target = Target(f"{ERRORS}/a.pb")
-    asked = (lambda: recorder.put(target, tmp_path / "a.pb", HANG_S), lambda: recorder.resources(HANG_S), recorder.end)
+    asked = (
+        lambda: recorder.put(target, tmp_path / "a.pb", HANG_S),
+        lambda: recorder.resources(HANG_S),
+        recorder.end,
+    )
     for ask in asked:
         with pytest.raises(RecorderUnavailableError, match=str(tmp_path)):
             ask()
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
-def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Prefix, gate: Gate, up: bool) -> None:
-    """A waiting client gets RecorderUnavailableError as soon as the recorder dies, before or after it accepts."""
+def test_a_recorder_that_is_killed_while_one_waits(
+    start: Start,
+    out: Prefix,
+    gate: Gate,
+    up: bool,
+) -> None:
+    """A waiting client gets RecorderUnavailableError as soon as the recorder dies,
+    before or after it accepts.
+    """
     process = start(gate.uri(out))
     if not up:
         os.kill(process.pid, signal.SIGSTOP)
@@ -237,9 +297,14 @@ def test_a_recorder_that_is_killed_while_one_waits(start: Start, out: Prefix, ga
 
 
 def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
-    """Half an answer is none; while the backlog is full a client waits for half of its time: it may do without."""
+    """Half an answer is none; while the backlog is full a client waits for half of its time:
+    it may do without.
+    """
     folder = NodeFolder(Path(short))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        ThreadPoolExecutor(1) as pool,
+    ):
         listener.bind(str(folder.socket))
         listener.listen(0)
         asked = pool.submit(RecorderClient(folder).resources, HANG_S)
@@ -257,12 +322,14 @@ def test_a_socket_whose_other_end_misbehaves(short: str) -> None:
             assert SHORT_S / 2 <= time.monotonic() - began < SHORT_S / 2 + TOLERANCE_S
 
 
-# --- life and end ---------------------------------------------------------------------------------------------------
+# --- life and end ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
 def test_signals_do_not_end_it(start: Start, out: Prefix, up: bool) -> None:
-    """Signals that terminate a pod do not end its recorder, not even during its start; the caller gets them again."""
+    """Signals that terminate a pod do not end its recorder, not even during its start;
+    the caller gets them again.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     process = start(out.uri)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
@@ -275,13 +342,19 @@ def test_signals_do_not_end_it(start: Start, out: Prefix, up: bool) -> None:
 
 
 def test_the_end(start: Start, out: Prefix) -> None:
-    """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
-    descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
+    """`end` removes process and folder and uploads no spooled document;
+    a second call does nothing.
+    """
+    descriptors, threads = (
+        set(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names only
+        threading.active_count(),
+    )
     process = start(out.uri)
     assert process.alive()
     assert process.folder.path.stat().st_mode & 0o777 == 0o700
     assert put(process).durable
-    assert len(os.listdir("/proc/self/fd")) == len(descriptors) + 1, "the lock"  # noqa: PTH208 - as above
+    # as above
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors) + 1, "the lock"  # noqa: PTH208
     assert threading.active_count() == threads
     spooled(process, "b.pb")
     process.folder.agent_spool.add("c.pb", b"spooled")
@@ -299,9 +372,15 @@ def test_the_end(start: Start, out: Prefix) -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_an_end_with_an_upload_in_hand(
-    start: Start, out: Prefix, gate: Gate, hangs: bool, capfd: pytest.CaptureFixture[str]
+    start: Start,
+    out: Prefix,
+    gate: Gate,
+    hangs: bool,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """An upload in progress finishes before the recorder exits; one that hangs is named on stderr."""
+    """An upload in progress finishes before the recorder exits;
+    one that hangs is named on stderr.
+    """
     process = start(gate.uri(out))
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(put, process)
@@ -315,7 +394,9 @@ def test_an_end_with_an_upload_in_hand(
     assert not process.alive()
     assert not process.folder.path.exists()
     reason = "was not uploaded: the storage did not answer before the job ended"
-    assert capfd.readouterr().err == (f"firstfault: recorder: {ERRORS}/a.pb {reason}\n" if hangs else "")
+    assert capfd.readouterr().err == (
+        f"firstfault: recorder: {ERRORS}/a.pb {reason}\n" if hangs else ""
+    )
 
 
 def test_an_end_of_a_frozen_recorder(start: Start, out: Prefix) -> None:
@@ -330,9 +411,15 @@ def test_an_end_of_a_frozen_recorder(start: Start, out: Prefix) -> None:
 
 
 def test_a_folder_too_deep_for_a_socket(
-    start: Start, out: Prefix, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    out: Prefix,
+    short: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A long TMPDIR is ignored. If the process cannot be started, an OSError is raised and no folder is left."""
+    """A long TMPDIR is ignored. If the process cannot be started,
+    an OSError is raised and no folder is left.
+    """
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     with monkeypatch.context() as patched:
@@ -348,7 +435,10 @@ def test_a_folder_too_deep_for_a_socket(
 
 
 def test_modules_in_the_working_directory(
-    start: Start, out: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    out: Prefix,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A json.py in the working directory does not shadow the standard library's."""
     for name in ("json", "asyncio", "queue", "uuid"):
@@ -358,10 +448,22 @@ def test_modules_in_the_working_directory(
     assert put(process).durable
 
 
-def test_a_request_that_makes_no_sense(start: Start, out: Prefix, capfd: pytest.CaptureFixture[str]) -> None:
-    """An invalid request gets no result, the next request does, and the recorder's end waits for none of them."""
+def test_a_request_that_makes_no_sense(
+    start: Start, out: Prefix, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An invalid request gets no result, the next request does,
+    and the recorder's end waits for none of them.
+    """
     process = start(out.uri)
-    broken = (b"", b"not json", b"[]", b'{"op": "fly"}', b'{"op": "put"}', b"\xff\xfe", b"[" * 50_000)
+    broken = (
+        b"",
+        b"not json",
+        b"[]",
+        b'{"op": "fly"}',
+        b'{"op": "put"}',
+        b"\xff\xfe",
+        b"[" * 50_000,
+    )
     for line in (*(line + b"\n" for line in broken), b"{" * 200_000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(HANG_S)

@@ -42,19 +42,44 @@ _VALUES = {
     **{f"LINE_{number}": line for number, line in enumerate(_LINES, 1)},
 }
 _SECRETS = (
-    *(_PW, _RANDOM, _RANDOM.lower(), _HEX, _BASE64, _TWO_WORDS, "staple", "hunter2", "opensesame", "9x"),
-    *("c2lnbmF0dXJl", _UPPER, _AWS_SECRET, *_LINES, "FURSBLRVk", "ss/word", "pa/ss", "p#w", "c,d;e"),
+    *(
+        _PW,
+        _RANDOM,
+        _RANDOM.lower(),
+        _HEX,
+        _BASE64,
+        _TWO_WORDS,
+        "staple",
+        "hunter2",
+        "opensesame",
+        "9x",
+    ),
+    *(
+        "c2lnbmF0dXJl",
+        _UPPER,
+        _AWS_SECRET,
+        *_LINES,
+        "FURSBLRVk",
+        "ss/word",
+        "pa/ss",
+        "p#w",
+        "c,d;e",
+    ),
 )
 _SHORTEST_FRAGMENT = 5
 _KEPT, _FOUND = (
-    (Path(__file__).parent / f"texts_{kind}_credentials.txt").read_text(encoding="utf-8").splitlines()
+    (Path(__file__).parent / f"texts_{kind}_credentials.txt")
+    .read_text(encoding="utf-8")
+    .splitlines()
     for kind in ("without", "with")
 )
 
 
 def _with_values(line: str) -> str:
     """Return a line of the file with values for its placeholders, such as {PW}; ⏎ is a new line."""
-    return re.sub(r"\{(\w+)\}", lambda found: _VALUES.get(found[1], found[0]), line).replace("⏎", "\n")
+    return re.sub(r"\{(\w+)\}", lambda found: _VALUES.get(found[1], found[0]), line).replace(
+        "⏎", "\n"
+    )
 
 
 _SAMPLES = [_with_values(line) for line in _FOUND]
@@ -64,7 +89,9 @@ _SOON_S = 1.5
 
 
 _FRAGMENTS = {
-    secret[at : at + _SHORTEST_FRAGMENT] for secret in _SECRETS for at in range(len(secret) - _SHORTEST_FRAGMENT)
+    secret[at : at + _SHORTEST_FRAGMENT]
+    for secret in _SECRETS
+    for at in range(len(secret) - _SHORTEST_FRAGMENT)
 }
 
 
@@ -75,7 +102,11 @@ def _left(text: str) -> list[str]:
 def test_no_part_of_a_secret_is_left() -> None:
     """A credential is replaced completely, wherever it stands, and what stands around it stays."""
     assert [sample for sample in _SAMPLES if not _left(sample)] == []
-    places = (("", ""), ("denied: ", "\nand after"), ('  File "train.py", line 3\n    ', "\nRuntimeError: x"))
+    places = (
+        ("", ""),
+        ("denied: ", "\nand after"),
+        ('  File "train.py", line 3\n    ', "\nRuntimeError: x"),
+    )
     for sample, (before, after) in itertools.product(_SAMPLES, places):
         redacted = redact(f"{before}{sample}{after}")
         assert not _left(redacted), redacted
@@ -85,9 +116,13 @@ def test_no_part_of_a_secret_is_left() -> None:
         assert redact(redacted) == redacted
 
 
-@pytest.mark.parametrize("form", ["{0}", '  File "train.py", line 3, in train\n    {0}\nRuntimeError: {0}'])
+@pytest.mark.parametrize(
+    "form", ["{0}", '  File "train.py", line 3, in train\n    {0}\nRuntimeError: {0}']
+)
 def test_code_and_ordinary_text_stay(form: str) -> None:
-    """Source code, placeholders and ordinary sentences stay as they are, alone and in a traceback."""
+    """Source code, placeholders and ordinary sentences stay as they are,
+    alone and in a traceback.
+    """
     texts = map(form.format, _KEPT)
     assert [redacted for text in texts if (redacted := redact(text)) != text] == []
 
@@ -97,7 +132,10 @@ def test_code_and_ordinary_text_stay(form: str) -> None:
     [
         (f"connect(host, password='{_PW}', port=1)", "connect(host, password='***', port=1)"),
         (f"redis://:{_PW}@cache:6379/0", "redis://:***@cache:6379/0"),
-        (f"https://x-access-token:ghs_{_RANDOM}@github.com/a/b", "https://x-access-token:***@github.com/a/b"),
+        (
+            f"https://x-access-token:ghs_{_RANDOM}@github.com/a/b",
+            "https://x-access-token:***@github.com/a/b",
+        ),
         (f"me:{_PW}@tcp(db:3306)/x", "me:***@tcp(db:3306)/x"),
         (f"mysql -uroot -p{_PW}secret db", "mysql -uroot -p*** db"),
         (f"https://me:{_PW}@host.org/a@b", "https://me:***@host.org/a@b"),
@@ -107,11 +145,16 @@ def test_code_and_ordinary_text_stay(form: str) -> None:
         (f"Uid=me;Pwd={_PW};Encrypt=yes", "Uid=me;Pwd=***;Encrypt=yes"),
         (f'{{\\"password\\": \\"{_PW}\\"}}', '{\\"password\\": \\"***\\"}'),
         (f"{_BEGIN}\n{_LINES[0]}\n{_END}", f"{_BEGIN}***{_END}"),
-        ("https://hooks.slack.com/services/" + "T0/B0/" + _RANDOM, "https://hooks.slack.com/services/***"),
+        (
+            "https://hooks.slack.com/services/" + "T0/B0/" + _RANDOM,
+            "https://hooks.slack.com/services/***",
+        ),
     ],
 )
 def test_names_and_hosts_stay(text: str, redacted: str) -> None:
-    """What tells which credential it was stays: its name, the host of a URL, the scheme of a header."""
+    """What tells which credential it was stays: its name, the host of a URL,
+    the scheme of a header.
+    """
     assert redact(text) == redacted
 
 
@@ -125,7 +168,11 @@ _MIXED = st.text(_ALPHANUMERIC, min_size=16, max_size=60).filter(
 
 @given(
     st.sampled_from(
-        [line for line in _FOUND if re.search(r"[=':/ ].*\{RANDOM\}", line) and line.count("{RANDOM}") == 1]
+        [
+            line
+            for line in _FOUND
+            if re.search(r"[=':/ ].*\{RANDOM\}", line) and line.count("{RANDOM}") == 1
+        ]
     ),
     _MIXED,
 )
@@ -175,7 +222,10 @@ def test_the_time_is_linear(unit: str) -> None:
 def test_a_cut_leaves_no_part_of_a_secret(at: int) -> None:
     """A secret through which a cut goes is not shown, also if redaction makes the text short."""
     long_value = f"password='{'v9' * 900}'\n"
-    text = f"{long_value}{'p' * at}\napi_key={_RANDOM} {long_value * 8} {'q' * at} api_key={_RANDOM}\n{long_value}"
+    text = (
+        f"{long_value}{'p' * at}\napi_key={_RANDOM} {long_value * 8} {'q' * at}"
+        f" api_key={_RANDOM}\n{long_value}"
+    )
     for limit in (50, 400, 900, 1000):
         assert not _left(clean(text, limit))
         assert not _left(clean_end(text, limit))
@@ -191,7 +241,9 @@ def test_a_private_key_without_begin_or_end_is_replaced(text: str) -> None:
 
 
 def test_code_of_others() -> None:
-    """Of the source lines of this Python's own modules less than one in 10,000 changes; most of these look like it."""
+    """Of the source lines of this Python's own modules less than one in 10,000 changes;
+    most of these look like it.
+    """
     lines = [
         line
         for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[::4]
@@ -226,5 +278,8 @@ def test_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
     monkeypatch.setenv("FIRSTFAULT_REDACT", "(s3cret\ncorp-\\w+")
     assert [redact("corp-a"), redact("corp-b")] == ["***", "***"]
     (record,) = caplog.records
-    assert "line 1 of FIRSTFAULT_REDACT is not a regular expression of RE2 (missing ))" in record.getMessage()
+    assert (
+        "line 1 of FIRSTFAULT_REDACT is not a regular expression of RE2 (missing ))"
+        in record.getMessage()
+    )
     assert "s3cret" not in record.getMessage()

@@ -8,12 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.model import CATEGORIES, Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
+from firstfault.model import (
+    CATEGORIES,
+    Coverage,
+    Decision,
+    Kind,
+    Origin,
+    Scope,
+    Suspect,
+    Verdict,
+    Victims,
+)
 from firstfault.testing import START_NS, make_error
 from firstfault.wire.json_schemas import format_timestamp, from_json, parse_timestamp, to_json
 from tests.seals import DECISION, VERDICT
 
-_TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028\udc80"), max_size=30)
+_TEXT = st.text(
+    st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028\udc80"), max_size=30
+)
 _COUNT = st.integers(0, 2**32)
 _LAST_NS = 253_402_300_800 * 10**9 - 1
 _VERDICTS = st.builds(
@@ -30,38 +42,67 @@ _VERDICTS = st.builds(
     timestamp_ns=st.none() | st.integers(0, _LAST_NS),
     confidence=st.sampled_from(["high", "medium", "low"]),
     why=st.lists(_TEXT, max_size=3).map(tuple),
-    suspects=st.lists(st.builds(Suspect, _TEXT, st.none() | _COUNT, st.none() | _TEXT), max_size=3).map(tuple),
+    suspects=st.lists(
+        st.builds(Suspect, _TEXT, st.none() | _COUNT, st.none() | _TEXT), max_size=3
+    ).map(tuple),
     victims=st.builds(
-        Victims, _COUNT, st.dictionaries(_COUNT, _TEXT, max_size=3).map(lambda lines: tuple(lines.items()))
+        Victims,
+        _COUNT,
+        st.dictionaries(_COUNT, _TEXT, max_size=3).map(lambda lines: tuple(lines.items())),
     ),
     coverage=st.builds(
-        Coverage, st.none() | _COUNT, _COUNT, _COUNT, st.booleans(), st.lists(_TEXT, max_size=3).map(tuple)
+        Coverage,
+        st.none() | _COUNT,
+        _COUNT,
+        _COUNT,
+        st.booleans(),
+        st.lists(_TEXT, max_size=3).map(tuple),
     ),
     settled=st.booleans(),
     digest=_TEXT,
     document_count=_COUNT,
 )
-_DECISIONS = st.builds(Decision, st.booleans(), st.sampled_from(Kind), st.sampled_from(Origin), st.booleans(), _TEXT)
+_DECISIONS = st.builds(
+    Decision,
+    st.booleans(),
+    st.sampled_from(Kind),
+    st.sampled_from(Origin),
+    st.booleans(),
+    _TEXT,
+)
 
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [("victims", "count"), ("documents", "count"), ("coverage", "expected"), ("coverage", "reported"), ("ranks", 0)],
+    [
+        ("victims", "count"),
+        ("documents", "count"),
+        ("coverage", "expected"),
+        ("coverage", "reported"),
+        ("ranks", 0),
+    ],
 )
 def test_numbers_that_no_job_has(part: str, name: str | int) -> None:
-    """A verdict or a decision with a number that no job has, or that no integer can hold, is not ours."""
+    """A verdict or a decision with a number that no job has, or that no integer can hold,
+    is not ours.
+    """
     whole = to_json(VERDICT, DECISION)
     for number in (-1, 2**32 + 1, 10**400, 1.5):
         document = json.loads(whole)
         document["verdict"][part][name] = number
         assert from_json(json.dumps(document)) is None, number
-    for ours, other in (('"count":3', '"count":1e999'), ('"retries_left":null', '"retries_left":1e999')):
+    for ours, other in (
+        ('"count":3', '"count":1e999'),
+        ('"retries_left":null', '"retries_left":1e999'),
+    ):
         assert from_json(whole.replace(ours, other)) is None
 
 
 @given(_VERDICTS, _DECISIONS)
 def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) -> None:
-    """Verdict and decision survive the round trip, in one line of ASCII without control characters."""
+    """Verdict and decision survive the round trip,
+    in one line of ASCII without control characters.
+    """
     text = to_json(verdict, decision)
     assert text.isascii()
     assert text.isprintable()
@@ -84,7 +125,10 @@ def test_the_root_is_not_written() -> None:
         '{"schema": "firstfault.verdict/v2", "verdict": {}, "decision": {}}',
         '{"schema": "firstfault.verdict/v1"}',
         '{"schema": "firstfault.verdict/v1", "verdict": null, "decision": null}',
-        '{"schema": "firstfault.verdict/v1", "verdict": {"scope": "rank"}, "decision": {"retry": true}}',
+        (
+            '{"schema": "firstfault.verdict/v1", "verdict": {"scope": "rank"}, "decision":'
+            ' {"retry": true}}'
+        ),
         to_json(VERDICT, DECISION).replace('"rank"', '"of the future"').replace("SYSTEM", "FUTURE"),
         to_json(VERDICT, DECISION)[:-20],
         "[" * 100_000,
@@ -106,7 +150,9 @@ def test_what_is_no_report_is_none(text: str) -> None:
     ],
 )
 def test_times(timestamp_ns: int | None, text: str | None) -> None:
-    """A time is RFC 3339 in UTC with nanoseconds, and survives the round trip; fewer decimals are read."""
+    """A time is RFC 3339 in UTC with nanoseconds, and survives the round trip;
+    fewer decimals are read.
+    """
     assert format_timestamp(timestamp_ns) == text
     assert parse_timestamp(text) == timestamp_ns
     if text is not None and text.endswith("000000000Z"):
@@ -114,7 +160,15 @@ def test_times(timestamp_ns: int | None, text: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "yesterday", "2023-11-14", "2023-11-14T22:13:20", "2023-13-14T22:13:20Z", f"20{'2' * 5_000}Z"]
+    "text",
+    [
+        "",
+        "yesterday",
+        "2023-11-14",
+        "2023-11-14T22:13:20",
+        "2023-13-14T22:13:20Z",
+        f"20{'2' * 5_000}Z",
+    ],
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
     """A text that is not a time of RFC 3339 raises a ValueError."""

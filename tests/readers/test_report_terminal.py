@@ -1,4 +1,6 @@
-"""A report on a terminal, and in a pipe: one screen, any width, any encoding; test_golden has whole ones."""
+"""A report on a terminal, and in a pipe: one screen, any width, any encoding;
+test_golden has whole ones.
+"""
 
 import io
 import re
@@ -9,7 +11,16 @@ import pytest
 from rich.console import Console
 
 from firstfault import model
-from firstfault.model import ExceptionInfo, FrameInfo, Kind, Phase, Scope, SentSignal, StackDump, Suspect
+from firstfault.model import (
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    Phase,
+    Scope,
+    SentSignal,
+    StackDump,
+    Suspect,
+)
 from firstfault.render.html import page
 from firstfault.render.terminal import print_report, terminal_text
 from firstfault.report import Report, build_report, markdown
@@ -24,7 +35,12 @@ from tests.reports.scenes import HARD_SCENES, cascade, process, report_conclusio
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
-    FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/linear.py", 2, "forward", "return linear(x)"),
+    FrameInfo(
+        "/venv/lib/python3.11/site-packages/torch/nn/linear.py",
+        2,
+        "forward",
+        "return linear(x)",
+    ),
     FrameInfo("/job/model.py", 41, "step", "raise KeyError('labels')"),
 )
 
@@ -47,16 +63,28 @@ def _packed(text: str) -> str:
 
 @pytest.mark.parametrize(("text", "width"), [("word " * 200, 80), ("x" * 3_000, 200)])
 def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
-    """If every text of every kind of report is long, the lines that a person misses least are left out."""
-    for root, scope in (*((root, Scope.RANK) for root in KINDS_OF_ROOT), *(("raised", scope) for scope in Scope)):
+    """If every text of every kind of report is long,
+    the lines that a person misses least are left out.
+    """
+    for root, scope in (
+        *((root, Scope.RANK) for root in KINDS_OF_ROOT),
+        *(("raised", scope) for scope in Scope),
+    ):
         lines = _printed(report_full_of(text, root, scope), width).splitlines()
         assert len(lines) < 24
-        assert {"Cause", "Where", "Retry", "Next", "Failed", "Pods"} <= {line.split(" ")[0] for line in lines}
+        assert {"Cause", "Where", "Retry", "Next", "Failed", "Pods"} <= {
+            line.split(" ")[0] for line in lines
+        }
 
 
 def test_what_there_is_room_for() -> None:
-    """Further groups are counted; the first reason and the changes of attempts are shown; -v has all groups."""
-    failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
+    """Further groups are counted; the first reason and the changes of attempts are shown;
+    -v has all groups.
+    """
+    failures = [
+        make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error")
+        for rank in range(9)
+    ]
     many, one = report_conclusion(make_job(*failures)), _usual()
     assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(many))
     assert "more groups" not in _printed(many, verbose=True)
@@ -75,15 +103,23 @@ def test_what_there_is_room_for() -> None:
         ({"frames": _FRAMES[1:2]}, "      return call()"),
         (
             {"causes": (ExceptionInfo("KeyError", "'a'", relation="cause"),)},
-            "  KeyError: 'a'\n\n  The above exception was the direct cause of the following exception:\n",
+            (
+                "  KeyError: 'a'\n\n  The above exception was the direct cause of the following"
+                " exception:\n"
+            ),
         ),
-        ({"members": (ExceptionInfo("KeyError", "'a'"),)}, "    ---- member 1 ----\n    KeyError: 'a'"),
+        (
+            {"members": (ExceptionInfo("KeyError", "'a'"),)},
+            "    ---- member 1 ----\n    KeyError: 'a'",
+        ),
         ({"notes": ("of node 7",)}, "  OSError: full\n  of node 7"),
     ],
     ids=["innermost", "all of a library", "cause", "group", "notes"],
 )
 def test_tracebacks(changes: dict[str, Any], text: str) -> None:
-    """Where a library raised, what was left out, causes, members and notes are said; if none is ours, all of it."""
+    """Where a library raised, what was left out, causes, members and notes are said;
+    if none is ours, all of it.
+    """
     exception = ExceptionInfo("OSError", "full", **{"frames": _FRAMES, **changes})
     assert text in _printed(_usual(exception=exception), verbose=True)
 
@@ -93,7 +129,10 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
     recovered = make_error(1, node="w-0", exception="OSError", message="full", round=0)
     one = _usual()
     report = build_report(replace(one.job, history=(recovered,) * 60), one.verdict, one.decision)
-    title, line = "Recovered by restarts within this attempt", "round 0: rank 1 on w-0: OSError: full"
+    title, line = (
+        "Recovered by restarts within this attempt",
+        "round 0: rank 1 on w-0: OSError: full",
+    )
     for text, shown, more in (
         (_printed(report, verbose=True), 20, 40),
         (terminal_text(report, verbose=True), 20, 40),
@@ -108,10 +147,19 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
 
 def test_stacks_of_suspects() -> None:
     """If no rank is named, -v shows the stacks of the suspects."""
-    find_stragglers = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "timeout"),)}
-    job = make_job(make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **find_stragglers))
+    find_stragglers = {
+        "exception": None,
+        "signal": "SIGTERM",
+        "sent_signals": (SentSignal("SIGTERM", "timeout"),),
+    }
+    job = make_job(
+        make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **find_stragglers)
+    )
     verdict = replace(
-        run_strategy(get_strategy("evidence"), job), scope=Scope.UNDETERMINED, root=None, suspects=(Suspect("so", 0),)
+        run_strategy(get_strategy("evidence"), job),
+        scope=Scope.UNDETERMINED,
+        root=None,
+        suspects=(Suspect("so", 0),),
     )
     report = build_report(job, verdict, decide(verdict))
     assert "\nStack: rank 0\n  in recv\n" in _printed(report, verbose=True)
@@ -119,7 +167,9 @@ def test_stacks_of_suspects() -> None:
 
 
 def test_a_terminal_has_room_for_so_much() -> None:
-    """Of a message of very many lines, or of a very long line, it prints the head and the tail; a pipe gets all."""
+    """Of a message of very many lines, or of a very long line, it prints the head and the tail;
+    a pipe gets all.
+    """
     message = "\n".join(f"line {number}" for number in range(300_000))
     report = _usual(exception=None, exit_code=1, message=message)
     text = _printed(report, verbose=True)
@@ -148,7 +198,9 @@ def test_any_width(width: int, verbose: bool) -> None:
 
 
 def test_a_command_can_be_copied() -> None:
-    """A command is one row, or begins in the first column and has a backslash at the end of each row but the last."""
+    """A command is one row, or begins in the first column and has a backslash at the end of
+    each row but the last.
+    """
     report = _usual(node="a-very-long-execution-name-n0-0-worker-1")
     command = next(step.command for step in report.answers.steps if step.command)
     assert _printed(report, 40).count("\\\n") == 1
@@ -168,7 +220,9 @@ def test_any_encoding(encoding: str) -> None:
     """What the terminal's encoding does not have is shown by its escape, and nothing fails."""
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding)
-    report = _usual(exception=ExceptionInfo("KeyError", "caf\u00e9 \U0001f525 \udc80", frames=_FRAMES))
+    report = _usual(
+        exception=ExceptionInfo("KeyError", "caf\u00e9 \U0001f525 \udc80", frames=_FRAMES)
+    )
     print_report(report, Console(file=out, width=80), verbose=True)
     out.flush()
     text = raw.getvalue().decode(encoding)
@@ -196,23 +250,35 @@ _BAD = {
     ),
     "code of 1 MB": lambda: _usual(exception=ExceptionInfo("KeyError", "", frames=(_LONG_LINE,))),
     "deep code": lambda: _usual(
-        exception=ExceptionInfo("KeyError", f"{_DEEP}x", frames=_FRAMES, notes=(f"{_DEEP}y", "\t" * 99 + "z")),
+        exception=ExceptionInfo(
+            "KeyError",
+            f"{_DEEP}x",
+            frames=_FRAMES,
+            notes=(f"{_DEEP}y", "\t" * 99 + "z"),
+        ),
         log_tail=f"{_DEEP}step",
     ),
     "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
     "an agent": lambda: report_conclusion(make_job(make_error(None, node="", exception=None))),
     "a node without a report": lambda: report_conclusion(
         make_job(
-            roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
+            roster=(
+                make_presence(Phase.JOINED, node="w-0", nodes=2),
+                make_presence(node="w-1", group_rank=1, nodes=2),
+            )
         )
     ),
-    "another's retryable": lambda: _usual(kind=Kind.RECOVERABLE, category="a category that is not ours"),
+    "another's retryable": lambda: _usual(
+        kind=Kind.RECOVERABLE, category="a category that is not ours"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", _BAD)
 def test_bad_input_is_a_useful_screen(name: str) -> None:
-    """Whatever is missing or too much, each form begins with the answer, and one screen is about one screen."""
+    """Whatever is missing or too much, each form begins with the answer,
+    and one screen is about one screen.
+    """
     report = _BAD[name]()
     line = first_line(report.verdict, report.decision)
     for width, rows in ((80, 30), (40, 60)):
@@ -228,7 +294,9 @@ def test_bad_input_is_a_useful_screen(name: str) -> None:
 
 
 def test_every_reason_and_suspect_is_a_line() -> None:
-    """With -v no sentence is left out, and the message is there from its first to its last line, in its own letters."""
+    """With -v no sentence is left out, and the message is there from its first to its last line,
+    in its own letters.
+    """
     report = _usual(exception=None, exit_code=1)
     verdict = replace(
         report.verdict,
@@ -239,20 +307,38 @@ def test_every_reason_and_suspect_is_a_line() -> None:
     )
     text = terminal_text(replace(report, verdict=verdict), verbose=True)
     reasons = "".join(f"  reason {number}\n" for number in range(1, 20))
-    assert f"\n\nWhy\n  reason 0 [1]\n{reasons}\nSuspects\n  rank 4: it is near\n  w-2: it sent no report\n\n" in text
+    assert (
+        f"\n\nWhy\n  reason 0 [1]\n{reasons}\nSuspects\n  rank 4: it is near\n  w-2: it sent no"
+        " report\n\n" in text
+    )
     assert text.endswith("\n  [1] e1.pb")
     assert text.splitlines().count("  caf\u00e9") == 5_000
-    assert "\nWhy      reason 0\n         reason 1\n" in terminal_text(replace(report, verdict=verdict))
+    assert "\nWhy      reason 0\n         reason 1\n" in terminal_text(
+        replace(report, verdict=verdict)
+    )
 
 
 def test_a_report_in_a_pipe() -> None:
-    """It has the labels of a terminal and no color; one screen has the end of a log, -v whole and unfolded texts."""
-    own, log = ("\n".join(f"{name} {at}{' long' * (35 - at)}" for at in range(50)) for name in ("frame", "step"))
-    report = _usual(exception=None, exit_code=1, stack_dumps=(StackDump(4203, 3, own),), log_tail=log)
+    """It has the labels of a terminal and no color; one screen has the end of a log,
+    -v whole and unfolded texts.
+    """
+    own, log = (
+        "\n".join(f"{name} {at}{' long' * (35 - at)}" for at in range(50))
+        for name in ("frame", "step")
+    )
+    report = _usual(
+        exception=None,
+        exit_code=1,
+        stack_dumps=(StackDump(4203, 3, own),),
+        log_tail=log,
+    )
     text, more = terminal_text(report), terminal_text(report, verbose=True)
     assert max(map(len, text.splitlines())) <= 100
     assert len(text.splitlines()) < 24
-    assert "\nLog      step 47\n         step 48\n         step 49\nFailed   root cause  rank 3\n" in text
+    assert (
+        "\nLog      step 47\n         step 48\n         step 49\nFailed   root cause  rank 3\n"
+        in text
+    )
     assert "frame 0" not in text
     for title, quoted in (("Stack", own), ("Last lines of its log", log)):
         assert "\n  ".join([f"\n{title}: rank 3", *quoted.split("\n")]) + "\n\n" in more
@@ -260,12 +346,17 @@ def test_a_report_in_a_pipe() -> None:
 
 
 def test_many_groups_in_a_pipe() -> None:
-    """The first groups are rows of their own and the rest is counted; with -v every group is a row."""
+    """The first groups are rows of their own and the rest is counted;
+    with -v every group is a row.
+    """
     kinds = [f"{chr(65 + at // 26)}{chr(65 + at % 26)}Error" for at in range(60)]
     failures = (make_error(rank, at_ms=rank, exception=kind) for rank, kind in enumerate(kinds))
     report = report_conclusion(make_job(*failures))
     row = re.compile(r"^(?:Failed)? +(?:root cause|suspect|unclear|victim) +rank \d+", re.MULTILINE)
     shown = len(row.findall(terminal_text(report)))
     assert shown > 1
-    assert f"\n         and {60 - shown} more groups, {60 - shown} failures (-v)\n" in terminal_text(report)
+    assert (
+        f"\n         and {60 - shown} more groups, {60 - shown} failures (-v)\n"
+        in terminal_text(report)
+    )
     assert len(report.cascade.groups) == len(row.findall(terminal_text(report, verbose=True))) == 60

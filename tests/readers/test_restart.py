@@ -8,9 +8,30 @@ from typing import Any
 
 import pytest
 
-from firstfault.conclude import Conclusion, RestartContext, build_restart_record, conclude, decide_restart
-from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
-from firstfault.model import ExceptionInfo, FrameInfo, Kind, Phase, Resources, RestartKind, RestartRecord, WorkerError
+from firstfault.conclude import (
+    Conclusion,
+    RestartContext,
+    build_restart_record,
+    conclude,
+    decide_restart,
+)
+from firstfault.layout import (
+    ROSTER,
+    is_bundle,
+    is_error_file,
+    is_restart_record,
+    restart_record_name,
+)
+from firstfault.model import (
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    Phase,
+    Resources,
+    RestartKind,
+    RestartRecord,
+    WorkerError,
+)
 from firstfault.model.job import STALLS_OF_ROUND
 from firstfault.retry import (
     RetryContext,
@@ -36,22 +57,35 @@ RECOVERABLE = make_error(3, kind=Kind.RECOVERABLE, code="USER:Recoverable")
 PREEMPTED = make_error(3, category="preemption")
 CERTAIN = make_error(3, exception="TypeError")
 KILLED = make_error(3, exception=None, signal="SIGKILL", exit_code=-9)
-_FRAMES = (FrameInfo("/venv/site-packages/torch/cuda/__init__.py", 9, "synchronize", "torch._C._cuda_synchronize()"),)
+_FRAMES = (
+    FrameInfo(
+        "/venv/site-packages/torch/cuda/__init__.py",
+        9,
+        "synchronize",
+        "torch._C._cuda_synchronize()",
+    ),
+)
 ECC, GONE = (
     make_error(
-        3, category="gpu_hardware", exception=ExceptionInfo("RuntimeError", f"CUDA error: {text}", frames=_FRAMES)
+        3,
+        category="gpu_hardware",
+        exception=ExceptionInfo("RuntimeError", f"CUDA error: {text}", frames=_FRAMES),
     )
     for text in ("uncorrectable ECC error encountered", "GPU has fallen off the bus")
 )
 HOST_OOM = make_error(
-    3, category="host_oom", resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10)
+    3,
+    category="host_oom",
+    resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10),
 )
 NOT_TWICE = explicit() & ~same_fault_again()
 SAME_NODE = {"again": True, "previous_node": "worker-0"}
 TOO_FEW = {"nodes_left": 1, "min_nodes": 2}
 
 
-def _concluded(root: WorkerError, context: RestartContext, policy: RetryPolicy | None = None) -> Conclusion:
+def _concluded(
+    root: WorkerError, context: RestartContext, policy: RetryPolicy | None = None
+) -> Conclusion:
     asked = context.to_retry_context(RetryContext(attempt=1, retries=1))
     found = conclude(make_job(root), strategy="earliest", policy=policy, context=asked)
     assert found is not None
@@ -65,11 +99,35 @@ def _fingerprint(root: WorkerError) -> str:
 @pytest.mark.parametrize(
     ("root", "policy", "changes", "restart", "says"),
     [
-        (BUG, None, {}, True, "the same code may fail again, but that isn't proven, and torch elastic restarts"),
-        (BUG, None, {"again": True}, False, "the previous round failed with the same fault, and this one made no"),
-        (BUG, None, {"again": True, "lifetime_seconds": 3600.0}, True, "torch elastic restarts after any failure"),
+        (
+            BUG,
+            None,
+            {},
+            True,
+            "the same code may fail again, but that isn't proven, and torch elastic restarts",
+        ),
+        (
+            BUG,
+            None,
+            {"again": True},
+            False,
+            "the previous round failed with the same fault, and this one made no",
+        ),
+        (
+            BUG,
+            None,
+            {"again": True, "lifetime_seconds": 3600.0},
+            True,
+            "torch elastic restarts after any failure",
+        ),
         (CERTAIN, None, {}, False, "a TypeError is a bug in the program, so it would fail again"),
-        (KILLED, None, {}, True, "nothing shows whether the same would happen again, and torch elastic restarts"),
+        (
+            KILLED,
+            None,
+            {},
+            True,
+            "nothing shows whether the same would happen again, and torch elastic restarts",
+        ),
         (KILLED, None, {"again": True}, True, "torch elastic restarts after any failure"),
         (RECOVERABLE, None, {}, True, "was raised as recoverable (uses one of max_restarts)"),
         (RECOVERABLE, never(), {}, False, "the policy never retries"),
@@ -77,10 +135,19 @@ def _fingerprint(root: WorkerError) -> str:
         (RECOVERABLE, NOT_TWICE, SAME_NODE, False, "the previous round failed with the same"),
         (RECOVERABLE, None, {"again": True}, True, "was raised as recoverable"),
         (BUG, on_category("user_code"), {}, True, "an exception in the training code"),
-        (BUG, on_category("user_code"), {"again": True}, False, "the previous round failed with the same fault"),
+        (
+            BUG,
+            on_category("user_code"),
+            {"again": True},
+            False,
+            "the previous round failed with the same fault",
+        ),
         (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2}, True, "preemption"),
         (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2, "again": True}, True, "preemption"),
-        *((root, None, TOO_FEW, False, "the job needs 2 nodes, and 1 are left") for root in (PREEMPTED, RECOVERABLE)),
+        *(
+            (root, None, TOO_FEW, False, "the job needs 2 nodes, and 1 are left")
+            for root in (PREEMPTED, RECOVERABLE)
+        ),
         (ECC, None, {}, True, "a faulty GPU"),
         (
             ECC,
@@ -95,9 +162,15 @@ def _fingerprint(root: WorkerError) -> str:
     ],
 )
 def test_a_decision(
-    root: WorkerError, policy: RetryPolicy | None, changes: dict[str, Any], restart: bool, says: str
+    root: WorkerError,
+    policy: RetryPolicy | None,
+    changes: dict[str, Any],
+    restart: bool,
+    says: str,
 ) -> None:
-    """Workers restart as under torch, unless a proof speaks against it, or too few nodes are left."""
+    """Workers restart as under torch, unless a proof speaks against it,
+    or too few nodes are left.
+    """
     changes = dict(changes)
     if changes.pop("again", False):
         changes["previous_fingerprint"] = _fingerprint(root)
@@ -110,7 +183,10 @@ def test_a_decision(
 
 def test_an_unknown_cause() -> None:
     """Torch's way counts, also after a second round: faults that aren't known can't be the same."""
-    verdict = replace(build_undetermined_verdict(make_job(BUG), "nothing stands out"), fingerprint="1:aaaaaaaaaaaa")
+    verdict = replace(
+        build_undetermined_verdict(make_job(BUG), "nothing stands out"),
+        fingerprint="1:aaaaaaaaaaaa",
+    )
     for context in (CONTEXT, replace(CONTEXT, previous_fingerprint="1:aaaaaaaaaaaa")):
         decision = decide(verdict, None, context.to_retry_context(RetryContext()))
         restart, reason = decide_restart(verdict, decision, context)
@@ -124,7 +200,12 @@ def test_a_record_of_a_round() -> None:
     root = replace(BUG, place=replace(BUG.place, world_size=8))
     context = replace(CONTEXT, round=4)
     record = build_restart_record(_concluded(root, context), context)
-    assert (record.kind, record.number, record.rank, record.node) == (RestartKind.ROUND, 4, 3, root.place.node)
+    assert (record.kind, record.number, record.rank, record.node) == (
+        RestartKind.ROUND,
+        4,
+        3,
+        root.place.node,
+    )
     assert (record.restart, record.category, record.world_size_before) == (True, "user_code", 8)
     assert (record.timestamp_ns, record.fingerprint) == (root.timestamp_ns, _fingerprint(root))
 
@@ -138,11 +219,15 @@ def test_a_record_of_a_round() -> None:
     ],
 )
 def test_the_record_is_kept(record: RestartRecord) -> None:
-    """A record is the same after writing and reading, with unknown fields or not; its credentials are removed."""
+    """A record is the same after writing and reading, with unknown fields or not;
+    its credentials are removed.
+    """
     assert restart_from_json(restart_to_json(record)) == record
     later = restart_to_json(record).replace(b'{"schema"', b'{"tomorrow":[1],"schema"')
     assert restart_from_json(later) == record
-    secret = restart_from_json(restart_to_json(replace(record, headline="password=hunter22 was refused")))
+    secret = restart_from_json(
+        restart_to_json(replace(record, headline="password=hunter22 was refused"))
+    )
     assert "hunter22" not in secret.headline
 
 
@@ -179,14 +264,21 @@ def test_the_name_of_a_record() -> None:
 
 
 def test_records_are_read(attempt: Attempt) -> None:
-    """The job has one record of each restart, oldest first: a completed one of a common decision, if there is one."""
+    """The job has one record of each restart, oldest first: a completed one of a common decision,
+    if there is one.
+    """
     attempt.write(make_error(3, round=1))
     first = replace(RECORD, number=0, timestamp_ns=1_000)
     second = replace(RECORD, number=1, timestamp_ns=2_000, restart=False)
     inner = replace(first, kind=RestartKind.IN_PROCESS)
     begun = replace(first, lost_seconds=None)
-    for group_rank, record in enumerate((second, begun, first, replace(first, is_agreed=False), begun)):
-        attempt.put(f"{ROSTER}/{restart_record_name('round', record.number, group_rank)}", restart_to_json(record))
+    for group_rank, record in enumerate(
+        (second, begun, first, replace(first, is_agreed=False), begun)
+    ):
+        attempt.put(
+            f"{ROSTER}/{restart_record_name('round', record.number, group_rank)}",
+            restart_to_json(record),
+        )
     attempt.put(f"{ROSTER}/{restart_record_name('round', 2, 0)}", b"{")
     attempt.put(f"{ROSTER}/{restart_record_name('in-process', 0, 0)}", restart_to_json(inner))
     reader = attempt.reader()
@@ -197,17 +289,30 @@ def test_records_are_read(attempt: Attempt) -> None:
 
 
 def test_what_was_recovered_from(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """The command lists the restarts of an attempt and the seconds that they cost, also if it succeeded."""
+    """The command lists the restarts of an attempt and the seconds that they cost,
+    also if it succeeded.
+    """
     show = partial(run, "show", "--recovered", attempt.uri)
     attempt.put("outputs.pb", b"")
     assert (show().code, show().out) == (0, "no restarts recorded\n")
     for number in range(2):
-        record = replace(RECORD, kind=RestartKind.IN_PROCESS, number=number, lost_seconds=1.25, restart=True)
-        attempt.put(f"{ROSTER}/{restart_record_name('in-process', number, 0)}", restart_to_json(record))
+        record = replace(
+            RECORD,
+            kind=RestartKind.IN_PROCESS,
+            number=number,
+            lost_seconds=1.25,
+            restart=True,
+        )
+        attempt.put(
+            f"{ROSTER}/{restart_record_name('in-process', number, 0)}", restart_to_json(record)
+        )
     ran = show()
     *lines, total = ran.out.splitlines()
     assert ran.code == 0
-    assert [line.partition(":")[0] for line in lines] == ["in-process restart 0", "in-process restart 1"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "in-process restart 0",
+        "in-process restart 1",
+    ]
     assert total == "2 restarts, 2 s lost in all"
     found = json.loads(show("--json").out)
     assert found["lost_seconds"] == 2.5
@@ -230,15 +335,25 @@ STALL = RestartRecord(
 @pytest.mark.parametrize(
     ("lost", "number", "cause"),
     [
-        (None, 0, "no progress for 6 h: rank 17 at loader.py:88 in read_shard, the agent was terminated"),
+        (
+            None,
+            0,
+            "no progress for 6 h: rank 17 at loader.py:88 in read_shard, the agent was terminated",
+        ),
         (74.0, 0, "the agent was terminated"),
         (None, STALLS_OF_ROUND, "the agent was terminated"),
     ],
 )
 def test_a_job_that_was_terminated_during_a_stall(
-    attempt: Attempt, run: Callable[..., Ran], lost: float | None, number: int, cause: str
+    attempt: Attempt,
+    run: Callable[..., Ran],
+    lost: float | None,
+    number: int,
+    cause: str,
 ) -> None:
-    """`show` prints the rank that a running job waits for; after the job's end the cause has it, and the duration."""
+    """`show` prints the rank that a running job waits for; after the job's end the cause has it,
+    and the duration.
+    """
     record = replace(STALL, lost_seconds=lost, number=number)
     attempt.join(make_presence(Phase.JOINED, node="worker-1", group_rank=1))
     attempt.put(f"{ROSTER}/{restart_record_name('stall', number, 0)}", restart_to_json(record))
@@ -248,4 +363,7 @@ def test_a_job_that_was_terminated_during_a_stall(
     text = " ".join(run("show", "-v", attempt.uri).out.split())
     assert f" Cause terminated: {cause} infrastructure, category preemption, " in text
     seconds = lost or (21_600 if number == 0 else 0)
-    assert f"Stalls: 1 stall, {seconds:.0f} s in total, {64 * seconds / 3600:.2f} rank hours, waiting for rank" in text
+    assert (
+        f"Stalls: 1 stall, {seconds:.0f} s in total, {64 * seconds / 3600:.2f} rank hours, waiting"
+        " for rank" in text
+    )

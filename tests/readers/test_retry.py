@@ -36,7 +36,7 @@ def _broken(verdict: model.Verdict, context: retry.RetryContext) -> bool:
     raise RuntimeError(f"{verdict} {context}")
 
 
-# --- composition ----------------------------------------------------------------------------------------------------
+# --- composition ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def _broken(verdict: model.Verdict, context: retry.RetryContext) -> bool:
     ],
 )
 def test_policies_compose(policy: retry.RetryPolicy, votes: bool) -> None:
-    """`|`, `&` and `~` nest, take plain functions on both sides, and call an operand only if it matters."""
+    """`|`, `&` and `~` nest, take plain functions on both sides,
+    and call an operand only if it matters.
+    """
     assert bool(policy(_verdict(), _CONTEXT)) is votes
 
 
@@ -76,22 +78,32 @@ _TEXT = model.CATEGORIES["user_code"]
         (_PAID | _FREE, retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.USER)),
         (retry.never() | _no, retry.Vote(retry=False, reason="the policy never retries, and no")),
         (_FREE & _yes, retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM)),
-        (_FREE & ~retry.exhausted(), retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM)),
-        (~retry.exhausted() & _FREE, retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM)),
+        (
+            _FREE & ~retry.exhausted(),
+            retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM),
+        ),
+        (
+            ~retry.exhausted() & _FREE,
+            retry.Vote(retry=True, reason=_TEXT, origin=model.Origin.SYSTEM),
+        ),
         (_FREE & _no & retry.never(), retry.Vote(retry=False, reason="no")),
     ],
 )
 def test_reason_and_budget_of_a_composition(policy: retry.RetryPolicy, vote: retry.Vote) -> None:
-    """The first that says retry, or the first that does not, gives the reason; one that names a budget counts first."""
+    """The first that says retry, or the first that does not, gives the reason;
+    one that names a budget counts first.
+    """
     assert policy(_verdict(), _CONTEXT) == vote
 
 
-# --- plain callables ------------------------------------------------------------------------------------------------
+# --- plain callables ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_plain_function_is_a_policy(answer: bool) -> None:
-    """A function of verdict and context that returns a bool decides, is named, and takes from the user's budget."""
+    """A function of verdict and context that returns a bool decides, is named,
+    and takes from the user's budget.
+    """
     seen = []
 
     def on_tuesdays(verdict: model.Verdict, context: retry.RetryContext) -> bool:
@@ -108,7 +120,9 @@ def test_a_plain_function_is_a_policy(answer: bool) -> None:
 
 @pytest.mark.parametrize("policy", [17, "never", ()])
 def test_what_is_no_policy_is_refused(policy: Any) -> None:
-    """What is not callable raises a UsageError, also as a part of a composition; so does an unknown category."""
+    """What is not callable raises a UsageError, also as a part of a composition;
+    so does an unknown category.
+    """
     with pytest.raises(UsageError, match="must be callable"):
         retry.decide(_verdict(), policy)
     with pytest.raises(UsageError, match="must be callable"):
@@ -117,11 +131,13 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
         retry.on_category("node_lost", "premption")
 
 
-# --- single policies ------------------------------------------------------------------------------------------------
+# --- single policies ------------------------------------------------------------------------------
 
 
 def test_explicit_and_declared() -> None:
-    """`explicit` matches recoverable errors of the user's code, `declared` those of Flyte and the agent."""
+    """`explicit` matches recoverable errors of the user's code,
+    `declared` those of Flyte and the agent.
+    """
     for kind, origin in itertools.product(model.Kind, model.Origin):
         verdict = _verdict(make_error(3, kind=kind, origin=origin))
         is_recoverable, is_of_system = kind is model.Kind.RECOVERABLE, origin is model.Origin.SYSTEM
@@ -142,7 +158,9 @@ def test_explicit_and_declared() -> None:
     ],
 )
 def test_exhausted(context: retry.RetryContext, over: bool) -> None:
-    """Retries are used up after that many attempts that the platform did not lose; never if that is not known."""
+    """Retries are used up after that many attempts that the platform did not lose;
+    never if that is not known.
+    """
     assert bool(retry.exhausted()(_verdict(), context)) is over
 
 
@@ -172,12 +190,30 @@ _AGAIN: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifet
         ({"failed_starts": 2}, "system", 0),
         (_AGAIN | {"restarts_left": 1}, "stop", 1),
         (_AGAIN | {"lifetime_seconds": 0.0}, "retry", 0),
-        ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(1, 0.0, 70.0)}, "system", 0),
-        ({"lifetime_seconds": 75.0, "failed_starts": 2, "progress": model.Progress(9, 20.0, 5.0)}, "system", 3),
+        (
+            {
+                "lifetime_seconds": 75.0,
+                "failed_starts": 2,
+                "progress": model.Progress(1, 0.0, 70.0),
+            },
+            "system",
+            0,
+        ),
+        (
+            {
+                "lifetime_seconds": 75.0,
+                "failed_starts": 2,
+                "progress": model.Progress(9, 20.0, 5.0),
+            },
+            "system",
+            3,
+        ),
     ],
 )
 def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> None:
-    """An attempt that only repeats the one before ends the retries; neither progress nor other short attempts do."""
+    """An attempt that only repeats the one before ends the retries;
+    neither progress nor other short attempts do.
+    """
     verdict = _verdict()
     found = retry.decide(verdict, _yes, retry.RetryContext(stops_repeats=True, **context))
     assert (found.action.value, found.failed_starts) == (action, failed_starts)
@@ -187,10 +223,17 @@ def test_repeats(context: dict[str, Any], action: str, failed_starts: int) -> No
 
 
 def test_repeats_of_nodes() -> None:
-    """Lost nodes may be chance, also at three starts in a row; a failed rendezvous counts as a failed start."""
-    again: dict[str, Any] = {"previous_fingerprint": _verdict().fingerprint, "lifetime_seconds": 30.0}
+    """Lost nodes may be chance, also at three starts in a row;
+    a failed rendezvous counts as a failed start.
+    """
+    again: dict[str, Any] = {
+        "previous_fingerprint": _verdict().fingerprint,
+        "lifetime_seconds": 30.0,
+    }
     context = retry.RetryContext(stops_repeats=True, **again)
-    preempted = retry.decide(_verdict(category="preemption"), _yes, replace(context, failed_starts=7))
+    preempted = retry.decide(
+        _verdict(category="preemption"), _yes, replace(context, failed_starts=7)
+    )
     assert (preempted.retry, preempted.failed_starts) == (True, 7)
     assert retry.decide(_verdict(category="node_lost"), _yes, context).retry
     lost = retry.decide(_verdict(category="node_lost"), _yes, replace(context, failed_starts=2))
@@ -202,27 +245,44 @@ def test_repeats_of_nodes() -> None:
 
 
 def test_actions() -> None:
-    """Only a proof stops: a ValueError may be temporary, until it comes again; what nothing shows is left open."""
+    """Only a proof stops: a ValueError may be temporary, until it comes again;
+    what nothing shows is left open.
+    """
     again = retry.RetryContext(previous_fingerprint=_verdict().fingerprint, lifetime_seconds=30.0)
     assert retry.decide(_verdict()).action is model.Action.UNKNOWN
     assert retry.decide(_verdict(), None, again).action is model.Action.STOP
-    assert retry.decide(_verdict(), retry.never()).action is model.Action.STOP, "the task's own policy says so"
+    assert retry.decide(_verdict(), retry.never()).action is model.Action.STOP, (
+        "the task's own policy says so"
+    )
     assert retry.decide(_verdict(category="signal")).action is model.Action.UNKNOWN
     on_this_machine = replace(again, previous_machine=retry.find_machine(_verdict()))
     assert retry.decide(_verdict(category="signal"), None, again).action is model.Action.UNKNOWN
-    assert retry.decide(_verdict(category="signal"), None, on_this_machine).action is model.Action.STOP
+    assert (
+        retry.decide(_verdict(category="signal"), None, on_this_machine).action is model.Action.STOP
+    )
     killed = _verdict(make_error(3, exception=None, signal="SIGKILL", exit_code=-9))
-    twice = replace(again, previous_fingerprint=killed.fingerprint, previous_machine=retry.find_machine(killed))
+    twice = replace(
+        again, previous_fingerprint=killed.fingerprint, previous_machine=retry.find_machine(killed)
+    )
     assert retry.same_fault_again()(killed, twice)
-    assert retry.decide(killed, None, twice).action is model.Action.UNKNOWN, "two kills need not have one reason"
-    assert retry.decide(_verdict(), lambda *_: retry.Vote(retry=True, reason="x")).action is model.Action.RETRY
-    assert retry.stuck_at_start(attempts=2)(_verdict(), retry.RetryContext(failed_starts=1, lifetime_seconds=5.0))
+    assert retry.decide(killed, None, twice).action is model.Action.UNKNOWN, (
+        "two kills need not have one reason"
+    )
+    assert (
+        retry.decide(_verdict(), lambda *_: retry.Vote(retry=True, reason="x")).action
+        is model.Action.RETRY
+    )
+    assert retry.stuck_at_start(attempts=2)(
+        _verdict(), retry.RetryContext(failed_starts=1, lifetime_seconds=5.0)
+    )
     with pytest.raises(UsageError, match="attempts above 0"):
         retry.stuck_at_start(attempts=0)
 
 
 def test_a_vote_of_other_types() -> None:
-    """A policy's vote is converted, so that its decision can be stored; an origin that does not exist is refused."""
+    """A policy's vote is converted, so that its decision can be stored;
+    an origin that does not exist is refused.
+    """
 
     class Truth:
         def __bool__(self) -> bool:
@@ -230,14 +290,22 @@ def test_a_vote_of_other_types() -> None:
 
     verdict, vote = _verdict(), retry.Vote(Truth(), 7, "SYSTEM")  # type: ignore[arg-type]
     decision = retry.decide(verdict, lambda *_: vote, _CONTEXT)
-    assert (decision.retry, decision.origin, decision.reason.split(" (")[0]) == (True, model.Origin.SYSTEM, "7")
+    assert (decision.retry, decision.origin, decision.reason.split(" (")[0]) == (
+        True,
+        model.Origin.SYSTEM,
+        "7",
+    )
     assert from_json(to_json(verdict, decision)) == (replace(verdict, root=None), decision)
     with pytest.raises(UsageError, match="a retry policy's vote has the origin 'SOMEBODY'"):
-        retry.decide(verdict, lambda *_: retry.Vote(retry=True, reason="x", origin="SOMEBODY"), _CONTEXT)  # type: ignore[arg-type]
+        retry.decide(
+            verdict, lambda *_: retry.Vote(retry=True, reason="x", origin="SOMEBODY"), _CONTEXT
+        )  # type: ignore[arg-type]
 
 
 _WORLD = {"world_size": 4}
-_ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), model.FrameInfo("/job/train.py", 7, "train"))
+_ABOUT_TO_LEAVE = add_raise_point(
+    STACK.format("/job/data.py", "__del__"), model.FrameInfo("/job/train.py", 7, "train")
+)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +317,9 @@ _ABOUT_TO_LEAVE = add_raise_point(STACK.format("/job/data.py", "__del__"), model
     ids=["all raised it", "three were about to raise it"],
 )
 def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
-    """The policy finds the same fault of all ranks; it's no proof, because an outage of a storage hits all ranks."""
+    """The policy finds the same fault of all ranks; it's no proof,
+    because an outage of a storage hits all ranks.
+    """
     verdict = run_strategy(get_strategy("evidence"), make_job(*failures))
     assert retry.same_fault_everywhere()(verdict, _CONTEXT)
     assert retry.decide(verdict).action is model.Action.UNKNOWN
@@ -260,11 +330,15 @@ def test_the_same_fault_everywhere(failures: list[model.WorkerError]) -> None:
         )
 
 
-# --- the default ----------------------------------------------------------------------------------------------------
+# --- the default ----------------------------------------------------------------------------------
 
 _STOCK = {"writer": model.Writer.STOCK, "exception": None}
 _AGAIN, _SYSTEM_ORIGIN = {"kind": model.Kind.RECOVERABLE}, {"origin": model.Origin.SYSTEM}
-_RETRIED, _PAID_FOR, _NOT = (True, model.Origin.SYSTEM), (True, model.Origin.USER), (False, model.Origin.USER)
+_RETRIED, _PAID_FOR, _NOT = (
+    (True, model.Origin.SYSTEM),
+    (True, model.Origin.USER),
+    (False, model.Origin.USER),
+)
 _UNPROVEN = ", but that isn't proven"
 _FREE_OF_CHARGE = " (uses none of the task's retries)"
 _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
@@ -274,7 +348,11 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
         _PAID_FOR,
         "FlyteRecoverableException was raised as recoverable (uses one of the task's retries)",
     ),
-    "raised as recoverable, of a node that was preempted": ({**_AGAIN, "category": "preemption"}, _PAID_FOR, ""),
+    "raised as recoverable, of a node that was preempted": (
+        {**_AGAIN, "category": "preemption"},
+        _PAID_FOR,
+        "",
+    ),
     "recoverable of unknown origin": ({**_AGAIN, "origin": model.Origin.UNKNOWN}, _PAID_FOR, ""),
     "preemption": ({"category": "preemption", "exception": None}, _RETRIED, _FREE_OF_CHARGE),
     "Ctrl-C": (
@@ -297,7 +375,11 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
         _RETRIED,
         f"the agent reported a recoverable system error{_FREE_OF_CHARGE}",
     ),
-    "a system error that is not recoverable": ({**_STOCK, **_SYSTEM_ORIGIN}, (False, model.Origin.SYSTEM), ""),
+    "a system error that is not recoverable": (
+        {**_STOCK, **_SYSTEM_ORIGIN},
+        (False, model.Origin.SYSTEM),
+        "",
+    ),
     "killed": ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, _NOT, ""),
     "exited": ({"exception": None, "exit_code": 1}, _NOT, ""),
     "data": ({"category": "data"}, _NOT, f"the same data may fail again{_UNPROVEN}"),
@@ -310,21 +392,33 @@ _DEFAULT: dict[str, tuple[dict[str, Any], tuple[bool, model.Origin], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "decided", "reason"), _DEFAULT.values(), ids=_DEFAULT)
-def test_the_default(changes: dict[str, Any], decided: tuple[bool, model.Origin], reason: str) -> None:
-    """By default a recoverable exception uses the user's budget, a cause from outside the system's; victims' do not."""
+def test_the_default(
+    changes: dict[str, Any], decided: tuple[bool, model.Origin], reason: str
+) -> None:
+    """By default a recoverable exception uses the user's budget, a cause from outside the system's;
+    victims' do not.
+    """
     root, victim = make_error(3, **changes), make_error(0, at_ms=30, kind=model.Kind.RECOVERABLE)
     decision = retry.decide(run_strategy(get_strategy("earliest"), make_job(root, victim)))
     assert (decision.retry, decision.origin) == decided
-    assert decision.kind is (model.Kind.RECOVERABLE if decision.retry else model.Kind.NON_RECOVERABLE)
+    assert decision.kind is (
+        model.Kind.RECOVERABLE if decision.retry else model.Kind.NON_RECOVERABLE
+    )
     assert decision.reason
     assert decision.reason.endswith(reason)
 
 
 @pytest.mark.parametrize("where", ["causes", "members"])
 def test_a_recoverable_exception_that_was_replaced(where: str) -> None:
-    """The reason names the exception that left the task, which counts, and the one that it replaced."""
-    asked = model.ExceptionInfo("flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone")
-    root = replace(make_error(3), exception=model.ExceptionInfo("ValueError", "bad", **{where: (asked,)}))
+    """The reason names the exception that left the task, which counts,
+    and the one that it replaced.
+    """
+    asked = model.ExceptionInfo(
+        "flytekit.exceptions.user.FlyteRecoverableException", "the loader is gone"
+    )
+    root = replace(
+        make_error(3), exception=model.ExceptionInfo("ValueError", "bad", **{where: (asked,)})
+    )
     reason = "ValueError replaced FlyteRecoverableException, and isn't recoverable itself"
     assert retry.decide(_verdict(root)).reason == reason
     assert retry.decide(_verdict(replace(root, kind=model.Kind.RECOVERABLE))).retry
@@ -336,8 +430,13 @@ def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> model.
 
 
 def _make_gpu_error(file: str, code: str, **changes: Any) -> model.WorkerError:
-    frames = (model.FrameInfo("train.py", 3, "step", "model(batch)"), model.FrameInfo(file, 9, "forward", code))
-    exception = model.ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=frames)
+    frames = (
+        model.FrameInfo("train.py", 3, "step", "model(batch)"),
+        model.FrameInfo(file, 9, "forward", code),
+    )
+    exception = model.ExceptionInfo(
+        "RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=frames
+    )
     return replace(make_error(3), exception=exception, category="gpu_hardware", **changes)
 
 
@@ -355,61 +454,111 @@ _OF_THE_MACHINE = {
     "torch": (_make_gpu_error(_TORCH, "raise AcceleratorError(text)"), True),
     "the program's raise": (_make_gpu_error("train.py", 'raise RuntimeError("ECC error")'), False),
     "no source": (_make_gpu_error("train.py", ""), False),
-    "an assertion": (_make_gpu_error("train.py", 'assert not ecc, "uncorrectable ECC error"'), False),
+    "an assertion": (
+        _make_gpu_error("train.py", 'assert not ecc, "uncorrectable ECC error"'),
+        False,
+    ),
     "in one line": (_make_gpu_error("train.py", "if ecc: raise RuntimeError(text)"), False),
-    "a folder called torch": (_make_gpu_error("/home/me/torch/train.py", "raise RuntimeError(text)"), False),
+    "a folder called torch": (
+        _make_gpu_error("/home/me/torch/train.py", "raise RuntimeError(text)"),
+        False,
+    ),
     "log of a crash": (replace(_GONE, signal="SIGABRT", log_tail="Xid 79"), True),
     "log of an exit": (replace(_GONE, exit_code=3, log_tail="Xid 79"), False),
     "nothing": (replace(_GONE, signal="SIGABRT"), False),
-    "no frames": (replace(_make_gpu_error("", ""), exception=model.ExceptionInfo("RuntimeError", "ECC error")), False),
+    "no frames": (
+        replace(
+            _make_gpu_error("", ""), exception=model.ExceptionInfo("RuntimeError", "ECC error")
+        ),
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize(("root", "again"), _OF_THE_MACHINE.values(), ids=_OF_THE_MACHINE)
 def test_a_machine_at_fault(root: model.WorkerError, again: bool) -> None:
-    """An OOM kill far below the limit is evidence, and so is a driver's error; a text of the program is not."""
+    """An OOM kill far below the limit is evidence, and so is a driver's error;
+    a text of the program is not.
+    """
     decision = retry.decide(_verdict(root))
     assert decision.retry is again
-    words = model.CATEGORIES["gpu_hardware"] if root.category == "gpu_hardware" else "the host ran out of memory"
+    words = (
+        model.CATEGORIES["gpu_hardware"]
+        if root.category == "gpu_hardware"
+        else "the host ran out of memory"
+    )
     assert not again or (decision.origin is model.Origin.SYSTEM and words in decision.reason)
 
 
 def test_the_same_fault_again() -> None:
-    """The decision says that the previous attempt failed in the same way; a policy can stop for that."""
-    recoverable = _verdict(make_error(3, kind=model.Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
+    """The decision says that the previous attempt failed in the same way;
+    a policy can stop for that.
+    """
+    recoverable = _verdict(
+        make_error(3, kind=model.Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException")
+    )
     machine = retry.find_machine(recoverable)
     again = retry.RetryContext(
-        attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint, previous_machine=machine
+        attempt=1,
+        retries=5,
+        previous_fingerprint=recoverable.fingerprint,
+        previous_machine=machine,
     )
     other = replace(again, previous_fingerprint="1:000000000000")
     policy = retry.explicit() & ~retry.same_fault_again()
 
     assert retry.decide(recoverable, None, again).retry
-    assert retry.decide(recoverable, None, again).reason.endswith("and the previous attempt failed with the same fault")
+    assert retry.decide(recoverable, None, again).reason.endswith(
+        "and the previous attempt failed with the same fault"
+    )
     assert not retry.decide(recoverable, policy, again).retry
-    assert "the previous attempt failed with the same fault" in retry.decide(recoverable, policy, again).reason
+    assert (
+        "the previous attempt failed with the same fault"
+        in retry.decide(recoverable, policy, again).reason
+    )
     for context in (other, _CONTEXT):
         assert retry.decide(recoverable, policy, context).retry
         assert "the previous attempt" not in retry.decide(recoverable, None, context).reason
     # a wrapper's cause tells one fault from another, though the wrapper's type and text are equal
-    causes = (model.ExceptionInfo("AssertionError", "loss is nan"), model.ExceptionInfo("ValueError", "bad batch"))
+    causes = (
+        model.ExceptionInfo("AssertionError", "loss is nan"),
+        model.ExceptionInfo("ValueError", "bad batch"),
+    )
     first, second = (
-        _verdict(make_error(3, exception=model.ExceptionInfo("train.TrainingError", "step failed", causes=(cause,))))
+        _verdict(
+            make_error(
+                3,
+                exception=model.ExceptionInfo(
+                    "train.TrainingError", "step failed", causes=(cause,)
+                ),
+            )
+        )
         for cause in causes
     )
-    context = retry.RetryContext(attempt=1, previous_fingerprint=first.fingerprint, previous_machine=machine)
-    assert [retry.decide(found, ~retry.same_fault_again(), context).retry for found in (first, second)] == [False, True]
+    context = retry.RetryContext(
+        attempt=1, previous_fingerprint=first.fingerprint, previous_machine=machine
+    )
+    assert [
+        retry.decide(found, ~retry.same_fault_again(), context).retry for found in (first, second)
+    ] == [False, True]
 
 
 def _give_place(root: model.WorkerError, **place: Any) -> model.Verdict:
-    return _verdict(replace(root, place=replace(root.place, **place), boot_id=place.get("boot_id", root.boot_id)))
+    return _verdict(
+        replace(
+            root, place=replace(root.place, **place), boot_id=place.get("boot_id", root.boot_id)
+        )
+    )
 
 
 def _after(verdict: model.Verdict, **changes: Any) -> retry.RetryContext:
     """Return the context of an attempt that failed soon after one that ended with this verdict."""
     machine = retry.find_machine(verdict)
     context = retry.RetryContext(
-        previous_fingerprint=verdict.fingerprint, previous_machine=machine, lifetime_seconds=30.0, stops_repeats=True
+        previous_fingerprint=verdict.fingerprint,
+        previous_machine=machine,
+        lifetime_seconds=30.0,
+        stops_repeats=True,
     )
     return replace(context, **changes)
 
@@ -429,7 +578,14 @@ _RAISED = "raise Error(text)"
         ("RuntimeError", "config", _PROGRAM, _RAISED, True),
         (_TRANSPORT, "external_service", _BOTOCORE, _RAISED, False),
         (_TRANSPORT, "user_code", _BOTOCORE, _RAISED, False),
-        ("sqlite3.OperationalError", "user_code", _PROGRAM, "db.execute(query)", False),  # native code
+        # native code
+        (
+            "sqlite3.OperationalError",
+            "user_code",
+            _PROGRAM,
+            "db.execute(query)",
+            False,
+        ),
         ("RuntimeError", "config", _PROGRAM, "model.cuda()", False),  # all devices are busy
         ("FileNotFoundError", "config", _PROGRAM, "open(path)", False),  # a mount
         ("ConnectionError", "network", _PROGRAM, _RAISED, False),
@@ -439,17 +595,31 @@ _RAISED = "raise Error(text)"
     ],
 )
 def test_a_fault_of_the_surroundings_needs_the_same_machine(
-    kind: str, category: str, file: str, code: str, is_same_anywhere: bool
+    kind: str,
+    category: str,
+    file: str,
+    code: str,
+    is_same_anywhere: bool,
 ) -> None:
-    """An outage that hits one machine after the other proves nothing; the program's own exception is the same there."""
+    """An outage that hits one machine after the other proves nothing;
+    the program's own exception is the same there.
+    """
     bases = ("OSError",) if kind in {"FileNotFoundError", "ConnectionError"} else ()
-    raised = model.ExceptionInfo(kind, "boom", bases=bases, frames=(model.FrameInfo(file, 9, "step", code),))
+    raised = model.ExceptionInfo(
+        kind,
+        "boom",
+        bases=bases,
+        frames=(model.FrameInfo(file, 9, "step", code),),
+    )
     root = make_error(3, exception=raised)
     on_a, on_b, unknown = (
         replace(_give_place(root, **place), category=category)
         for place in ({"node": "gpu-a"}, {"node": "gpu-b"}, {"namespace": "ml"})
     )
-    stop, elsewhere = model.Action.STOP, model.Action.STOP if is_same_anywhere else model.Action.UNKNOWN
+    stop, elsewhere = (
+        model.Action.STOP,
+        (model.Action.STOP if is_same_anywhere else model.Action.UNKNOWN),
+    )
     assert retry.decide(on_a, None, _after(on_a)).action is stop
     assert retry.decide(on_b, None, _after(on_a)).action is elsewhere
     assert retry.decide(unknown, None, _after(unknown)).action is elsewhere
@@ -459,9 +629,17 @@ def test_a_fault_of_the_surroundings_needs_the_same_machine(
 def test_a_cause_from_outside_needs_the_same_machine() -> None:
     """The program's exception in place of a lost connection isn't the program's own."""
     frames = (model.FrameInfo(_PROGRAM, 9, "step", _RAISED),)
-    lost = model.ExceptionInfo("ConnectionResetError", "reset", bases=("ConnectionError", "OSError"), frames=frames)
+    lost = model.ExceptionInfo(
+        "ConnectionResetError",
+        "reset",
+        bases=("ConnectionError", "OSError"),
+        frames=frames,
+    )
     raised = model.ExceptionInfo("ValueError", "no batch", frames=frames, causes=(lost,))
-    on_a, on_b = (_give_place(make_error(3, exception=raised, category="data"), node=node) for node in ("a", "b"))
+    on_a, on_b = (
+        _give_place(make_error(3, exception=raised, category="data"), node=node)
+        for node in ("a", "b")
+    )
     found = [retry.decide(verdict, None, _after(on_a)).action for verdict in (on_a, on_b)]
     assert found == [model.Action.STOP, model.Action.UNKNOWN]
 
@@ -469,7 +647,10 @@ def test_a_cause_from_outside_needs_the_same_machine() -> None:
 def test_two_interrupts() -> None:
     """Whoever interrupts two attempts at the same line shows nothing about the third."""
     raised = model.ExceptionInfo(
-        "KeyboardInterrupt", "", bases=("BaseException",), frames=(model.FrameInfo(_PROGRAM, 9, "step", "wait()"),)
+        "KeyboardInterrupt",
+        "",
+        bases=("BaseException",),
+        frames=(model.FrameInfo(_PROGRAM, 9, "step", "wait()"),),
     )
     interrupted = _verdict(make_error(3, exception=raised, message=""))
     assert interrupted.category == "interrupted"
@@ -483,7 +664,9 @@ def test_a_machine_is_part_of_its_fault() -> None:
     on_a, on_b = (_give_place(ecc, node=node) for node in ("gpu-a", "gpu-b"))
     found = [retry.decide(verdict, None, _after(on_a)) for verdict in (on_b, on_a)]
     assert [decision.action for decision in found] == [model.Action.SYSTEM, model.Action.RETRY]
-    assert [decision.origin for decision in found] == [model.Origin.SYSTEM] * 2, "Flyte limits these itself"
+    assert [decision.origin for decision in found] == [model.Origin.SYSTEM] * 2, (
+        "Flyte limits these itself"
+    )
     assert "the same fault" not in found[0].reason
 
 
@@ -496,10 +679,15 @@ def test_a_machine_is_part_of_its_fault() -> None:
         ("", "gpu-a", "retry"),
     ],
 )
-def test_a_broken_machine_that_fails_at_another_line(before: str | None, here: str, action: str) -> None:
-    """CUDA's errors surface anywhere, so a retry is free only if the attempt before didn't fail on this machine."""
+def test_a_broken_machine_that_fails_at_another_line(
+    before: str | None, here: str, action: str
+) -> None:
+    """CUDA's errors surface anywhere, so a retry is free only if the attempt before
+    didn't fail on this machine.
+    """
     first, second = (
-        _give_place(_make_gpu_error(file, "loss.item()"), node=here) for file in ("/job/train.py", "/job/log.py")
+        _give_place(_make_gpu_error(file, "loss.item()"), node=here)
+        for file in ("/job/train.py", "/job/log.py")
     )
     assert first.fingerprint != second.fingerprint
     context = _CONTEXT if before is None else _after(first, previous_machine=before)
@@ -510,24 +698,42 @@ def test_a_broken_machine_that_fails_at_another_line(before: str | None, here: s
 
 
 def test_the_machine_of_a_pod() -> None:
-    """A pod keeps its name on another machine, so its machine is known by its own name, or by the kernel's boot id."""
+    """A pod keeps its name on another machine, so its machine is known by its own name,
+    or by the kernel's boot id.
+    """
     root = replace(make_error(3), boot_id="b0")
-    assert retry.find_machine(_give_place(root, node="gpu-a", namespace="", engine="plain")) == "gpu-a"
     assert (
-        retry.find_machine(_verdict(replace(root, place=replace(root.place, namespace="ml", engine="plain")))) == "b0"
+        retry.find_machine(_give_place(root, node="gpu-a", namespace="", engine="plain")) == "gpu-a"
     )
-    assert retry.find_machine(_give_place(root, namespace="ml", machine="ip-10-0-0-7")) == "ip-10-0-0-7"
+    assert (
+        retry.find_machine(
+            _verdict(replace(root, place=replace(root.place, namespace="ml", engine="plain")))
+        )
+        == "b0"
+    )
+    assert (
+        retry.find_machine(_give_place(root, namespace="ml", machine="ip-10-0-0-7"))
+        == "ip-10-0-0-7"
+    )
 
 
 @pytest.mark.parametrize("category", ["preemption", "node_lost"])
 def test_guesses_are_counted(category: str) -> None:
-    """A signal or silence proves no preemption: the retry counts, except for Flyte, which limits it itself."""
+    """A signal or silence proves no preemption: the retry counts, except for Flyte,
+    which limits it itself.
+    """
     decision = retry.decide(_verdict(make_error(3, category=category, exception=None)))
-    assert (decision.retry, decision.action, decision.origin) == (True, model.Action.RETRY, model.Origin.SYSTEM)
+    assert (decision.retry, decision.action, decision.origin) == (
+        True,
+        model.Action.RETRY,
+        model.Origin.SYSTEM,
+    )
 
 
 def test_an_unknown_root() -> None:
-    """Without a known root cause there is no retry and no fault owner; only a policy on "unknown" would retry."""
+    """Without a known root cause there is no retry and no fault owner;
+    only a policy on "unknown" would retry.
+    """
     verdict = build_undetermined_verdict(make_job(), "earliest")
     assert retry.decide(verdict) == model.Decision(
         retry=False,
@@ -537,17 +743,30 @@ def test_an_unknown_root() -> None:
         reason="nothing shows whether the same would happen again",
         action=model.Action.UNKNOWN,
     )
-    some = (retry.explicit(), retry.declared(), retry.same_fault_everywhere(), retry.same_fault_again())
+    some = (
+        retry.explicit(),
+        retry.declared(),
+        retry.same_fault_everywhere(),
+        retry.same_fault_again(),
+    )
     policies = (*some, retry.host_evidence(), retry.never(), retry.on_category("data"))
     assert not any(policy(verdict, _CONTEXT) for policy in policies)
     assert retry.on_category("unknown")(verdict, _CONTEXT)
 
 
-@pytest.mark.parametrize("kind", ["flyte.errors.NonRecoverableError", "my.OwnError", "RuntimeError"])
+@pytest.mark.parametrize(
+    "kind", ["flyte.errors.NonRecoverableError", "my.OwnError", "RuntimeError"]
+)
 def test_an_exception_that_refuses_a_retry(kind: str) -> None:
     """Whatever its cause, also a broken machine: the program has decided."""
-    bases = ("flyte.errors.NonRecoverableError", "RuntimeError") if kind == "my.OwnError" else ("RuntimeError",)
-    raised = model.ExceptionInfo(type=kind, message="CUDA error: uncorrectable ECC error", bases=bases)
+    bases = (
+        ("flyte.errors.NonRecoverableError", "RuntimeError")
+        if kind == "my.OwnError"
+        else ("RuntimeError",)
+    )
+    raised = model.ExceptionInfo(
+        type=kind, message="CUDA error: uncorrectable ECC error", bases=bases
+    )
     root = replace(make_error(3, kind=model.Kind.RECOVERABLE), exception=raised)
     decision = retry.decide(_verdict(root))
     expected = (False, model.Action.STOP) if kind != "RuntimeError" else (True, model.Action.RETRY)
@@ -564,31 +783,54 @@ def test_an_exception_that_refuses_a_retry(kind: str) -> None:
         (0, model.Origin.SYSTEM, False, "(uses none of the task's retries)"),
     ],
 )
-def test_a_budget_that_is_used_up(left: int | None, origin: model.Origin, spent: bool, paid: str) -> None:
-    """With a used-up budget the decision still says retry to Flyte, and its reason says that the budget is used up."""
+def test_a_budget_that_is_used_up(
+    left: int | None,
+    origin: model.Origin,
+    spent: bool,
+    paid: str,
+) -> None:
+    """With a used-up budget the decision still says retry to Flyte,
+    and its reason says that the budget is used up.
+    """
     policy = retry.on_category("data", origin=origin)
-    decision = retry.decide(_verdict(category="data"), policy, retry.RetryContext(2, 2, retries_left=left))
-    assert (decision.kind, decision.is_spent, decision.enforced) == (model.Kind.RECOVERABLE, spent, True)
+    decision = retry.decide(
+        _verdict(category="data"), policy, retry.RetryContext(2, 2, retries_left=left)
+    )
+    assert (decision.kind, decision.is_spent, decision.enforced) == (
+        model.Kind.RECOVERABLE,
+        spent,
+        True,
+    )
     assert decision.reason.endswith(paid)
 
 
-@pytest.mark.parametrize(("retries", "paid"), [(0, "(no retries are allowed)"), (1, "(its only retry is used up)")])
+@pytest.mark.parametrize(
+    ("retries", "paid"), [(0, "(no retries are allowed)"), (1, "(its only retry is used up)")]
+)
 def test_a_small_budget(retries: int, paid: str) -> None:
     """None and one are no plural."""
     context = retry.RetryContext(retries, retries, retries_left=0)
-    decision = retry.decide(_verdict(category="data"), retry.on_category("data", origin=model.Origin.USER), context)
+    decision = retry.decide(
+        _verdict(category="data"), retry.on_category("data", origin=model.Origin.USER), context
+    )
     assert decision.reason.endswith(paid)
 
 
 def test_the_default_is_the_default() -> None:
-    """Without a policy the default one decides; if no pod lives to write the verdict, the decision is advice."""
+    """Without a policy the default one decides; if no pod lives to write the verdict,
+    the decision is advice.
+    """
     gone = _verdict(category="node_lost")
     assert retry.decide(gone, retry.default_policy()) == retry.decide(gone)
     assert not retry.decide(gone, None, retry.RetryContext(pods_alive=False)).enforced
 
 
-@pytest.mark.parametrize(("engine", "is_enforced"), [("", True), ("flyte", True), ("flyte2", True), ("plain", False)])
+@pytest.mark.parametrize(
+    ("engine", "is_enforced"), [("", True), ("flyte", True), ("flyte2", True), ("plain", False)]
+)
 def test_only_flyte_enforces(engine: str, is_enforced: bool) -> None:
-    """Nobody carries out the decision on a job under torchrun, such as Slurm's: schedulers follow its action."""
+    """Nobody carries out the decision on a job under torchrun, such as Slurm's:
+    schedulers follow its action.
+    """
     decision = retry.decide(_verdict(category="signal"), None, retry.RetryContext(engine=engine))
     assert (decision.enforced, decision.action) == (is_enforced, model.Action.UNKNOWN)

@@ -19,7 +19,12 @@ _STARTED = 5
 
 def _failed(rank: int, message: str, **fields: Any) -> model.WorkerError:
     """Return the document of one of two ranks on each of two nodes."""
-    place = {"node": f"w-{rank // 2}", "group_rank": rank // 2, "group_world_size": 2, "incarnation": _STARTED}
+    place = {
+        "node": f"w-{rank // 2}",
+        "group_rank": rank // 2,
+        "group_world_size": 2,
+        "incarnation": _STARTED,
+    }
     return make_error(rank, message=message, **{**place, **fields})
 
 
@@ -35,9 +40,19 @@ def _entries(
     entries = []
     for number in (0, 1):
         own = [item for item in documents if item.place.group_rank == number]
-        receipts = tuple(model.Receipt(item.documents[0].name, durable=True, rank=item.rank) for item in own)
-        here = {"node": f"w-{number}", "group_rank": number, "nodes": 2, "incarnation": _STARTED, **place}
-        entries.append(make_presence(phase, ranks=(2 * number, 2 * number + 1), receipts=receipts, **here))
+        receipts = tuple(
+            model.Receipt(item.documents[0].name, durable=True, rank=item.rank) for item in own
+        )
+        here = {
+            "node": f"w-{number}",
+            "group_rank": number,
+            "nodes": 2,
+            "incarnation": _STARTED,
+            **place,
+        }
+        entries.append(
+            make_presence(phase, ranks=(2 * number, 2 * number + 1), receipts=receipts, **here)
+        )
     return tuple(entries)
 
 
@@ -54,10 +69,16 @@ def _verdict(job: model.JobErrors, strategy: str = "evidence") -> model.Verdict:
 @pytest.mark.parametrize("strategy", ["evidence", "earliest"])
 @pytest.mark.parametrize("forged", _FORGED, ids=["round", "incarnation"])
 def test_a_document_alone_replaces_no_others(forged: model.WorkerError, strategy: str) -> None:
-    """A document whose round or incarnation no roster entry confirms makes no document history, and is noted."""
+    """A document whose round or incarnation no roster entry confirms makes no document history,
+    and is noted.
+    """
     job = make_job(_ROOT, _VICTIM, forged, roster=_entries(_ROOT, _VICTIM))
 
-    assert {failure.message for failure in job.failures} == {_ROOT.message, _VICTIM.message, "forged"}
+    assert {failure.message for failure in job.failures} == {
+        _ROOT.message,
+        _VICTIM.message,
+        "forged",
+    }
     assert (job.history, job.round, len(job.roster)) == ((), 0, 2)
     assert not job.coverage.complete
     (note,) = job.coverage.notes
@@ -67,7 +88,8 @@ def test_a_document_alone_replaces_no_others(forged: model.WorkerError, strategy
 
 @pytest.mark.parametrize("phase", model.Phase)
 def test_a_later_round_without_an_entry_is_reported(phase: model.Phase) -> None:
-    """If the only document is of a round that no roster entry confirms, it is the root cause, without high confidence.
+    """If the only document is of a round that no roster entry confirms, it is the root cause,
+    without high confidence.
 
     An agent may be killed before its entry is in the storage.
     """
@@ -86,9 +108,15 @@ def test_a_later_round_without_an_entry_is_reported(phase: model.Phase) -> None:
         ({"number": 3}, ["'lr'", "forged"]),
     ],
 )
-def test_the_record_of_a_restart_confirms_the_next_round(record: dict[str, Any], judged: list[str]) -> None:
-    """After a recorded restart, a document of the next round is enough to make the failed round history."""
-    restart = replace(model.RestartRecord(model.RestartKind.ROUND, 0, "", restart=True, reason=""), **record)
+def test_the_record_of_a_restart_confirms_the_next_round(
+    record: dict[str, Any], judged: list[str]
+) -> None:
+    """After a recorded restart, a document of the next round is enough to make
+    the failed round history.
+    """
+    restart = replace(
+        model.RestartRecord(model.RestartKind.ROUND, 0, "", restart=True, reason=""), **record
+    )
     last = _failed(3, "forged", round=1, at_ms=9_000)
     job = make_job(_ROOT, last, roster=_entries(_ROOT), restarts=(restart,))
     assert [failure.message for failure in job.failures] == judged
@@ -97,10 +125,17 @@ def test_the_record_of_a_restart_confirms_the_next_round(record: dict[str, Any],
 
 
 def test_an_entry_confirms_round_and_incarnation() -> None:
-    """A roster entry of a document's round and incarnation makes the others history, and nothing is noted."""
+    """A roster entry of a document's round and incarnation makes the others history,
+    and nothing is noted.
+    """
     for place in ({"round": 1}, {"incarnation": 9}):
         last = _failed(3, "forged", at_ms=9_000, **place)
-        job = make_job(_ROOT, _VICTIM, last, roster=(*_entries(_ROOT, _VICTIM), *_entries(last, **place)))
+        job = make_job(
+            _ROOT,
+            _VICTIM,
+            last,
+            roster=(*_entries(_ROOT, _VICTIM), *_entries(last, **place)),
+        )
         assert [failure.message for failure in job.failures] == ["forged"]
         assert (len(job.history), job.coverage.complete, job.coverage.notes) == (2, True, ())
     # the name of an entry that cannot be read has no node, but a group rank and an incarnation
@@ -118,7 +153,9 @@ def _large(*others: model.WorkerError) -> Snapshot:
         for rank in range(4, _MANY)
     ]
     documents = (replace(_ROOT, fingerprint="1:" + "b" * 12, documents=()), *victims, *others)
-    named = [replace(item, documents=(model.DocumentRef(error_key_for(item)),)) for item in documents]
+    named = [
+        replace(item, documents=(model.DocumentRef(error_key_for(item)),)) for item in documents
+    ]
     return Snapshot(documents=tuple(named), roster=_entries())
 
 
@@ -133,5 +170,7 @@ def test_a_name_alone_replaces_no_others(forged: model.WorkerError, strategy: st
     assert _verdict(job, strategy).confidence != "high"
     if strategy == "evidence":
         assert {0, forged.rank} <= {failure.rank for failure in job.failures}
-        assert any(f"rank {forged.rank} on {forged.node} names" in note for note in job.coverage.notes)
+        assert any(
+            f"rank {forged.rank} on {forged.node} names" in note for note in job.coverage.notes
+        )
         assert not any("earlier rounds" in note for note in job.coverage.notes)

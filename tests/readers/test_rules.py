@@ -1,4 +1,6 @@
-"""The table of rules: each has a case that needs it and one that it must not touch, and the docs list it."""
+"""The table of rules: each has a case that needs it and one that it must not touch,
+and the docs list it.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -41,8 +43,14 @@ def gave_up_in_nccl(rank: int, **more: object) -> model.WorkerError:
 
 def spread(rank: int) -> model.WorkerError:
     """A rank that raises what torch's checkpoint tells of rank 3."""
-    trace = 'Traceback (most recent call last): (RANK 3)\n  File "/x/torch/futures.py", line 9, in wait\n    run()\n'
-    text = f"CheckpointException ranks:dict_keys([3])\n{trace}OSError: [Errno 28] No space left on device\n"
+    trace = (
+        'Traceback (most recent call last): (RANK 3)\n  File "/x/torch/futures.py", line 9, in'
+        " wait\n    run()\n"
+    )
+    text = (
+        f"CheckpointException ranks:dict_keys([3])\n{trace}OSError: [Errno 28] No space left on"
+        " device\n"
+    )
     return own(rank, 0, "torch.distributed.checkpoint.api.CheckpointException", text)
 
 
@@ -54,41 +62,69 @@ def late_fault(at_ms: float) -> model.JobErrors:
 
 def raised_in_hang() -> model.JobErrors:
     """The rank for which the others waited was stopped in its clean-up."""
-    dumps, sent = (model.StackDump(1, 3, IN_SLEEP),), (model.SentSignal("SIGTERM", "rank 0 failed"),)
+    dumps, sent = (
+        (model.StackDump(1, 3, IN_SLEEP),),
+        (model.SentSignal("SIGTERM", "rank 0 failed"),),
+    )
     root = own(3, 7000, in_flight=True, sent_signals=sent, stack_dumps=dumps)
     return done(*(waited(rank) for rank in (0, 1, 2)), root)
 
 
 def out_of_step(called: int) -> model.JobErrors:
-    """Rank 3 handled an exception, and was stopped after it had called so many of six collectives."""
-    frames = (model.FrameInfo("/app/train.py", 40, "main"), model.FrameInfo("/app/train.py", 12, "step"))
-    handled = model.HandledException(None, model.ExceptionInfo("ValueError", "no labels", (), frames), calls_since=1)
+    """Rank 3 handled an exception, and was stopped after it had called so
+    many of six collectives.
+    """
+    frames = (
+        model.FrameInfo("/app/train.py", 40, "main"),
+        model.FrameInfo("/app/train.py", 12, "step"),
+    )
+    handled = model.HandledException(
+        None, model.ExceptionInfo("ValueError", "no labels", (), frames), calls_since=1
+    )
     rank_3 = stopped(3, IN_COLLECTIVE, handled_exceptions=(handled,), **count(called))
     return done(*waiting(0, 1, 2), rank_3)
 
 
 def accused(*receipts: model.Receipt) -> model.JobErrors:
     """Two ranks name worker-1, which has reported."""
-    roster = [make_presence(node=f"worker-{at}", group_rank=at, nodes=2, ip=f"10.0.0.{at}") for at in (0, 1)]
-    return make_job(victim(0), victim(1), roster=(roster[0], replace(roster[1], receipts=receipts, ranks=(2, 3))))
+    roster = [
+        make_presence(node=f"worker-{at}", group_rank=at, nodes=2, ip=f"10.0.0.{at}")
+        for at in (0, 1)
+    ]
+    return make_job(
+        victim(0),
+        victim(1),
+        roster=(roster[0], replace(roster[1], receipts=receipts, ranks=(2, 3))),
+    )
 
 
-def operation_timed_out(rank: int, operation: str, line: int, code: str = "dist.{}(values)") -> model.WorkerError:
+def operation_timed_out(
+    rank: int,
+    operation: str,
+    line: int,
+    code: str = "dist.{}(values)",
+) -> model.WorkerError:
     """A rank whose wait in an operation timed out, without counts of its collectives."""
     called = model.FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 9, operation)
     frames = (model.FrameInfo("/app/train.py", line, "step", code.format(operation)), called)
     failure = waited(rank, world_size=4)
-    return replace(failure, exception=model.ExceptionInfo("RuntimeError", failure.message, frames=frames))
+    return replace(
+        failure, exception=model.ExceptionInfo("RuntimeError", failure.message, frames=frames)
+    )
 
 
 def ended_in_teardown(*finished: int) -> model.JobErrors:
-    """Rank 3 aborted and rank 2 was stopped when the ranks `finished` had returned; ranks 0 and 1 had ended well."""
+    """Rank 3 aborted and rank 2 was stopped when the ranks `finished` had returned;
+    ranks 0 and 1 had ended well.
+    """
     at = {node: {"node": f"worker-{node}", "group_rank": node, "nodes": 2} for node in (0, 1)}
     roster = (
         make_presence(model.Phase.SUCCEEDED, ranks=(0, 1), **at[0]),
         make_presence(model.Phase.FAILED, ranks=(2, 3), finished_ranks=finished, **at[1]),
     )
-    return make_job(died(3, "SIGABRT", -6, world_size=4), stopped(2, IN_SLEEP, world_size=4), roster=roster)
+    return make_job(
+        died(3, "SIGABRT", -6, world_size=4), stopped(2, IN_SLEEP, world_size=4), roster=roster
+    )
 
 
 IN_FAULT = STACK.format("/app/train.py", "fault")
@@ -111,7 +147,10 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     "out-of-step": (out_of_step(5), out_of_step(6)),
     "mismatch": (done(received(1), passed(0, 4), passed(2, 40), passed(3, 4)), OF_TWO),
     "hang": ("hang-rank3-of4", "deadlock-rank0-of4"),
-    "no-progress": (make_job(*(gave_up_in_nccl(rank, world_size=2) for rank in (0, 1))), "deadlock-rank0-of4"),
+    "no-progress": (
+        make_job(*(gave_up_in_nccl(rank, world_size=2) for rank in (0, 1))),
+        "deadlock-rank0-of4",
+    ),
     "left-behind": ("nccl-rubbish-version2.1-rank3-of4", "exit-1-rank3-of4"),
     "returned": (
         done(*(victim(rank, world_size=4) for rank in (0, 1, 2)), LEFT),
@@ -123,7 +162,8 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
     "mismatch-of-two": (OF_TWO, "exit-1-rank3-of4"),
     "waited-apart": (
         done(
-            *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)), operation_timed_out(3, "barrier", 50)
+            *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)),
+            operation_timed_out(3, "barrier", 50),
         ),
         done(
             *(operation_timed_out(rank, "all_reduce", 40) for rank in (0, 1, 2)),
@@ -131,11 +171,19 @@ CASES: dict[str, tuple[str | model.JobErrors, str | model.JobErrors]] = {
         ),
     ),
     "by-elimination": ("exit-1-rank3-of4", "deadlock-rank0-of4"),
-    "stock-file": (make_job(stock(BOX.format("train", 1), 50), stock(BOX.format("load", 0), 0)), "exit-1-rank3-of4"),
+    "stock-file": (
+        make_job(stock(BOX.format("train", 1), 50), stock(BOX.format("load", 0), 0)),
+        "exit-1-rank3-of4",
+    ),
     "only-failure": (make_job(victim(0, world_size=1)), make_job(victim(0, world_size=4))),
     "handled": (
-        replace(done(*LAST_TRIES, stopped(3, IN_SLEEP)), handled=(own(3, -9000, in_flight=True), victim(0, -8900))),
-        replace(done(*LAST_TRIES, stopped(3, IN_SLEEP)), handled=(victim(0, -8900), victim(3, -9000))),
+        replace(
+            done(*LAST_TRIES, stopped(3, IN_SLEEP)),
+            handled=(own(3, -9000, in_flight=True), victim(0, -8900)),
+        ),
+        replace(
+            done(*LAST_TRIES, stopped(3, IN_SLEEP)), handled=(victim(0, -8900), victim(3, -9000))
+        ),
     ),
 }
 """For each rule a recording or a scene that needs it, and one that it must not touch."""
@@ -153,20 +201,28 @@ def found_by(verdict: model.Verdict) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("rule", RULES[:-1], ids=lambda rule: rule.name)
 def test_a_rule_is_needed(rule: Rule) -> None:
-    """One case gets another verdict without the rule, and the rule does not apply to a similar case."""
+    """One case gets another verdict without the rule,
+    and the rule does not apply to a similar case.
+    """
     needs, leaves = map(diagnosis_of, CASES[rule.name])
 
     verdict = apply_rules(needs)
 
     assert verdict.rule == rule.name
-    assert CONFIDENCES_ASCENDING.index(verdict.confidence) <= CONFIDENCES_ASCENDING.index(rule.max_confidence)
-    assert found_by(apply_rules(needs, [other for other in RULES if other is not rule])) != found_by(verdict)
+    assert CONFIDENCES_ASCENDING.index(verdict.confidence) <= CONFIDENCES_ASCENDING.index(
+        rule.max_confidence
+    )
+    assert found_by(
+        apply_rules(needs, [other for other in RULES if other is not rule])
+    ) != found_by(verdict)
     assert rule.decide(leaves) is None
     assert apply_rules(leaves).rule != rule.name
 
 
 def test_the_last_rule_always_applies() -> None:
-    """Without evidence the verdict is undetermined; every other rule has a case, and a name of its own."""
+    """Without evidence the verdict is undetermined; every other rule has a case,
+    and a name of its own.
+    """
     verdict = apply_rules(diagnosis_of("deadlock-rank0-of4"))
 
     assert (verdict.rule, verdict.scope.value) == ("undetermined", "undetermined")
@@ -175,7 +231,8 @@ def test_the_last_rule_always_applies() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "waited", "stopped"])
 def test_a_rank_without_an_agent_that_ended(how: str) -> None:
-    """It is the root cause if all others lost a peer, waited or were stopped, but not if one has a fault of its own.
+    """It is the root cause if all others lost a peer, waited or were stopped,
+    but not if one has a fault of its own.
 
     No launcher terminates all ranks because of one.
     """
@@ -185,10 +242,22 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
         "waited": waited,
         "stopped": lambda rank: died(rank, "SIGTERM", None, rank, sent_signals=sent),
     }
-    entry = make_presence(model.Phase.SUCCEEDED, node="host-1", group_rank=3, nodes=4, rank=3, ranks=(3,))
+    entry = make_presence(
+        model.Phase.SUCCEEDED,
+        node="host-1",
+        group_rank=3,
+        nodes=4,
+        rank=3,
+        ranks=(3,),
+    )
     others = [ends[how](rank) for rank in range(3)]
     verdict = apply_rules(find_faults(diagnose(make_job(*others, roster=(entry,)))))
-    assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == ("returned", (3,), "host-1", "exit")
+    assert (verdict.rule, verdict.ranks, verdict.node, verdict.category) == (
+        "returned",
+        (3,),
+        "host-1",
+        "exit",
+    )
     fault = apply_rules(find_faults(diagnose(make_job(*others[:2], own(2, 0), roster=(entry,)))))
     assert fault.ranks == (2,)
     all_stopped = apply_rules(find_faults(diagnose(make_job(*map(ends["stopped"], range(4))))))
@@ -201,7 +270,13 @@ def test_a_rank_without_an_agent_that_ended(how: str) -> None:
         {"handled": (own(3, -7_200_000, in_flight=True),)},
         {
             "restarts": (
-                model.RestartRecord(model.RestartKind.IN_PROCESS, 0, "ValueError, rank 3", restart=True, reason=""),
+                model.RestartRecord(
+                    model.RestartKind.IN_PROCESS,
+                    0,
+                    "ValueError, rank 3",
+                    restart=True,
+                    reason="",
+                ),
             )
         },
     ],
@@ -214,11 +289,20 @@ def test_a_handled_exception_from_which_the_training_went_on(change: dict[str, A
 
 
 def test_a_first_try_where_several_ranks_stand_out_in_the_last() -> None:
-    """Of a program that tries again, the first exceptions tell more than a hang in which several ranks stand out."""
-    last = done(waited(0), waited(1), stopped(2, IN_SLEEP, world_size=4), stopped(3, IN_FAULT, world_size=4))
+    """Of a program that tries again, the first exceptions tell more than a hang in which
+    several ranks stand out.
+    """
+    last = done(
+        waited(0),
+        waited(1),
+        stopped(2, IN_SLEEP, world_size=4),
+        stopped(3, IN_FAULT, world_size=4),
+    )
     assert apply_rules(diagnosis_of(last)).scope.value == "undetermined"
 
-    verdict = apply_rules(diagnosis_of(replace(last, handled=(own(3, -9000, in_flight=True), victim(0, -8900)))))
+    verdict = apply_rules(
+        diagnosis_of(replace(last, handled=(own(3, -9000, in_flight=True), victim(0, -8900))))
+    )
 
     headline = "ValueError, rank 3 on worker-1: bad batch"
     assert (verdict.rule, verdict.headline, verdict.confidence) == ("handled", headline, "low")

@@ -60,8 +60,12 @@ def show(run: Callable[..., Ran], tmp_path: Path) -> Callable[[Sequence[str]], R
         ["srun: job 78 queued and waiting for resources", "Epoch 1: loss 0.9"],
     ],
 )
-@pytest.mark.parametrize("end", ["Training finished", "Job 77 State=COMPLETED", "Total training time: 3:02:11"])
-def test_a_later_start_is_unfinished(show: Callable[[Sequence[str]], Ran], end: str, later: list[str]) -> None:
+@pytest.mark.parametrize(
+    "end", ["Training finished", "Job 77 State=COMPLETED", "Total training time: 3:02:11"]
+)
+def test_a_later_start_is_unfinished(
+    show: Callable[[Sequence[str]], Ran], end: str, later: list[str]
+) -> None:
     """The end of an earlier start is no success of a later one."""
     assert show([*OPENING, *list_epochs(5), end]).code == EXIT.OK
     assert show([*OPENING, *list_epochs(5), end, *later]).code == EXIT.NOTHING_FOUND
@@ -125,7 +129,11 @@ def test_a_sentence_below_a_level(show: Callable[[Sequence[str]], Ran], line: st
     [
         list_iterations(10, 200, per_epoch=60),
         [*list_iterations(10, 50, per_epoch=60), *list_iterations(10, 200, per_epoch=60)],
-        [*list_iterations(10, 130, per_epoch=60), *list_iterations(10, 200, per_epoch=60), "Parameters: 52"],
+        [
+            *list_iterations(10, 130, per_epoch=60),
+            *list_iterations(10, 200, per_epoch=60),
+            "Parameters: 52",
+        ],
     ],
 )
 def test_iterations_beyond_an_epoch(show: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
@@ -139,8 +147,16 @@ def test_iterations_beyond_an_epoch(show: Callable[[Sequence[str]], Ran], lines:
         list_iterations(10, 190, per_epoch=60),
         [*list_iterations(10, 200, per_epoch=60), *list_iterations(10, 130, per_epoch=60)],
         list_iterations(10, 200, per_epoch=900),
-        [f"epoch: {epoch}, iter: {step}/20, loss: 0.{step}" for epoch in range(1, 6) for step in range(1, 21)],
-        [f"epoch: {epoch}, iter: {step}/20, loss: 0.{step}" for epoch in (1, 1, 2) for step in range(1, 21)],
+        [
+            f"epoch: {epoch}, iter: {step}/20, loss: 0.{step}"
+            for epoch in range(1, 6)
+            for step in range(1, 21)
+        ],
+        [
+            f"epoch: {epoch}, iter: {step}/20, loss: 0.{step}"
+            for epoch in (1, 1, 2)
+            for step in range(1, 21)
+        ],
     ],
 )
 def test_iterations_of_a_part(show: Callable[[Sequence[str]], Ran], lines: list[str]) -> None:
@@ -149,12 +165,16 @@ def test_iterations_of_a_part(show: Callable[[Sequence[str]], Ran], lines: list[
 
 
 def test_a_counter_of_a_restarted_training() -> None:
-    """The first values of all counters in a line are a restart; those of a later epoch are an inner loop."""
+    """The first values of all counters in a line are a restart;
+    those of a later epoch are an inner loop.
+    """
     restarted = Loops()
     inner = Loops()
     for number, line in enumerate(list_iterations(10, 130, 60) + list_iterations(10, 200, 60)):
         restarted.take(line, number)
-    for number, line in enumerate(f"epoch: {epoch}, iter: {step}/9" for epoch in (1, 2) for step in range(1, 10)):
+    for number, line in enumerate(
+        f"epoch: {epoch}, iter: {step}/9" for epoch in (1, 2) for step in range(1, 10)
+    ):
         inner.take(line, number)
     assert restarted.find_finished() is not None
     assert inner.find_finished() is None
@@ -173,6 +193,8 @@ def test_a_counter_of_a_restarted_training() -> None:
         ([*OPENING, *list_epochs(40), EPILOGUE], [*OPENING, *list_epochs(20, begin=20), EPILOGUE]),
     ],
 )
-def test_starts_of_unknown_length(show: Callable[[Sequence[str]], Ran], earlier: list[str], later: list[str]) -> None:
+def test_starts_of_unknown_length(
+    show: Callable[[Sequence[str]], Ran], earlier: list[str], later: list[str]
+) -> None:
     """Starts without a stated length prove nothing, however alike they are."""
     assert show([*earlier, *later]).code == EXIT.NOTHING_FOUND

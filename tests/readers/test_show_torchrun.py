@@ -50,7 +50,14 @@ record(main)(sys.argv[1])
 def _ran(folder: Path, *options: str, fault: str) -> Path:
     script = folder / "train.py"
     script.write_text(_TRAINING, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(folder / "logs"), "--standalone"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--log-dir",
+        str(folder / "logs"),
+        "--standalone",
+    ]
     subprocess.run(
         [*command, "--nproc-per-node=2", *options, str(script), fault],
         capture_output=True,
@@ -61,12 +68,20 @@ def _ran(folder: Path, *options: str, fault: str) -> Path:
     return folder / "logs"
 
 
-def _worker(folder: Path, run: str = "none_hbse3iwq", rank: int = 0, attempt: int = 0, **files: str) -> Path:
+def _worker(
+    folder: Path,
+    run: str = "none_hbse3iwq",
+    rank: int = 0,
+    attempt: int = 0,
+    **files: str,
+) -> Path:
     """Make the folder of a worker, with `error` as its error.json and `stderr` as its log."""
     path = folder / run / f"attempt_{attempt}" / str(rank)
     path.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (path / {"error": "error.json", "stderr": "stderr.log"}[name]).write_text(text, encoding="utf-8")
+        (path / {"error": "error.json", "stderr": "stderr.log"}[name]).write_text(
+            text, encoding="utf-8"
+        )
     return path
 
 
@@ -84,28 +99,41 @@ def show(run: Callable[..., Ran]) -> Show:
 
 @pytest.mark.jobs
 def test_an_exception(show: Show, tmp_path: Path) -> None:
-    """The rank that raised is the root cause, with its traceback, its cause and its time in whole seconds."""
+    """The rank that raised is the root cause, with its traceback,
+    its cause and its time in whole seconds.
+    """
     code, found = show(_ran(tmp_path, fault="raise"))
     root = found["root"]
     assert code == EXIT.ROOT_CAUSE
-    assert (found["verdict"]["ranks"], root["type"], root["message"]) == ([1], "KeyError", "'labels'")
+    assert (found["verdict"]["ranks"], root["type"], root["message"]) == (
+        [1],
+        "KeyError",
+        "'labels'",
+    )
     assert "ValueError: bad batch 7" in found["verdict"]["message"]
     assert root["time"].endswith(".000000000Z")
     assert found["verdict"]["victims"]["count"] == 1
     notes = found["verdict"]["coverage"]["notes"]
-    assert "torchrun's log folder has times in whole seconds, and neither exit codes nor signals" in notes
+    assert (
+        "torchrun's log folder has times in whole seconds, and neither exit codes nor signals"
+        in notes
+    )
     assert "ranks are local ranks: the folder has no global ones" in notes
     assert found["uri"] is None
 
 
 @pytest.mark.jobs
 def test_a_killed_worker(show: Show, tmp_path: Path) -> None:
-    """A worker that left nothing is the root cause, with low confidence, if the others only lost their peer."""
+    """A worker that left nothing is the root cause, with low confidence,
+    if the others only lost their peer.
+    """
     code, found = show(_ran(tmp_path, fault="SIGKILL"))
     assert code == EXIT.ROOT_CAUSE
     assert found["first_line"].startswith("no error file rank 1 ")
     assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([1], "low")
-    assert "a worker that was killed, or stopped by torchrun, leaves no error.json" in found["unknown"]
+    assert (
+        "a worker that was killed, or stopped by torchrun, leaves no error.json" in found["unknown"]
+    )
 
 
 @pytest.mark.jobs
@@ -114,7 +142,9 @@ def test_the_logs_tell_more(show: Show, tmp_path: Path) -> None:
     _, found = show(_ran(tmp_path, "-r", "3", fault="SIGSEGV"))
     assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGSEGV")
     assert "Fatal Python error: Segmentation fault" in found["root"]["log"]
-    assert not [note for note in found["verdict"]["coverage"]["notes"] if note.startswith("ranks are local")]
+    assert not [
+        note for note in found["verdict"]["coverage"]["notes"] if note.startswith("ranks are local")
+    ]
 
 
 def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
@@ -123,7 +153,11 @@ def test_the_last_attempt_counts(show: Show, tmp_path: Path) -> None:
         _worker(tmp_path, rank=0, attempt=attempt)
         _worker(tmp_path, rank=1, attempt=attempt, error=json.dumps({"message": f"E: {what}"}))
     run = tmp_path / "none_hbse3iwq"
-    for path, said, restarts in ((tmp_path, "last", 1), (run, "last", 1), (run / "attempt_0", "first", 0)):
+    for path, said, restarts in (
+        (tmp_path, "last", 1),
+        (run, "last", 1),
+        (run / "attempt_0", "first", 0),
+    ):
         root = show(path)[1]["root"]
         assert (root["rank"], root["message"], root["restarts"]) == (1, said, restarts)
     assert show(run / "attempt_0" / "1")[1]["root"]["message"] == "first"
@@ -133,15 +167,27 @@ _RAISED = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    
 
 
 def test_two_nodes_in_one_folder(show: Show, tmp_path: Path) -> None:
-    """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
-    for path in [*_worker(tmp_path, "job_abcd1234", error='{"message": "old"}').iterdir(), *tmp_path.rglob("*")]:
+    """The folders of the nodes of one run are read together;
+    an earlier run with the same id is not.
+    """
+    for path in [
+        *_worker(tmp_path, "job_abcd1234", error='{"message": "old"}').iterdir(),
+        *tmp_path.rglob("*"),
+    ]:
         os.utime(path, (1_000_000, 1_000_000))
-    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.2.0.9]:41000"
+    lost = (
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+        " [10.2.0.9]:41000"
+    )
     for rank, said in enumerate((lost, "KeyError: 'labels'")):
         text = "".join(f"[rank{rank}]: {line}\n" for line in f"{_RAISED}{said}".splitlines())
         _worker(tmp_path, f"job_node_{rank}xx", stderr=text)
     _, found = show(tmp_path)
-    assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
+    assert (
+        found["verdict"]["ranks"],
+        found["root"]["local_rank"],
+        found["verdict"]["victims"]["count"],
+    ) == ([1], 0, 1)
     assert "2 folders of the run 'job' count as its nodes" in found["verdict"]["coverage"]["notes"]
     assert (found["root"]["type"], found["root"]["time"]) == ("KeyError", None)
 
@@ -171,7 +217,9 @@ def test_an_error_file_of_another_format(show: Show, tmp_path: Path, text: str) 
         _worker(tmp_path, rank=rank, error=said)
     _, found = show(tmp_path)
     assert (found["root"]["message"], found["verdict"]["coverage"]["unreadable"]) == ("boom", 1)
-    assert any("attempt_0/0/error.json: no error.json of torchrun: " in note for note in found["unknown"])
+    assert any(
+        "attempt_0/0/error.json: no error.json of torchrun: " in note for note in found["unknown"]
+    )
 
 
 def test_no_error_file_can_be_read(tmp_path: Path, run: Callable[..., Ran]) -> None:
@@ -200,7 +248,10 @@ def test_the_crash_of_a_child(tmp_path: Path) -> None:
         "[rank0]: Traceback (most recent call last):",
         '[rank0]:   File "/job/train.py", line 9, in main',
         "[rank0]:     for batch in loader:",
-        "[rank0]: RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation fault.",
+        (
+            "[rank0]: RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation"
+            " fault."
+        ),
     )
     for text, what in (("\n".join(lines), "RuntimeError"), ("\n".join(lines[:4]), "SIGSEGV")):
         _worker(tmp_path, stderr=f"{text}\n")
@@ -211,7 +262,11 @@ def test_the_crash_of_a_child(tmp_path: Path) -> None:
 
 def test_torchruns_own_error_file(show: Show, tmp_path: Path) -> None:
     """The file that torchrun writes for its own parent has the exit code of the worker."""
-    said = {"message": "SignalException: got 15", "errorCode": 143, "extraInfo": {"timestamp": "1700000000"}}
+    said = {
+        "message": "SignalException: got 15",
+        "errorCode": 143,
+        "extraInfo": {"timestamp": "1700000000"},
+    }
     (tmp_path / "error.json").write_text(json.dumps({"message": said}), encoding="utf-8")
     _, found = show(tmp_path)
     assert (found["root"]["exit_code"], found["root"]["rank"]) == (143, None)
@@ -219,24 +274,36 @@ def test_torchruns_own_error_file(show: Show, tmp_path: Path) -> None:
 
 
 def test_the_random_end_of_a_folders_name(tmp_path: Path) -> None:
-    """The random characters behind the run's id may contain an underscore; unknown ranks stay unknown."""
+    """The random characters behind the run's id may contain an underscore;
+    unknown ranks stay unknown.
+    """
     for name in ("job_hbse3iwq", "job_nt_bgjvv", "other_5xk2n1aa"):
         _worker(tmp_path, name, error='{"message": "ValueError: boom"}')
     for path in (tmp_path / "other_5xk2n1aa").rglob("*"):
         os.utime(path, (1_000_000, 1_000_000))
     snapshot = snapshot_of([tmp_path])
     assert snapshot is not None
-    places = [(document.node, document.rank, document.place.local_rank) for document in snapshot.documents]
+    places = [
+        (document.node, document.rank, document.place.local_rank) for document in snapshot.documents
+    ]
     assert places == [("job_hbse3iwq", None, 0), ("job_nt_bgjvv", None, 0)]
 
 
 def test_other_folders_are_no_log_folders(tmp_path: Path, attempt: Attempt) -> None:
-    """Output prefixes, folders of attempts, and folders that only look alike are not taken for torchrun's."""
+    """Output prefixes, folders of attempts, and folders that only look alike are
+    not taken for torchrun's.
+    """
     attempt.write(make_error())
     (tmp_path / "runs" / "0" / "firstfault" / "errors").mkdir(parents=True)
     (tmp_path / "alike" / "attempt_0" / "logs").mkdir(parents=True)
     (tmp_path / "kfp" / "attempt-0" / "0").mkdir(parents=True)
-    for folder in (attempt.folder, tmp_path / "runs", tmp_path / "alike", tmp_path / "kfp", tmp_path / "missing"):
+    for folder in (
+        attempt.folder,
+        tmp_path / "runs",
+        tmp_path / "alike",
+        tmp_path / "kfp",
+        tmp_path / "missing",
+    ):
         assert workers_in(folder) == []
 
 
@@ -248,7 +315,9 @@ def test_a_prefix_beside_log_folders(show: Show, tmp_path: Path, attempt: Attemp
 
 
 def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
-    """A traceback that a program printed before it went on is no failure, only one at the end of its log is."""
+    """A traceback that a program printed before it went on is no failure,
+    only one at the end of its log is.
+    """
     raised = f"{_RAISED}OSError: no space\n"
     for text, count in ((f"{raised}retrying\n", 0), (f"retrying\n{raised}", 1)):
         _worker(tmp_path, stderr=text)

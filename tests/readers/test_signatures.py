@@ -1,4 +1,6 @@
-"""Signatures: what comes with firstfault is sound, and a file that is not is refused with file, line and reason."""
+"""Signatures: what comes with firstfault is sound, and a file that is not is refused with file,
+line and reason.
+"""
 
 import random
 import re
@@ -43,7 +45,9 @@ why = "the store speaks of itself"
 
 
 def _parts(example: str) -> tuple[str, str]:
-    match = re.match(r"((?:[a-z_]\w*\.|[a-z]\w*::)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): ?", example)
+    match = re.match(
+        r"((?:[a-z_]\w*\.|[a-z]\w*::)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)): ?", example
+    )
     return (match[1], example[match.end() :]) if match else ("", example)
 
 
@@ -58,7 +62,11 @@ def test_an_example_is_what_it_is_an_example_of() -> None:
     for signature in BUILT_IN.signatures:
         kind, message = _parts(signature.example)
         found = classify(message, kind)
-        assert (found.signature, found.role, found.category) == (signature.id, signature.role, signature.category)
+        assert (found.signature, found.role, found.category) == (
+            signature.id,
+            signature.role,
+            signature.category,
+        )
 
 
 @pytest.mark.parametrize("noise", BUILT_IN.noise, ids=lambda noise: noise.id)
@@ -85,7 +93,12 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
     assert (found.signature, found.role) == ("store", Role.PRIMARY)
     assert found.pointer.rank == 12
     assert classify("shard 12 is locked", "OSError", signatures=signatures).signature == "program"
-    based = classify("shard 1 is locked", "LocalError", ("ShardError", "Exception"), signatures=signatures)
+    based = classify(
+        "shard 1 is locked",
+        "LocalError",
+        ("ShardError", "Exception"),
+        signatures=signatures,
+    )
     assert based.signature == "store", "a base counts as well"
 
 
@@ -98,7 +111,11 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         (('why = "the store', 'reason = "the store'), 11, "'why' is missing"),
         (('types = ["', 'kinds = ["'), 11, "unknown key 'kinds'"),
         (('types = ["ShardError"]', 'types = "ShardError"'), 11, "'types' must be a list"),
-        (('role = "primary"', 'role = "first"'), 11, "role 'first' must be one of primary, secondary, ambiguous"),
+        (
+            ('role = "primary"', 'role = "first"'),
+            11,
+            "role 'first' must be one of primary, secondary, ambiguous",
+        ),
         (('category = "storage"', 'category = "stuff"'), 11, "category 'stuff' is none"),
         (("shard (?P", "shard ((?P"), 11, "'pattern' is not a regular expression"),
         (("?P<rank>", "?P<shard>"), 11, "group 'shard' must be one of"),
@@ -107,14 +124,38 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         (('id = "store"', 'id = "advice"'), 11, "id 'advice' is taken by line 3"),
         (('id = "store"', "id = 4"), 11, "'id' must be a text that is not empty"),
         (('example = "have', 'example = " '), 3, "is not found in its own example"),
-        (("have you tried", "have (?!not)tried"), 3, "'pattern' has look-ahead ((?!), which RE2 does not support"),
-        (("have you tried", "(?<=x)tried"), 3, "'pattern' has look-behind ((?<=), which RE2 does not support"),
-        (("have you tried", r"(a)\\1"), 3, r"'pattern' has a back-reference (\1), which RE2 does not support"),
+        (
+            ("have you tried", "have (?!not)tried"),
+            3,
+            "'pattern' has look-ahead ((?!), which RE2 does not support",
+        ),
+        (
+            ("have you tried", "(?<=x)tried"),
+            3,
+            "'pattern' has look-behind ((?<=), which RE2 does not support",
+        ),
+        (
+            ("have you tried", r"(a)\\1"),
+            3,
+            r"'pattern' has a back-reference (\1), which RE2 does not support",
+        ),
         (("have you tried", "(?!not)tried"), 3, "in the key 'unless'"),
-        (('role = "ambiguous"', 'unless = "(?=x)"\nrole = "ambiguous"'), 3, "'unless' has look-ahead"),
+        (
+            ('role = "ambiguous"', 'unless = "(?=x)"\nrole = "ambiguous"'),
+            3,
+            "'unless' has look-ahead",
+        ),
         (('role = "ambiguous"', 'unless = 3\nrole = "ambiguous"'), 3, "'unless' must be a pattern"),
-        (('role = "ambiguous"', 'unless = "x*"\nrole = "ambiguous"'), 3, "'unless' is found in an empty text"),
-        (('role = "am', 'unless = "turn it"\nrole = "am'), 3, "'unless' of 'advice' is found in its own"),
+        (
+            ('role = "ambiguous"', 'unless = "x*"\nrole = "ambiguous"'),
+            3,
+            "'unless' is found in an empty text",
+        ),
+        (
+            ('role = "am', 'unless = "turn it"\nrole = "am'),
+            3,
+            "'unless' of 'advice' is found in its own",
+        ),
     ],
 )
 def test_a_file_that_is_not_valid(change: tuple[str, str], line: int, reason: str) -> None:
@@ -140,7 +181,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         parse_signatures('schema = 1\n[[signature\nid = "x"', "ours.toml")
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 _ID = "NCCL communicator and retrieving ncclUniqueId"
 
@@ -148,10 +189,19 @@ _ID = "NCCL communicator and retrieving ncclUniqueId"
 @pytest.mark.parametrize(
     ("message", "pointer"),
     [
-        ("[gloo/pair.cc:1] Connection closed by peer [10.9.8.7]:4711", {"ip": "10.9.8.7", "port": 4711}),
-        ("NCCL WARN Net : Connection closed by remote peer node-7<4711>", {"host": "node-7", "port": 4711}),
+        (
+            "[gloo/pair.cc:1] Connection closed by peer [10.9.8.7]:4711",
+            {"ip": "10.9.8.7", "port": 4711},
+        ),
+        (
+            "NCCL WARN Net : Connection closed by remote peer node-7<4711>",
+            {"host": "node-7", "port": 4711},
+        ),
         ("[Rank 0]: Rank 6 failed to pass monitoredBarrier in 9000 ms", {"rank": 6}),
-        (f"[3] is setting up {_ID} from [0] via c10d key-value store by key", {"rank": 0, "store": True}),
+        (
+            f"[3] is setting up {_ID} from [0] via c10d key-value store by key",
+            {"rank": 0, "store": True},
+        ),
         ("bad batch", None),
     ],
 )
@@ -161,7 +211,7 @@ def test_whom_a_text_names(message: str, pointer: dict[str, object] | None) -> N
     assert (found.as_dict() if found is not None else None) == pointer
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 def _seconds(signature: Signature, text: bytes) -> float:
@@ -176,7 +226,9 @@ def _seconds(signature: Signature, text: bytes) -> float:
 
 
 def _adversarial(signature: Signature, size: int) -> list[bytes]:
-    """Texts that nearly fit, again and again: the example, its beginnings, and its pattern's words in any order."""
+    """Texts that nearly fit, again and again: the example, its beginnings,
+    and its pattern's words in any order.
+    """
     example = signature.example
     parts = [example, f"{example[: len(example) * 3 // 4]} ", f"{example[: len(example) // 2]}\n"]
     words = WORD.findall(signature.pattern.source) + re.findall(r"\w+|\W", example)
@@ -187,7 +239,10 @@ def _adversarial(signature: Signature, size: int) -> list[bytes]:
 @pytest.mark.parametrize(
     ("text", "signature"),
     [
-        ("NCCL WARN Call to connect returned Software caused connection abort; " * 200, "nccl-remote"),
+        (
+            "NCCL WARN Call to connect returned Software caused connection abort; " * 200,
+            "nccl-remote",
+        ),
         ("CUDA error: misaligned address" + "x [" * 2_000_000, "gpu-kernel"),
     ],
     ids=["beginnings of several signatures", "a huge one"],
@@ -200,7 +255,9 @@ def test_texts_that_kept_readers_busy_for_minutes(text: str, signature: str) -> 
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("signature", BUILT_IN.noise + BUILT_IN.signatures, ids=lambda signature: signature.id)
+@pytest.mark.parametrize(
+    "signature", BUILT_IN.noise + BUILT_IN.signatures, ids=lambda signature: signature.id
+)
 def test_time_is_linear_in_the_text(signature: Signature) -> None:
     """No text of 1 MB takes a signature long; twice the text takes about twice the time."""
     texts = zip(_adversarial(signature, 500_000), _adversarial(signature, 1_000_000), strict=True)
@@ -213,12 +270,31 @@ def test_time_is_linear_in_the_text(signature: Signature) -> None:
 
 @pytest.mark.timing
 def test_many_harmless_texts() -> None:
-    """As many workers as a reader opens documents, with different long messages, are judged in seconds."""
+    """As many workers as a reader opens documents, with different long messages,
+    are judged in seconds.
+    """
     drawn = random.Random(7)
-    words = ["the", "tensor", "batch", "shape", "expected", "got", "gradient", "index", "dataset", "value", "module"]
+    words = [
+        "the",
+        "tensor",
+        "batch",
+        "shape",
+        "expected",
+        "got",
+        "gradient",
+        "index",
+        "dataset",
+        "value",
+        "module",
+    ]
     text = " ".join(drawn.choices(words, k=4_000))[:15_900]
     errors = [
-        make_error(rank, exception="ValueError", message=f"{text[rank:]} at {rank} {text[:rank]}", world_size=16_384)
+        make_error(
+            rank,
+            exception="ValueError",
+            message=f"{text[rank:]} at {rank} {text[:rank]}",
+            world_size=16_384,
+        )
         for rank in range(2_560)
     ]
     job = make_job(*errors)
@@ -227,14 +303,17 @@ def test_many_harmless_texts() -> None:
     assert time.thread_time() - began < 5
 
 
-# --- patterns --------------------------------------------------------------------------------------------------------
+# --- patterns -------------------------------------------------------------------------------------
 
 
 def test_the_filter_leaves_out_nothing_that_fits() -> None:
     """What the filter calls impossible is not in the text."""
     for signature in BUILT_IN.noise + BUILT_IN.signatures:
         for text in (signature.example.upper().encode(), *_adversarial(signature, 4_000)):
-            for filter_, entries in ((BUILT_IN.noise_filter, BUILT_IN.noise), (BUILT_IN.filter, BUILT_IN.signatures)):
+            for filter_, entries in (
+                (BUILT_IN.noise_filter, BUILT_IN.noise),
+                (BUILT_IN.filter, BUILT_IN.signatures),
+            ):
                 found = {entry.id for entry in entries if entry.pattern.search(text) is not None}
                 assert found <= {entry.id for entry in filter_.possible(text)}, signature.id
 
@@ -269,32 +348,37 @@ def test_unless_in_a_file_of_ones_own() -> None:
 
 
 def test_a_pattern_ignores_case_and_knows_lines() -> None:
-    """^ and $ match at lines, the dot ends at one, and what is cut is all that matches; any text can be searched."""
+    """^ and $ match at lines, the dot ends at one, and what is cut is all that matches;
+    any text can be searched.
+    """
     pattern = Pattern("^(?:a.c)$")
     assert pattern.search("x\nABC\nx") == {}
     assert pattern.search("a\nc") is None
     assert pattern.cut_from(b"abc\nabcd\naxc\n") == b"\nabcd\n\n"
-    found = classify("\ud800 shard \udfff Connection closed by peer [10.9.8.7]:4711 \udcff", "RuntimeError")
+    found = classify(
+        "\ud800 shard \udfff Connection closed by peer [10.9.8.7]:4711 \udcff", "RuntimeError"
+    )
     assert found.pointer.ip == "10.9.8.7"
     assert Pattern("(?P<host>.)$").search("\ud800") == {"host": "?"}
     assert classify("\udcff", "ValueError").role is Role.PRIMARY
 
 
-# --- lines around a peer's end ----------------------------------------------------------------------------------------
+# --- lines around a peer's end --------------------------------------------------------------------
 
 
 REMOTE = (
-    "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:600] [Rank 5] Collective WorkNCCL(SeqNum=44, "
-    "OpType=BROADCAST, NumelIn=9, NumelOut=9, Timeout(ms)=700000) raised the following async exception: "
-    "NCCL error: remote process exited or there was a network error, NCCL version 2.22.3\nncclRemoteError: "
-    "A call failed possibly due to a network error or a remote process exiting prematurely.\nLast "
-    "error:\nNET/IB : Got completion from peer 10.8.7.6<40404> with status=12 opcode=0 len=0 vendor err 129 "
-    "(Send)\nterminate called after throwing an instance of 'c10::DistBackendError'"
+    "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:600] [Rank 5] Collective"
+    " WorkNCCL(SeqNum=44, OpType=BROADCAST, NumelIn=9, NumelOut=9, Timeout(ms)=700000) raised the"
+    " following async exception: NCCL error: remote process exited or there was a network error,"
+    " NCCL version 2.22.3\nncclRemoteError: A call failed possibly due to a network error or a"
+    " remote process exiting prematurely.\nLast error:\nNET/IB : Got completion from peer"
+    " 10.8.7.6<40404> with status=12 opcode=0 len=0 vendor err 129 (Send)\nterminate called after"
+    " throwing an instance of 'c10::DistBackendError'"
 )
 WAITED = (
-    "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:640] [Rank 5] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=44, OpType=BROADCAST, NumelIn=9, NumelOut=9, Timeout(ms)=700000) ran for 700020 milliseconds "
-    "before timing out."
+    "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:640] [Rank 5] Watchdog caught collective"
+    " operation timeout: WorkNCCL(SeqNum=44, OpType=BROADCAST, NumelIn=9, NumelOut=9,"
+    " Timeout(ms)=700000) ran for 700020 milliseconds before timing out."
 )
 
 
@@ -310,7 +394,9 @@ def test_lines_around_a_peers_end(harmless: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("own", TEXTS["own"])
 def test_a_fault_of_its_own_among_them(own: str) -> None:
-    """What a process raised itself counts, though harmless lines precede it and its peers' ends follow."""
+    """What a process raised itself counts, though harmless lines precede it and
+    its peers' ends follow.
+    """
     before = "\n".join(TEXTS["harmless"])
     assert classify(f"{before}\n{own}\n{REMOTE}").role.value == "primary"
     assert classify(own).category == classify(f"{before}\n{own}\n{REMOTE}").category

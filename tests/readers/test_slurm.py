@@ -1,4 +1,6 @@
-"""What ``firstfault requeue`` reads of Slurm, and what it decides; rows as Slurm 22.05 prints them."""
+"""What ``firstfault requeue`` reads of Slurm, and what it decides;
+rows as Slurm 22.05 prints them.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,12 @@ from firstfault.conclude import Outcome
 from firstfault.model.job import Action
 from firstfault.slurm.client import SEPARATOR, SlurmError
 from firstfault.slurm.job import JobInfo, find_job_id, parse_job
-from firstfault.slurm.placement import Constraints, explain_exclusion_problem, find_reserved_nodes, parse_nodes
+from firstfault.slurm.placement import (
+    Constraints,
+    explain_exclusion_problem,
+    find_reserved_nodes,
+    parse_nodes,
+)
 from firstfault.slurm.plan import make_plan
 from firstfault.slurm.starts import count_requeues, record_requeue
 from firstfault.slurm_pointer import leave_pointer
@@ -29,9 +36,13 @@ ROWS = """
 
 
 def rows(*numbers: str) -> str:
-    """Return what squeue prints about jobs with these numbers, after a line with the cluster's name."""
+    """Return what squeue prints about jobs with these numbers,
+    after a line with the cluster's name.
+    """
     chosen = [row.split() for row in ROWS.split("\n") if row.partition(" ")[0] in numbers]
-    return "CLUSTER: lab\n" + "".join("".join(f"{text:<{COLUMN_WIDTH}}" for text in row) + "\n" for row in chosen)
+    return "CLUSTER: lab\n" + "".join(
+        "".join(f"{text:<{COLUMN_WIDTH}}" for text in row) + "\n" for row in chosen
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,9 +57,14 @@ def rows(*numbers: str) -> str:
     ],
 )
 def test_a_job_by_any_of_its_ids(
-    printed: tuple[str, ...], job_id: str, is_own: bool, expected: tuple[str, str, str, int]
+    printed: tuple[str, ...],
+    job_id: str,
+    is_own: bool,
+    expected: tuple[str, str, str, int],
 ) -> None:
-    """A task of an array has a number of its own, and the last one the array's; a component has its job's besides."""
+    """A task of an array has a number of its own, and the last one the array's;
+    a component has its job's besides.
+    """
     job = parse_job(rows(*printed), job_id, is_own=is_own)
     assert (job.id, job.number, job.state, job.restarts) == expected
 
@@ -70,11 +86,14 @@ def test_a_job_that_is_not_one(printed: tuple[str, ...], job_id: str, problem: s
 
 def test_the_job_around() -> None:
     """The variables of an array may be an outer job's: sbatch passes them on."""
-    assert find_job_id({"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "5"}) == "18"
+    assert (
+        find_job_id({"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "5"})
+        == "18"
+    )
     assert find_job_id({}) == ""
 
 
-# --- where the job can run without a node -----------------------------------------------------------------------------
+# --- where the job can run without a node ---------------------------------------------------------
 
 NODES = """
 n1 mixed 2 2 1 1 gpu:a100:4 4000 0 a100,rack1
@@ -95,7 +114,12 @@ TOO_FEW = "the job needs 2 nodes, and 1 that satisfy it would be left"
     [
         (RAN, set(), None, ""),  # n3 replaces n1: of the same kind, and Slurm starts it
         (RAN._replace(nodes=frozenset({"n1"})), set(), None, ""),
-        (RAN._replace(nodes=frozenset({"n2"})), set(), None, "Slurm doesn't list it as a node of this job"),
+        (
+            RAN._replace(nodes=frozenset({"n2"})),
+            set(),
+            None,
+            "Slurm doesn't list it as a node of this job",
+        ),
         (RAN._replace(required=frozenset({"n1"})), set(), None, "the job requires it"),
         (RAN._replace(required=frozenset({"n2"})), set(), None, ""),
         (RAN._replace(excluded=frozenset({"n3"})), set(), None, TOO_FEW),
@@ -104,21 +128,43 @@ TOO_FEW = "the job needs 2 nodes, and 1 that satisfy it would be left"
         (RAN, set(), {"n1", "n2"}, TOO_FEW),  # no switch connects n3
         (RAN._replace(features="a100"), set(), None, ""),
         (RAN._replace(features="a100&rack1"), set(), None, TOO_FEW),
-        (RAN._replace(features="[rack1|rack2]"), set(), None, TOO_FEW),  # not understood: n3 isn't quite the same
-        (RAN._replace(nodes=frozenset({"n1", "n6"})), set(), None, ""),  # n6 has been drained: n2, n3
-        (RAN._replace(nodes=frozenset({"n1", "n9"})), set(), None, "Slurm doesn't list all nodes of partition all"),
+        # not understood: n3 isn't quite the same
+        (
+            RAN._replace(features="[rack1|rack2]"),
+            set(),
+            None,
+            TOO_FEW,
+        ),
+        # n6 has been drained: n2, n3
+        (
+            RAN._replace(nodes=frozenset({"n1", "n6"})),
+            set(),
+            None,
+            "",
+        ),
+        (
+            RAN._replace(nodes=frozenset({"n1", "n9"})),
+            set(),
+            None,
+            "Slurm doesn't list all nodes of partition all",
+        ),
         (RAN._replace(other="several components"), set(), None, "the job has several components"),
     ],
 )
 def test_nodes_that_are_left(
-    constraints: Constraints, reserved: set[str] | None, connected: set[str] | None, problem: str
+    constraints: Constraints,
+    reserved: set[str] | None,
+    connected: set[str] | None,
+    problem: str,
 ) -> None:
     """A node is excluded only if others of its kind that the job can use are left."""
     assert explain_exclusion_problem(constraints, "n1", PARTITION, reserved, connected) == problem
 
 
 def test_reserved_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes of other active reservations can't be used, and of those in a job's own reservation no others can."""
+    """Nodes of other active reservations can't be used,
+    and of those in a job's own reservation no others can.
+    """
     monkeypatch.setattr("firstfault.slurm.placement.expand_nodes", lambda names: names.split(","))
     row = "{} ACTIVE 2026-11-29T01:10:14 2026-11-29T02:10:14 01:00:00 {}\n"
     later = "later INACTIVE 2026-12-29T01:10:14 2026-12-29T02:10:14 01:00:00 n4\n"
@@ -129,10 +175,12 @@ def test_reserved_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_reserved_nodes("No reservations in the system\n", "(null)", PARTITION) == set()
 
 
-# --- what is decided --------------------------------------------------------------------------------------------------
+# --- what is decided ------------------------------------------------------------------------------
 
 JOB = JobInfo("42", "42", "RUNNING", "None", 0, 0.0, "")
-PREEMPTED = Outcome(replace(VERDICT, category="preemption"), replace(DECISION, action=Action.SYSTEM))
+PREEMPTED = Outcome(
+    replace(VERDICT, category="preemption"), replace(DECISION, action=Action.SYSTEM)
+)
 RETRY = Outcome(VERDICT, replace(DECISION, action=Action.RETRY))
 STOP = Outcome(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="a bug"))
 
@@ -140,28 +188,53 @@ STOP = Outcome(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reaso
 @pytest.mark.parametrize(
     ("job", "outcomes", "stop_reason", "is_counted"),
     [
-        (JOB, (PREEMPTED,), "all 2 requeues are used up", True),  # only a SIGTERM: `timeout`, --signal=TERM@60
+        # only a SIGTERM: `timeout`, --signal=TERM@60
+        (
+            JOB,
+            (PREEMPTED,),
+            "all 2 requeues are used up",
+            True,
+        ),
         (JOB._replace(state="TIMEOUT"), (PREEMPTED,), "all 2 requeues are used up", True),
         (JOB._replace(state="NODE_FAIL"), (PREEMPTED,), "all 2 requeues are used up", True),
         (JOB._replace(state="PREEMPTED"), (PREEMPTED,), "", False),
         (JOB._replace(state="PREEMPTED"), (RETRY, STOP), "a bug", False),
-        (JOB._replace(state="COMPLETING", reason="TimeLimit"), (RETRY,), "all 2 requeues are used up", True),
-        (JOB._replace(state="COMPLETING"), (PREEMPTED,), "Slurm shows it as COMPLETING", True),  # scancel
+        (
+            JOB._replace(state="COMPLETING", reason="TimeLimit"),
+            (RETRY,),
+            "all 2 requeues are used up",
+            True,
+        ),
+        # scancel
+        (
+            JOB._replace(state="COMPLETING"),
+            (PREEMPTED,),
+            "Slurm shows it as COMPLETING",
+            True,
+        ),
         (JOB._replace(state="COMPLETED"), (RETRY,), "Slurm shows it as COMPLETED", True),
-        # `srun eval.py || true; srun train.py || firstfault requeue`: the bug of eval.py didn't end the job
+        # `srun eval.py || true; srun train.py || firstfault requeue`: the bug of eval.py didn't end
+        # the job
         (JOB, (STOP, RETRY), "all 2 requeues are used up", True),
     ],
 )
 def test_only_slurm_announces_a_preemption(
-    job: JobInfo, outcomes: tuple[Outcome, ...], stop_reason: str, is_counted: bool
+    job: JobInfo,
+    outcomes: tuple[Outcome, ...],
+    stop_reason: str,
+    is_counted: bool,
 ) -> None:
-    """A requeue counts unless Slurm shows the job as preempted; the last step decides, and a canceled job stays."""
+    """A requeue counts unless Slurm shows the job as preempted; the last step decides,
+    and a canceled job stays.
+    """
     plan = make_plan(job, outcomes, count=2, max_requeues=2)
     assert (plan.stop_reason, plan.is_counted) == (stop_reason, is_counted)
 
 
 def test_the_count_of_requeues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each job counts its own; repeating the command counts once, and a requeue whose record is out of sight counts."""
+    """Each job counts its own; repeating the command counts once,
+    and a requeue whose record is out of sight counts.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("FIRSTFAULT_FOLDER", raising=False)
@@ -169,7 +242,11 @@ def test_the_count_of_requeues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     attempts = [tmp_path / "run" / str(number) for number in range(4)]
     for number, attempt in enumerate(attempts[1:], 1):
         attempt.mkdir(parents=True)
-        variables = {"HOME": str(tmp_path), "SLURM_JOB_ID": "42", "SLURM_RESTART_COUNT": str(number)}
+        variables = {
+            "HOME": str(tmp_path),
+            "SLURM_JOB_ID": "42",
+            "SLURM_RESTART_COUNT": str(number),
+        }
         assert leave_pointer(str(attempt), environment=variables)
     # start 0 left nothing on this node, start 1 was preempted, start 2 was requeued
     record_requeue(JOB._replace(restarts=2), [str(attempts[2])])

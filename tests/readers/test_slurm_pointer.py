@@ -19,13 +19,24 @@ def home(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path / "home"), **BATCH}
 
 
-def uris(job: str, environment: dict[str, str], restart: str = "0", root: str = "", since: float = 0) -> list[str]:
+def uris(
+    job: str,
+    environment: dict[str, str],
+    restart: str = "0",
+    root: str = "",
+    since: float = 0,
+) -> list[str]:
     """Return where a start's steps recorded."""
-    return [one.uri for one in find_pointers(job, restart, root=root, since=since, environment=environment)]
+    return [
+        one.uri
+        for one in find_pointers(job, restart, root=root, since=since, environment=environment)
+    ]
 
 
 def test_the_numbers_of_a_step() -> None:
-    """A step's start is known by job, restart, step and cluster; a job submitted from an array isn't a task of it."""
+    """A step's start is known by job, restart, step and cluster;
+    a job submitted from an array isn't a task of it.
+    """
     step = {"SLURM_STEP_ID": "2", "SLURM_RESTART_COUNT": "1"}
     task = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
     assert find_start(BATCH | step | task) == ("4711", "1", "2", "blue")
@@ -35,7 +46,9 @@ def test_the_numbers_of_a_step() -> None:
 
 
 def test_the_script_finds_all_steps_of_this_start(home: dict[str, str], tmp_path: Path) -> None:
-    """Whatever folder an option named, the script gets each step's, in order, of this start of this job only."""
+    """Whatever folder an option named, the script gets each step's, in order,
+    of this start of this job only.
+    """
     steps = [("/b/ten", "10"), ("s3://b/two", "2"), (str(tmp_path / "a b"), "0")]
     for uri, step in steps:
         assert leave_pointer(uri, "", home | {"SLURM_STEP_ID": step})
@@ -47,7 +60,9 @@ def test_the_script_finds_all_steps_of_this_start(home: dict[str, str], tmp_path
 
 
 def test_programs_of_the_script_itself(home: dict[str, str]) -> None:
-    """The script starts programs with and without srun, and the last of them is the last to be found."""
+    """The script starts programs with and without srun,
+    and the last of them is the last to be found.
+    """
     step = {"SLURM_STEP_ID": "0"}
     for uri, variables in (("/b/first", {}), ("/b/step", step), ("/b/eval", {}), ("/b/train", {})):
         assert leave_pointer(uri, "", home | variables)
@@ -55,7 +70,9 @@ def test_programs_of_the_script_itself(home: dict[str, str]) -> None:
 
 
 def test_nodes_may_all_write_it(home: dict[str, str]) -> None:
-    """A second node with the same folder adds nothing, one with a folder of its own adds a pointer."""
+    """A second node with the same folder adds nothing,
+    one with a folder of its own adds a pointer.
+    """
     for uri in ("/b/4711/0", "/b/4711/0", "/on/node/4711/0"):
         assert leave_pointer(uri, "", home | {"SLURM_STEP_ID": "0"})
     assert sorted(uris("4711", home)) == ["/b/4711/0", "/on/node/4711/0"]
@@ -69,7 +86,9 @@ def test_another_home_in_a_container(home: dict[str, str], tmp_path: Path) -> No
 
 
 def test_a_number_that_was_used_before(home: dict[str, str]) -> None:
-    """Another cluster's job, and one from before a cluster's numbers began anew, isn't taken for this one."""
+    """Another cluster's job, and one from before a cluster's numbers began anew,
+    isn't taken for this one.
+    """
     assert leave_pointer("/b/blue", "", home)
     nowhere = {"HOME": home["HOME"]}
     assert uris("4711", nowhere) == ["/b/blue"]
@@ -107,7 +126,9 @@ def test_a_planted_link_is_neither_written_nor_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("linked", [".slurm-7", ".slurm-7/blue", ".slurm-7/blue/4711"])
 def test_a_pointer_of_another_job_is_never_read(linked: str, tmp_path: Path) -> None:
-    """No link to this user's own pointers, and no other name of them, makes one job's verdict another's."""
+    """No link to this user's own pointers, and no other name of them,
+    makes one job's verdict another's.
+    """
     root = tmp_path / "runs"
     assert leave_pointer("/b/4000/0", str(root), BATCH | {"SLURM_JOB_ID": "4000"})
     (pointer,) = root.rglob("*.json")
@@ -124,7 +145,9 @@ def test_a_pointer_of_another_job_is_never_read(linked: str, tmp_path: Path) -> 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 def test_two_users_of_a_folder(tmp_path: Path) -> None:
-    """The second user of a shared folder finds their own pointer there, and never reads the first one's."""
+    """The second user of a shared folder finds their own pointer there,
+    and never reads the first one's.
+    """
     with tempfile.TemporaryDirectory() as root:
         Path(root).chmod(0o1777)
         try:

@@ -24,7 +24,11 @@ __all__ = ["show"]
         (["WORLD_SIZE=16 NODE_RANK=1"], {3}, JobSize(16, 0)),
         (["exec torchrun --nnodes=2 --nproc_per_node=4 train.py"], {0}, JobSize(8, 2)),
         (["mpirun -np 12 -H a,b python train.py"], {0, 1}, JobSize(12, 0)),
-        (["tensor_parallel_world_size: 2", "data parallel world size: 4"], {0, 7}, JobSize(8, 0, ("ranks",))),
+        (
+            ["tensor_parallel_world_size: 2", "data parallel world size: 4"],
+            {0, 7},
+            JobSize(8, 0, ("ranks",)),
+        ),
         (["world_size=2"], {5}, JobSize(6, 0, ("ranks",))),
         (
             ["gpu-a:71:99 [0] NCCL INFO Bootstrap", "gpu-b:71:99 [0] NCCL INFO Bootstrap"],
@@ -41,7 +45,9 @@ __all__ = ["show"]
     ],
 )
 def test_a_size_needs_a_source(lines: list[str], ranks: set[int], size: JobSize) -> None:
-    """Only a line that means the whole job states its size; what is only seen is a minimum, and one is no news."""
+    """Only a line that means the whole job states its size; what is only seen is a minimum,
+    and one is no news.
+    """
     marks = SizeMarks()
     for line in lines:
         marks.take(line)
@@ -51,7 +57,10 @@ def test_a_size_needs_a_source(lines: list[str], ranks: set[int], size: JobSize)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2: slurmstepd: error: *** STEP 7.0 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***", "STEP 7.0 ON c1 CANCELLED"),
+        (
+            "2: slurmstepd: error: *** STEP 7.0 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***",
+            "STEP 7.0 ON c1 CANCELLED",
+        ),
         ("[E506 07:08:09.123 Watch.cpp:9] [PG ID 0 Rank 4] CUDA error: bus", "CUDA error: bus"),
         ("c1:71:99 [0] socket.cc:7 NCCL WARN no route", "no route"),
         ("2031-05-06 07:08:09,123\tWARNING pool.py:12 -- a task is gone", "a task is gone"),
@@ -64,25 +73,38 @@ def test_a_size_needs_a_source(lines: list[str], ranks: set[int], size: JobSize)
     ],
 )
 def test_a_headline_begins_with_the_message(text: str, message: str) -> None:
-    """Times, levels, places in code, launchers' labels and the process's own rank are cut, and nothing else."""
+    """Times, levels, places in code, launchers' labels and the process's own rank are cut,
+    and nothing else.
+    """
     assert strip_log_prefixes(text, 4).startswith(message)
     assert strip_log_prefixes(message, 9) == message
 
 
 def test_a_rank_with_lines_is_in_the_log(show: Show) -> None:
-    """Only ranks that no line names are "not named"; what isn't known to have been stopped isn't stopped."""
+    """Only ranks that no line names are "not named";
+    what isn't known to have been stopped isn't stopped.
+    """
     _, found = show(["[rank2]: " + line for line in RAISED] + ["world_size=4", "rank 1: ready"])
     assert "what happened to rank 1: no exit status in the log" in found["unknown"]
     assert "what happened to ranks 0, 3: not named in the log" in found["unknown"]
     assert found["followers"] is None
 
 
-_AGENT = "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing signal SIGTERM"
-_FAILS = "E0506 07:08:09.000000 71 torch/distributed/elastic/api.py:9] failed (exitcode: 1) local_rank: 1 (pid: 501)"
+_AGENT = (
+    "W0506 07:08:{:02}.000000 {} torch/distributed/elastic/api.py:9] Sending process {} closing"
+    " signal SIGTERM"
+)
+_FAILS = (
+    "E0506 07:08:09.000000 71 torch/distributed/elastic/api.py:9] failed (exitcode: 1) local_rank:"
+    " 1 (pid: 501)"
+)
 
 
 def _box_of_second_node() -> list[str]:
-    return [line.replace("rank      : 5 (local_rank: 5)", "rank      : 5 (local_rank: 1)") for line in box((5, 1))]
+    return [
+        line.replace("rank      : 5 (local_rank: 5)", "rank      : 5 (local_rank: 1)")
+        for line in box((5, 1))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +117,9 @@ def _box_of_second_node() -> list[str]:
 def test_an_agent_lists_its_workers_by_process_id(
     show: Show, stopped: tuple[int, ...], states: dict[str, list[int]]
 ) -> None:
-    """If an agent lists all workers of its node, their ranks are known; a rank of another node wasn't stopped."""
+    """If an agent lists all workers of its node, their ranks are known;
+    a rank of another node wasn't stopped.
+    """
     lines = ["+ srun torchrun --nnodes 2 --nproc-per-node 4 train.py", "[rank0]: step 4 of 900"]
     lines += [_AGENT.format(8, 71, pid) for pid in stopped]
     lines += [
@@ -122,7 +146,8 @@ _QUOTED = [
     "ImportError: kernels.so: undefined symbol: launch",
 ]
 _WORKER_DIED = (
-    "(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker PID: 88 Detail: " + RAISED[0]
+    "(raylet) A worker died or was killed: x. Worker IP address: 10.2.0.9 Worker PID: 88 Detail: "
+    + RAISED[0]
 )
 _DRIVER = [
     "Traceback (most recent call last):",
@@ -133,7 +158,9 @@ _DRIVER = [
 
 
 def test_ray_prints_one_failure_several_times(show: Show) -> None:
-    """A traceback that another exception quotes, and that Ray prints again for a process that died, is one failure."""
+    """A traceback that another exception quotes, and that Ray prints again for a process that died,
+    is one failure.
+    """
     lines = [
         "setting up",
         *_QUOTED,
@@ -160,14 +187,20 @@ def test_all_were_at_one_place_only_if_all_are_known(show: Show) -> None:
     ):
         lines = [f"world_size={size}"]
         for rank, place in enumerate(places):
-            lines += of(f"[rank{rank}]: ", [line.replace("line 14", f"line {place}") for line in LOST])
+            lines += of(
+                f"[rank{rank}]: ", [line.replace("line 14", f"line {place}") for line in LOST]
+            )
         _, found = show(lines)
         assert found["verdict"]["scope"] == "undetermined"
         assert advice in str(found) if advice else "were at" not in str(found)
 
 
-def test_citations_that_are_left_out_are_counted_only_if_all_are_known(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """A reason keeps 8 documents, so of 12 failed ranks it counts none, and of 6 it counts those left out."""
+def test_citations_that_are_left_out_are_counted_only_if_all_are_known(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    """A reason keeps 8 documents, so of 12 failed ranks it counts none,
+    and of 6 it counts those left out.
+    """
     for ranks, words in ((12, " and more]"), (6, " and 3 more]")):
         lines = [line for rank in range(ranks) for line in of(f"[rank{rank}]: ", LOST)]
         (tmp_path / "job.out").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -187,7 +220,10 @@ def test_citations_that_are_left_out_are_counted_only_if_all_are_known(run: Call
             "your code or infrastructure",
         ),
         (
-            [*of("[rank1]: ", RAISED[:4]), "[rank1]: RuntimeError: CUDA error: device-side assert triggered"],
+            [
+                *of("[rank1]: ", RAISED[:4]),
+                "[rank1]: RuntimeError: CUDA error: device-side assert triggered",
+            ],
             "your code",
         ),
     ],
@@ -201,19 +237,34 @@ def test_whose_fault_it_is_needs_a_frame(show: Show, lines: list[str], owner: st
 @pytest.mark.parametrize(
     ("last", "fault", "row"),
     [
-        ("slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***", "not a fault", "canceled"),
         (
-            "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME LIMIT ***",
+            "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 ***",
+            "not a fault",
+            "canceled",
+        ),
+        (
+            (
+                "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME"
+                " LIMIT ***"
+            ),
             "code or infrastructure: unknown",
             "time limit",
         ),
     ],
 )
 def test_a_job_that_was_ended_has_no_root_cause(
-    run: Callable[..., Ran], tmp_path: Path, last: str, fault: str, row: str
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    last: str,
+    fault: str,
+    row: str,
 ) -> None:
-    """Nobody failed in a job that a person or a time limit ended, and only a scheduler's word proves a preemption."""
-    (tmp_path / "job.out").write_text("\n".join([*of("0: ", STEPS), *of("1: ", STEPS), last]), encoding="utf-8")
+    """Nobody failed in a job that a person or a time limit ended,
+    and only a scheduler's word proves a preemption.
+    """
+    (tmp_path / "job.out").write_text(
+        "\n".join([*of("0: ", STEPS), *of("1: ", STEPS), last]), encoding="utf-8"
+    )
     report = " ".join(run("show", str(tmp_path / "job.out")).out.split())
     assert f"{fault}, ended from outside, confidence" in report
     assert f"Failed {row} the whole job JOB 7 ON c1 CANCELLED" in report
@@ -230,20 +281,30 @@ def test_a_rank_that_finished_was_not_stopped(show: Show) -> None:
 
 
 def test_the_time_of_a_failure_is_its_own(show: Show) -> None:
-    """An earlier line's time isn't the failure's; an error above a traceback, and a scheduler's line, have its time."""
+    """An earlier line's time isn't the failure's; an error above a traceback,
+    and a scheduler's line, have its time.
+    """
     early = "2031-05-06 06:00:00,000 INFO the data is loaded"
     _, found = show([early, *RAISED])
     assert found["root"]["time"] is None
     _, found = show([early, "2031-05-06 07:08:09,000 ERROR the step failed", *RAISED])
     assert found["root"]["time"].startswith("2031-05-06T07:08:09")
     _, found = show(
-        [*STEPS, "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME LIMIT ***"]
+        [
+            *STEPS,
+            (
+                "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2031-05-06T07:08:09 DUE TO TIME"
+                " LIMIT ***"
+            ),
+        ]
     )
     assert found["root"]["time"].startswith("2031-05-06T07:08:09")
 
 
 def test_one_cause_without_a_rank_is_not_undetermined(show: Show) -> None:
-    """If the log names no process, the first line is the cause, and mentions no agent and no other process."""
+    """If the log names no process, the first line is the cause,
+    and mentions no agent and no other process.
+    """
     _, found = show([*STEPS, *RAISED])
     assert found["first_line"].startswith("ValueError retry unclear: no labels")
     _, found = show([*of("0: ", STEPS), *of("1: ", STEPS), "srun: error: c1: task 1: Terminated"])
@@ -259,7 +320,9 @@ def test_the_size_in_json_says_what_it_is(show: Show) -> None:
 def test_the_checker_finds_untrue_lines(tmp_path: Path) -> None:
     """A report on a log that the checker reads itself has no flag, and a wrong one has."""
     log = tmp_path / "job.log"
-    log.write_text("\n".join([*of("0: ", STEPS), *of("1: ", RAISED), "WORLD_SIZE=2"]) + "\n", encoding="utf-8")
+    log.write_text(
+        "\n".join([*of("0: ", STEPS), *of("1: ", RAISED), "WORLD_SIZE=2"]) + "\n", encoding="utf-8"
+    )
     assert check_log(log) == []
     assert snapshot_of([log]) is not None
 
@@ -279,7 +342,10 @@ def test_what_the_checker_flags() -> None:
         "first_line": "Error undetermined: slurmstepd: error: " + "x" * 60,
         "what": "\u2502 Error",
         "where": "an unnamed process or an unnamed process",
-        "unknown": ["what happened to rank 0: not named in the log", "the order of failures on 1 node: their clocks"],
+        "unknown": [
+            "what happened to rank 0: not named in the log",
+            "the order of failures on 1 node: their clocks",
+        ],
         "victims_by_state": {"stopped": [0]},
         "followers": "1 stopped by its launcher",
         "root": {"time": "2031-05-06T07:08:09.000Z"},
@@ -290,23 +356,50 @@ def test_what_the_checker_flags() -> None:
     }
     found = list(
         check_report(
-            report, "probably " * 12 + "root cause [a, b, c, and 5 more]", "rank 0 is ready\nrank 1: 06:00:00 begins\n"
+            report,
+            "probably " * 12 + "root cause [a, b, c, and 5 more]",
+            "rank 0 is ready\nrank 1: 06:00:00 begins\n",
         )
     )
     kinds = {flag.kind for flag in found if isinstance(flag, Flag)}
-    assert kinds >= {"ranks", "nodes", "not in the log", "stopped", "time", "order", "prefix", "drawing", "repeated"}
-    assert {"undetermined", "unproven", "columns", "citations", "your code", "all were at", "root cause"} <= kinds
+    assert kinds >= {
+        "ranks",
+        "nodes",
+        "not in the log",
+        "stopped",
+        "time",
+        "order",
+        "prefix",
+        "drawing",
+        "repeated",
+    }
+    assert {
+        "undetermined",
+        "unproven",
+        "columns",
+        "citations",
+        "your code",
+        "all were at",
+        "root cause",
+    } <= kinds
 
 
 _COMMAND = "$ python -m torch.distributed.launch --nproc_per_node 2 train.py"
-_BANNER = ["*" * 41, "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default.", "*" * 41]
+_BANNER = [
+    "*" * 41,
+    "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default.",
+    "*" * 41,
+]
 _LAUNCH_PY = "/env/lib/python3.8/site-packages/torch/distributed/launch.py"
 _KILLED = [
     "Killing subprocess 501",
     "Traceback (most recent call last):",
     f'  File "{_LAUNCH_PY}", line 301, in sigkill_handler',
     "    raise subprocess.CalledProcessError(returncode=last_return_code, cmd=cmd)",
-    "subprocess.CalledProcessError: Command '['python', '--local_rank=1']' returned non-zero exit status 1.",
+    (
+        "subprocess.CalledProcessError: Command '['python', '--local_rank=1']' returned non-zero"
+        " exit status 1."
+    ),
 ]
 
 
@@ -322,10 +415,21 @@ _KILLED = [
     ],
 )
 def test_a_start_needs_something_below_it(
-    run: Callable[..., Ran], tmp_path: Path, last: list[str], is_started_again: bool
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    last: list[str],
+    is_started_again: bool,
 ) -> None:
-    """What a launcher prints again at its end starts nothing, unless steps, a failure, a date or a job follow."""
-    first = [_COMMAND, f"+ {_COMMAND[2:]}", *_BANNER, "Job ID: 4711", "2031-05-06 07:00:00,000 INFO loading the data"]
+    """What a launcher prints again at its end starts nothing, unless steps, a failure,
+    a date or a job follow.
+    """
+    first = [
+        _COMMAND,
+        f"+ {_COMMAND[2:]}",
+        *_BANNER,
+        "Job ID: 4711",
+        "2031-05-06 07:00:00,000 INFO loading the data",
+    ]
     lines = [*first, *(f"batch {number} of 90" for number in range(40)), *RAISED]
     (tmp_path / "job.out").write_text("\n".join([*lines, *last]) + "\n", encoding="utf-8")
     ran = run("show", str(tmp_path / "job.out"))
@@ -337,15 +441,20 @@ def test_a_start_needs_something_below_it(
 def test_an_exception_that_is_printed_with_and_without_its_rank(show: Show) -> None:
     """It's the exception of that rank only: a rank that exited without a word didn't raise it."""
     _, found = show([*STEPS, *RAISED, *of("[rank0]: ", RAISED), *box((1, 1), (0, 1))])
-    alike = [rank for rank, text in found["verdict"]["victims"]["ranks"].items() if "ValueError" in text]
+    alike = [
+        rank for rank, text in found["verdict"]["victims"]["ranks"].items() if "ValueError" in text
+    ]
     assert (found["verdict"]["ranks"], alike) == ([0], [])
 
 
 @pytest.mark.parametrize(
-    "of_record", ["E0731 12:00:00.123 4242 loop.py:258] ", "E0731 12:00:00.123456 140211 a/b.cc:9] "]
+    "of_record",
+    ["E0731 12:00:00.123 4242 loop.py:258] ", "E0731 12:00:00.123456 140211 a/b.cc:9] "],
 )
 def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) -> None:
-    """The prefix of a logged traceback is cut if each line has it, and if only the first line has it."""
+    """The prefix of a logged traceback is cut if each line has it,
+    and if only the first line has it.
+    """
     before = [f"I0731 11:59:00.000001 4242 loop.py:25] {step}" for step in STEPS]
     for lines in (of(of_record, RAISED), [of_record + RAISED[0], *RAISED[1:]]):
         _, found = show([*before, *lines])
@@ -366,7 +475,13 @@ def test_a_logger_prefixes_each_line_of_a_traceback(show: Show, of_record: str) 
 )
 def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str]) -> None:
     """Pieces of a line of a traceback that srun labels are one line."""
-    lines = [*of("0: ", STEPS), *of("1: ", STEPS), *of("1: ", RAISED[:line]), *pieces, *of("1: ", RAISED[line + 1 :])]
+    lines = [
+        *of("0: ", STEPS),
+        *of("1: ", STEPS),
+        *of("1: ", RAISED[:line]),
+        *pieces,
+        *of("1: ", RAISED[line + 1 :]),
+    ]
     _, found = show(lines)
     assert (found["verdict"]["ranks"], found["verdict"]["headline"]) == (
         [1],
@@ -378,13 +493,18 @@ def test_a_label_in_the_middle_of_a_line(show: Show, line: int, pieces: list[str
 def test_a_local_rank_before_the_rank_of_a_native_line(show: Show) -> None:
     """A launcher's number before a native line doesn't hide the rank that the line names."""
     line = "2031-05-06T07:08:0{0}.000-07:00 | [{0}]:[E ProcessGroupNCCL.cpp:8] [Rank {1}] "
-    waits = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 9 ms before"
+    waits = (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for"
+        " 9 ms before"
+    )
     _, found = show([line.format(local, 8 + local) + waits for local in range(4)])
     assert sorted(map(int, found["verdict"]["victims"]["ranks"])) == [8, 9, 10, 11]
 
 
 def test_a_logger_is_no_node(show: Show) -> None:
-    """What stands before a level is the name of a logger, although each line of a traceback has it."""
+    """What stands before a level is the name of a logger,
+    although each line of a traceback has it.
+    """
     prefix = "2031-05-06 07:08:09,123 - FineTuner - INFO - [rank1]: "
     _, found = show(of(prefix, RAISED))
     assert (found["verdict"]["ranks"], found["verdict"]["node"]) == ([1], None)

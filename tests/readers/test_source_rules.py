@@ -10,16 +10,22 @@ import pytest
 from firstfault.utils.loggers import get_logger
 
 DOORS = {
-    "firstfault.wire": "each text of a document is cleaned when it is written, and of a stock file when it is read",
+    "firstfault.wire": (
+        "each text of a document is cleaned when it is written, and of a stock file when it is read"
+    ),
     "firstfault.job_logs": "logs of jobs without firstfault, when they are read",
     "firstfault.brief.quotes": "lines of these logs, when a brief quotes them",
 }
-"""Packages that remove secrets: when a document is written, and when foreign text is read or quoted."""
+"""Packages that remove secrets: when a document is written,
+and when foreign text is read or quoted.
+"""
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.utils.run_sync": "`attempted`: storage clients and strategies raise anything",
     "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",
-    "firstfault_inprocess.wrap": "the call judges what the wrapped function raised, or was interrupted by",
+    "firstfault_inprocess.wrap": (
+        "the call judges what the wrapped function raised, or was interrupted by"
+    ),
     "firstfault.cli._main": "the exit code of an error of firstfault's own",
 }
 """Where any exception is caught and does not leave."""
@@ -41,7 +47,11 @@ def _sources() -> list[tuple[str, ast.Module]]:
     """Return the modules of the installed packages with their names."""
     sources = []
     for package in ("firstfault", "firstfault_torch", "flytekitplugins.firstfault"):
-        found = find_spec(package) if package != "flytekitplugins.firstfault" or find_spec("flytekitplugins") else None
+        found = (
+            find_spec(package)
+            if package != "flytekitplugins.firstfault" or find_spec("flytekitplugins")
+            else None
+        )
         for folder in found.submodule_search_locations or () if found is not None else ():
             for file in sorted(Path(folder).rglob("*.py")):
                 path = file.relative_to(folder).with_suffix("")
@@ -55,7 +65,10 @@ def _redacts(module: ast.Module) -> bool:
     imported = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
     return any(
         node.module == "firstfault.credentials"
-        or (node.module == "firstfault.utils.stored_text" and alias.name in {"redact", "clean", "clean_end"})
+        or (
+            node.module == "firstfault.utils.stored_text"
+            and alias.name in {"redact", "clean", "clean_end"}
+        )
         for node in imported
         for alias in node.names
     )
@@ -64,7 +77,9 @@ def _redacts(module: ast.Module) -> bool:
 def _swallows(module: ast.Module) -> bool:
     """Whether a module catches every exception and raises none in its place."""
     handlers = [node for node in ast.walk(module) if isinstance(node, ast.ExceptHandler)]
-    return any(_names(node.type) & _EVERY and not isinstance(node.body[-1], ast.Raise) for node in handlers)
+    return any(
+        _names(node.type) & _EVERY and not isinstance(node.body[-1], ast.Raise) for node in handlers
+    )
 
 
 def _names(kind: ast.expr | None) -> set[str]:
@@ -78,9 +93,19 @@ def _is_one_of(name: str, known: set[str]) -> bool:
 
 
 def test_secrets_are_removed_at_few_doors() -> None:
-    """Only what writes a document and what reads foreign text removes secrets; each door is in use."""
-    found = {name for name, module in _sources() if _redacts(module) and not name.startswith("firstfault.credentials")}
-    assert {name for name in found - {"firstfault.utils.stored_text"} if not _is_one_of(name, set(DOORS))} == set()
+    """Only what writes a document and what reads foreign text removes secrets;
+    each door is in use.
+    """
+    found = {
+        name
+        for name, module in _sources()
+        if _redacts(module) and not name.startswith("firstfault.credentials")
+    }
+    assert {
+        name
+        for name in found - {"firstfault.utils.stored_text"}
+        if not _is_one_of(name, set(DOORS))
+    } == set()
     assert {door for door in DOORS for name in found if _is_one_of(name, {door})} == DOORS.keys()
 
 
@@ -89,7 +114,10 @@ def test_documents_are_written_through_the_door() -> None:
     makes = {
         name
         for name, module in _sources()
-        if any(isinstance(node, ast.Attribute) and node.attr == "SerializeToString" for node in ast.walk(module))
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == "SerializeToString"
+            for node in ast.walk(module)
+        )
     }
     assert {name for name in makes if not name.startswith("firstfault.wire.")} <= {
         "flytekitplugins.firstfault.local.runner"  # a task's inputs
@@ -113,14 +141,19 @@ def test_what_swallows(code: str, swallows: bool) -> None:
 
 
 def test_each_line_has_the_name(caplog: pytest.LogCaptureFixture) -> None:
-    """A line of firstfault's loggers begins with its name once, and no module has loggers of its own."""
+    """A line of firstfault's loggers begins with its name once,
+    and no module has loggers of its own.
+    """
     for _ in range(2):
         get_logger("firstfault.example").warning("%d of %s", 3, "4")
     assert caplog.messages == ["firstfault: 3 of 4"] * 2
     takes = {
         name
         for name, module in _sources()
-        if any(isinstance(node, ast.Attribute) and node.attr == "getLogger" for node in ast.walk(module))
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == "getLogger"
+            for node in ast.walk(module)
+        )
     }
     assert takes - LOGGERS.keys() == set()
 

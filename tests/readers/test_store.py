@@ -14,7 +14,13 @@ import stamina
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from firstfault.errors import AccessDeniedError, ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
+from firstfault.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
 from firstfault.store import CLIENT_VARIABLE, is_remote, join, open_store, split_name
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.store.settings import build_storage_options
@@ -36,12 +42,14 @@ def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any
     return run_sync(entered())
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a-file/error.pb", "a-file/below/error.pb"])
 def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    """A write below a file raises an error that names the path, not ObjectNotFoundError, and leaves nothing."""
+    """A write below a file raises an error that names the path, not ObjectNotFoundError,
+    and leaves nothing.
+    """
     (tmp_path / "a-file").write_bytes(b"x")
     with pytest.raises(StoreError, match=rf"cannot write {tmp_path}/{name}") as caught:
         _in(tmp_path, lambda store: store.put(name, b"x"))
@@ -61,7 +69,9 @@ def test_a_file_that_does_not_fit(tmp_path: Path) -> None:
     assert list((tmp_path / "errors").iterdir()) == []
 
 
-def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_still_being_written_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """During a write, a listing shows the old object or none, never a part of the new one."""
     seen: list[list[tuple[str, int]]] = []
     move = LocalFileSystem.mv
@@ -80,11 +90,18 @@ def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("uri", "scheme"),
-    [("s3:/bucket/out", "s3"), ("S3:bucket/out", "S3"), ("gs:///bucket/out", "gs"), ("abfs:/c", "abfs")],
+    [
+        ("s3:/bucket/out", "s3"),
+        ("S3:bucket/out", "S3"),
+        ("gs:///bucket/out", "gs"),
+        ("abfs:/c", "abfs"),
+    ],
 )
 def test_a_scheme_without_two_slashes(uri: str, scheme: str) -> None:
     """It is a mistyped URI, and not a folder of this machine."""
-    with pytest.raises(UsageError, match=f"two slashes follow the scheme, as in {scheme}://bucket/key"):
+    with pytest.raises(
+        UsageError, match=f"two slashes follow the scheme, as in {scheme}://bucket/key"
+    ):
         open_store(uri)
 
 
@@ -105,7 +122,9 @@ def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str)
         ("webhdfs://host/out", "is not installed \\(install a package to access webhdfs\\)$"),
     ],
 )
-def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: str, reason: str) -> None:
+def test_a_storage_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, uri: str, reason: str
+) -> None:
     """An unknown scheme or a missing package raises a UsageError that says what to install."""
     known = fsspec.get_filesystem_class
 
@@ -144,14 +163,28 @@ _TRANSIENT = {
     "connection": ConnectionResetError("reset by peer"),
     "timeout": TimeoutError("timed out"),
     "endpoint": _named("EndpointConnectionError")("Could not connect to the endpoint URL"),
-    "name service": _named("ClientConnectorDNSError", _ClientConnectionError)("Cannot connect to host a.org"),
+    "name service": _named("ClientConnectorDNSError", _ClientConnectionError)(
+        "Cannot connect to host a.org"
+    ),
     "busy": _os_error(errno.EBUSY),
     "remote": _os_error(errno.EREMOTEIO),
 }
 _FINAL = {
-    "permission": (PermissionError("Access Denied"), AccessDeniedError, "check the credentials and the list perm"),
-    "credentials": (_named("NoCredentialsError")("no file"), AccessDeniedError, "set AWS_ACCESS_KEY_ID"),
-    "account": (_ClientAuthenticationError("wrong key"), AccessDeniedError, r"refused \(wrong key\); check the cred"),
+    "permission": (
+        PermissionError("Access Denied"),
+        AccessDeniedError,
+        "check the credentials and the list perm",
+    ),
+    "credentials": (
+        _named("NoCredentialsError")("no file"),
+        AccessDeniedError,
+        "set AWS_ACCESS_KEY_ID",
+    ),
+    "account": (
+        _ClientAuthenticationError("wrong key"),
+        AccessDeniedError,
+        r"refused \(wrong key\); check the cred",
+    ),
     "disk": (OSError(errno.EIO, "Input/output error"), StoreError, "Input/output error"),
     "a programming error": (ZeroDivisionError("a bug"), ZeroDivisionError, "a bug"),
 }
@@ -178,11 +211,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize("error", _TRANSIENT.values(), ids=_TRANSIENT)
-def test_a_transient_error(tmp_path: Path, failing: Callable[..., list[str]], error: Exception) -> None:
-    """A request is sent up to three times; then StoreUnavailableError is raised, not an empty listing returned."""
+def test_a_transient_error(
+    tmp_path: Path, failing: Callable[..., list[str]], error: Exception
+) -> None:
+    """A request is sent up to three times; then StoreUnavailableError is raised,
+    not an empty listing returned.
+    """
     (tmp_path / "a.pb").write_bytes(b"x")
     calls = failing(*[error] * 5)
-    with pytest.raises(StoreUnavailableError, match=rf"cannot list {tmp_path}: .*check the endpoint") as caught:
+    with pytest.raises(
+        StoreUnavailableError, match=rf"cannot list {tmp_path}: .*check the endpoint"
+    ) as caught:
         _in(tmp_path, lambda store: store.list())
     assert len(calls) == 3
     assert type(caught.value.__cause__) is type(error)
@@ -192,9 +231,15 @@ def test_a_transient_error(tmp_path: Path, failing: Callable[..., list[str]], er
 
 @pytest.mark.parametrize(("error", "kind", "advice"), _FINAL.values(), ids=_FINAL)
 def test_a_final_error_is_typed_at_once(
-    tmp_path: Path, failing: Callable[..., list[str]], error: Exception, kind: type[Exception], advice: str
+    tmp_path: Path,
+    failing: Callable[..., list[str]],
+    error: Exception,
+    kind: type[Exception],
+    advice: str,
 ) -> None:
-    """A refused request is not retried; its error says what to check. A programming error is raised unchanged."""
+    """A refused request is not retried; its error says what to check. A programming
+    error is raised unchanged.
+    """
     calls = failing(*[error] * 9)
     with pytest.raises(kind, match=advice) as caught:
         _in(tmp_path, lambda store: store.list())
@@ -202,7 +247,7 @@ def test_a_final_error_is_typed_at_once(
     assert len(calls) == 1
 
 
-# --- an asynchronous filesystem -------------------------------------------------------------------------------------
+# --- an asynchronous filesystem -------------------------------------------------------------------
 
 
 class _Recording(AsyncFileSystem):
@@ -211,7 +256,8 @@ class _Recording(AsyncFileSystem):
     protocol = "recording"
     objects: dict[str, bytes] = {}  # noqa: RUF012 - shared by all instances on purpose
     made: list[dict[str, Any]] = []  # noqa: RUF012
-    modified = dt.datetime(2023, 11, 14, 22, 13, 20, 250_000)  # noqa: DTZ001 - some filesystems leave the zone out
+    # some filesystems leave the zone out
+    modified = dt.datetime(2023, 11, 14, 22, 13, 20, 250_000)  # noqa: DTZ001
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -235,14 +281,20 @@ class _Recording(AsyncFileSystem):
 
 
 def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store makes a filesystem for the running loop, unshared and without a listings cache; a put is one write."""
+    """The store makes a filesystem for the running loop, unshared and without a listings cache;
+    a put is one write.
+    """
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda _protocol: _Recording)
 
     async def scenario() -> None:
         async with open_store("recording://bucket/out", {"key": "k"}) as store:
             await store.put("errors/a.pb", b"xyz")
             (item,) = await store.list("errors")
-            assert (item.name, item.size, item.last_modified_ns) == ("a.pb", 3, 1_700_000_000_250_000_000)
+            assert (item.name, item.size, item.last_modified_ns) == (
+                "a.pb",
+                3,
+                1_700_000_000_250_000_000,
+            )
             assert await store.get("errors/a.pb") == b"xyz"
             assert not await store.exists("errors/b.pb")
         async with open_store("recording://bucket/out", {"key": "k"}):
@@ -259,8 +311,12 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
-    """A storage that answers late, as after a login, is listed; one that does not answer raises an error."""
-    monkeypatch.setattr("firstfault.store.fsspec_store.FIRST_ANSWER_TIMEOUT_SECONDS", 0.2 if hangs else 60.0)
+    """A storage that answers late, as after a login, is listed;
+    one that does not answer raises an error.
+    """
+    monkeypatch.setattr(
+        "firstfault.store.fsspec_store.FIRST_ANSWER_TIMEOUT_SECONDS", 0.2 if hangs else 60.0
+    )
 
     class Slow(_Recording):
         objects = {"bucket/out/a.pb": b"xyz"}  # noqa: RUF012 - as above
@@ -274,10 +330,12 @@ def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> No
         with pytest.raises(StoreUnavailableError, match="no answer within"):
             _in("recording://bucket/out", lambda store: store.list())
     else:
-        assert [item.name for item in _in("recording://bucket/out", lambda store: store.list())] == ["a.pb"]
+        assert [
+            item.name for item in _in("recording://bucket/out", lambda store: store.list())
+        ] == ["a.pb"]
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,21 +343,35 @@ def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> No
     [
         ({}, {}),
         (
-            {"FLYTE_AWS_ENDPOINT": "http://m:9", "FLYTE_AWS_ACCESS_KEY_ID": "id", "FLYTE_AWS_SECRET_ACCESS_KEY": "s"},
+            {
+                "FLYTE_AWS_ENDPOINT": "http://m:9",
+                "FLYTE_AWS_ACCESS_KEY_ID": "id",
+                "FLYTE_AWS_SECRET_ACCESS_KEY": "s",
+            },
             {"endpoint_url": "http://m:9", "key": "id", "secret": "s"},
         ),
         ({"AWS_ENDPOINT_URL": "http://a"}, {"endpoint_url": "http://a"}),
-        ({"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"}, {"endpoint_url": "http://b"}),
-        ({"AWS_ENDPOINT_URL_S3": "http://b", "FLYTE_AWS_ENDPOINT": "http://c"}, {"endpoint_url": "http://c"}),
+        (
+            {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"},
+            {"endpoint_url": "http://b"},
+        ),
+        (
+            {"AWS_ENDPOINT_URL_S3": "http://b", "FLYTE_AWS_ENDPOINT": "http://c"},
+            {"endpoint_url": "http://c"},
+        ),
         ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "s"}, {}),
     ],
 )
-def test_settings_of_s3(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]) -> None:
+def test_settings_of_s3(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
+) -> None:
     """The endpoint of flytekit's variable overrides botocore's; botocore reads its own keys."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     options = build_storage_options("s3")
-    assert {name: options[name] for name in ("endpoint_url", "key", "secret") if name in options} == expected
+    assert {
+        name: options[name] for name in ("endpoint_url", "key", "secret") if name in options
+    } == expected
     assert build_storage_options("s3", {"key": "mine"})["key"] == "mine"
 
 
@@ -310,7 +382,7 @@ def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch)
     assert build_storage_options("file") == {}
 
 
-# --- URIs -----------------------------------------------------------------------------------------------------------
+# --- URIs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -331,7 +403,14 @@ def test_splitting(uri: str, halves: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("uri", "remote"),
-    [("s3://b/x", True), ("gs://b/x", True), ("/x", False), ("x", False), ("file:///x", False), ("memory://x", False)],
+    [
+        ("s3://b/x", True),
+        ("gs://b/x", True),
+        ("/x", False),
+        ("x", False),
+        ("file:///x", False),
+        ("memory://x", False),
+    ],
 )
 def test_what_is_remote(uri: str, remote: bool) -> None:
     """A folder of this machine is not remote, with or without a scheme."""

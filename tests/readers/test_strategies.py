@@ -1,4 +1,6 @@
-"""What each built-in strategy picks, how sure it is, what its verdict says, and what clocks can tell."""
+"""What each built-in strategy picks, how sure it is, what its verdict says,
+and what clocks can tell.
+"""
 
 import random
 import time
@@ -13,7 +15,12 @@ from hypothesis import strategies as st
 from firstfault import model
 from firstfault.evidence.clocks import Clocks
 from firstfault.layout import ErrorKey
-from firstfault.strategies import build_undetermined_verdict, build_verdict, get_strategy, run_strategy
+from firstfault.strategies import (
+    build_undetermined_verdict,
+    build_verdict,
+    get_strategy,
+    run_strategy,
+)
 from firstfault.strategies.earliest import find_clock_warnings
 from firstfault.strategies.rules import evidence
 from firstfault.testing import START_NS, make_error, make_job, make_presence
@@ -36,7 +43,7 @@ def _modified(error: model.WorkerError, ms: int) -> model.WorkerError:
     return replace(error, documents=(document,))
 
 
-# --- what they pick -------------------------------------------------------------------------------------------------
+# --- what they pick -------------------------------------------------------------------------------
 
 _CASCADE = (
     _modified(make_error(3, node="w-1", at_ms=0, exception="KeyError", message="'label'"), 90),
@@ -46,7 +53,11 @@ _CASCADE = (
 )
 
 
-_CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed"),)}
+_CAUGHT = {
+    **_PEER,
+    "in_flight": True,
+    "sent_signals": (model.SentSignal("SIGTERM", "rank 3 failed"),),
+}
 
 
 @pytest.mark.parametrize(
@@ -62,14 +73,28 @@ _CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (model.SentSignal("SIGTER
         ((make_error(3, at_ms=None), make_error(1, at_ms=5, **{**_CAUGHT, "in_flight": False})), 1),
         ((), 1),
     ],
-    ids=["after", "at once", "before", "between", "no time", "a stopped one", "another one", "it had left", "alone"],
+    ids=[
+        "after",
+        "at once",
+        "before",
+        "between",
+        "no time",
+        "a stopped one",
+        "another one",
+        "it had left",
+        "alone",
+    ],
 )
-def test_an_exception_in_flight_when_its_process_was_stopped(others: tuple[model.WorkerError, ...], rank: int) -> None:
-    """A process that was stopped with an exception in flight is the cause only if that was before all others."""
+def test_an_exception_in_flight_when_its_process_was_stopped(
+    others: tuple[model.WorkerError, ...], rank: int
+) -> None:
+    """A process that was stopped with an exception in flight is the cause only if that
+    was before all others.
+    """
     assert _verdict("earliest", make_error(1, at_ms=5, **_CAUGHT), *others).root.rank == rank
 
 
-# --- how sure earliest is -------------------------------------------------------------------------------------------
+# --- how sure earliest is -------------------------------------------------------------------------
 
 _COMPLETE = (make_presence(nodes=1),)
 
@@ -86,24 +111,42 @@ _COMPLETE = (make_presence(nodes=1),)
         ([make_error(0, at_ms=None)], _COMPLETE, "low"),
         ([make_error(0, exception=None, signal="SIGKILL", exit_code=-9)], _COMPLETE, "low"),
     ],
-    ids=["alone", "incomplete", "one clock", "two clocks", "unknown clocks", "a tie", "no time", "a bare exit"],
+    ids=[
+        "alone",
+        "incomplete",
+        "one clock",
+        "two clocks",
+        "unknown clocks",
+        "a tie",
+        "no time",
+        "a bare exit",
+    ],
 )
-def test_how_sure_earliest_is(failures: Sequence[model.WorkerError], roster: Any, confidence: str) -> None:
-    """Earliest is sure with one clock and complete coverage, and unsure where times do not decide."""
+def test_how_sure_earliest_is(
+    failures: Sequence[model.WorkerError], roster: Any, confidence: str
+) -> None:
+    """Earliest is sure with one clock and complete coverage,
+    and unsure where times do not decide.
+    """
     assert _verdict("earliest", *failures, roster=roster).confidence == confidence
 
 
 def test_the_same_fault_later_is_no_victim() -> None:
     """Ranks that failed by themselves in the same way are counted as such, not as victims."""
-    same = [make_error(rank, at_ms=31.25 * rank, message=f"bad config on rank {rank}") for rank in range(3)]
+    same = [
+        make_error(rank, at_ms=31.25 * rank, message=f"bad config on rank {rank}")
+        for rank in range(3)
+    ]
     verdict = _verdict("earliest", *same, make_error(3, at_ms=99, **_PEER))
     assert verdict.victims.by_rank == ((3, "RuntimeError: Connection closed by peer"),)
-    first = "rank 0 on worker-0 failed first; the next, rank 1 on worker-0, was recorded 31 ms later"
+    first = (
+        "rank 0 on worker-0 failed first; the next, rank 1 on worker-0, was recorded 31 ms later"
+    )
     assert verdict.why[0] == first
     assert "2 more recorded the same fault and are not counted as victims" in verdict.why
 
 
-# --- the verdict ----------------------------------------------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,16 +154,32 @@ def test_the_same_fault_later_is_no_victim() -> None:
     [
         (make_error(3, node="w-1"), model.Scope.RANK, (3,), "w-1"),
         (make_error(None, node="w-1", subject=model.Subject.AGENT), model.Scope.NODE, (), "w-1"),
-        (make_error(None, node="", writer=model.Writer.STOCK, exception=None), model.Scope.UNDETERMINED, (), None),
+        (
+            make_error(None, node="", writer=model.Writer.STOCK, exception=None),
+            model.Scope.UNDETERMINED,
+            (),
+            None,
+        ),
         (make_error(3, node="w-1", category="preemption"), model.Scope.EXTERNAL, (3,), "w-1"),
         (make_error(3, node="", host="host-7"), model.Scope.RANK, (3,), "host-7"),
         (make_error(3, node="", worker="w-2", host="host-7"), model.Scope.RANK, (3,), "w-2"),
         (make_error(3, node="w-1", worker="w-2", host="host-7"), model.Scope.RANK, (3,), "w-1"),
     ],
 )
-def test_the_scope(root: model.WorkerError, scope: model.Scope, ranks: tuple[int, ...], node: str | None) -> None:
+def test_the_scope(
+    root: model.WorkerError,
+    scope: model.Scope,
+    ranks: tuple[int, ...],
+    node: str | None,
+) -> None:
     """What the root cause is follows from what the document says of itself."""
-    verdict = build_verdict(make_job(root), root, strategy="mine", why=["because"], confidence="low")
+    verdict = build_verdict(
+        make_job(root),
+        root,
+        strategy="mine",
+        why=["because"],
+        confidence="low",
+    )
     assert (verdict.scope, verdict.ranks, verdict.node) == (scope, ranks, node)
 
 
@@ -132,12 +191,18 @@ def test_the_scope(root: model.WorkerError, scope: model.Scope, ranks: tuple[int
         ({"category": "cuda_oom", "kind": model.Kind.RECOVERABLE}, "cuda_oom"),
         ({"kind": model.Kind.RECOVERABLE}, "recoverable"),
         ({"kind": model.Kind.RECOVERABLE, "origin": model.Origin.UNKNOWN}, "recoverable"),
-        ({"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM, "exception": None}, "unknown"),
+        (
+            {"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM, "exception": None},
+            "unknown",
+        ),
         (_STOPPED, "stopped"),  # picked only because there is nothing else
         ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "signal"),
         ({"exception": None, "exit_code": 1}, "exit"),
         ({"exception": None, "writer": model.Writer.STOCK}, "user_code"),
-        ({"exception": None, "writer": model.Writer.STOCK, "origin": model.Origin.SYSTEM}, "infrastructure"),
+        (
+            {"exception": None, "writer": model.Writer.STOCK, "origin": model.Origin.SYSTEM},
+            "infrastructure",
+        ),
         ({"exception": None}, "unknown"),
     ],
 )
@@ -169,15 +234,26 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
             {**_DEAD, "signal": "SIGKILL", "resources": model.Resources(oom_kill=1)},
             "SIGKILL, {}: out of memory, killed by the kernel's OOM killer",
         ),
-        ({**_DEAD, "signal": "SIGSEGV"}, "SIGSEGV, {}: crashed in native code (invalid memory access)"),
-        ({**_DEAD, "signal": "SIGABRT"}, "SIGABRT, {}: the process aborted (a failed check in native code)"),
+        (
+            {**_DEAD, "signal": "SIGSEGV"},
+            "SIGSEGV, {}: crashed in native code (invalid memory access)",
+        ),
+        (
+            {**_DEAD, "signal": "SIGABRT"},
+            "SIGABRT, {}: the process aborted (a failed check in native code)",
+        ),
         ({**_DEAD, "signal": "SIGRTMIN+3"}, "SIGRTMIN+3, {}: ended by SIGRTMIN+3"),
         (
             {**_DEAD, "exit_code": 137},
             "exit code 137, {}: exited without an exception (a shell's exit code for SIGKILL)",
         ),
         (
-            {**_DEAD, "subject": model.Subject.AGENT, "rank": None, "message": f"{model.TERMINATED_BY} SIGTERM"},
+            {
+                **_DEAD,
+                "subject": model.Subject.AGENT,
+                "rank": None,
+                "message": f"{model.TERMINATED_BY} SIGTERM",
+            },
             "USER, the agent of w-1: terminated by SIGTERM",
         ),
         ({**_DEAD, "exit_code": 1}, "exit code 1, {}: exited without an exception"),
@@ -190,26 +266,41 @@ _TRACE = "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"
     ],
 )
 def test_the_headline(changes: dict[str, Any], headline: str) -> None:
-    """The headline is one line: what, who, and what it said; of Flyte's own texts the sentence after "Message:"."""
+    """The headline is one line: what, who, and what it said;
+    of Flyte's own texts the sentence after "Message:".
+    """
     verdict = _verdict("earliest", make_error(**{"rank": 3, "node": "w-1", **changes}))
     assert verdict.headline == headline.format("rank 3 on w-1")
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
 def test_many_ranks_and_exceptions_in_a_headline(count: int, more: str) -> None:
-    """Of many ranks the first eight are listed; the first cause is named, then what was raised from it."""
+    """Of many ranks the first eight are listed; the first cause is named,
+    then what was raised from it.
+    """
     cause = model.ExceptionInfo("OSError", "disk", relation="cause")
     raised = model.ExceptionInfo("ValueError", "bad", causes=(cause,))
     verdict = _verdict("evidence", *(make_error(rank, exception=raised) for rank in range(count)))
-    assert verdict.headline == f"OSError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: disk; raised as ValueError: bad"
+    assert (
+        verdict.headline
+        == f"OSError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: disk; raised as ValueError: bad"
+    )
     assert verdict.root.exception.causes == (cause,)
 
 
 def test_victims_are_listed_by_rank() -> None:
-    """Victims come by rank with what they raised, those that were stopped with why; without a rank they only count."""
+    """Victims come by rank with what they raised, those that were stopped with why;
+    without a rank they only count.
+    """
     root, first, *others = _CASCADE
     first = replace(first, message="Traceback (most recent call last): ...")
-    verdict = _verdict("earliest", root, first, *others, make_error(None, node="w-9", at_ms=40, **_PEER))
+    verdict = _verdict(
+        "earliest",
+        root,
+        first,
+        *others,
+        make_error(None, node="w-9", at_ms=40, **_PEER),
+    )
     assert verdict.root.rank == 3
     assert verdict.victims.count == 4
     assert verdict.victims.by_rank == (
@@ -218,7 +309,9 @@ def test_victims_are_listed_by_rank() -> None:
         (2, "SIGTERM from its agent: rank 3 failed"),
     )
     first = make_error(0, at_ms=-1)
-    one_rank = (make_error(5, node=f"w-{text}", exception="KeyError", message=text) for text in "ab")
+    one_rank = (
+        make_error(5, node=f"w-{text}", exception="KeyError", message=text) for text in "ab"
+    )
     victims = _verdict("earliest", first, *one_rank).victims
     assert (victims.by_rank, victims.count) == (((5, "KeyError: a; KeyError: b"),), 2)
     many = _verdict("earliest", first, *(make_error(n, **_PEER) for n in range(1, 500))).victims
@@ -226,29 +319,52 @@ def test_victims_are_listed_by_rank() -> None:
 
 
 def test_what_was_read_is_in_the_verdict() -> None:
-    """The verdict carries the message, code, time and fingerprint of its root, and the job's coverage and digest."""
-    job = make_job(make_error(3, at_ms=7, code="E42", message="boom"), roster=(make_presence(nodes=2),))
+    """The verdict carries the message, code, time and fingerprint of its root,
+    and the job's coverage and digest.
+    """
+    job = make_job(
+        make_error(3, at_ms=7, code="E42", message="boom"), roster=(make_presence(nodes=2),)
+    )
     verdict = run_strategy(get_strategy("earliest"), replace(job, settled=False))
-    assert (verdict.code, verdict.message, verdict.timestamp_ns) == ("E42", "boom", START_NS + 7_000_000)
+    assert (verdict.code, verdict.message, verdict.timestamp_ns) == (
+        "E42",
+        "boom",
+        START_NS + 7_000_000,
+    )
     assert verdict.fingerprint == job.failures[0].fingerprint
-    assert _verdict("earliest", make_error(fingerprint="1:0123456789ab")).fingerprint == "1:0123456789ab"
-    assert (verdict.coverage, verdict.digest, verdict.document_count) == (job.coverage, job.digest, 1)
+    assert (
+        _verdict("earliest", make_error(fingerprint="1:0123456789ab")).fingerprint
+        == "1:0123456789ab"
+    )
+    assert (verdict.coverage, verdict.digest, verdict.document_count) == (
+        job.coverage,
+        job.digest,
+        1,
+    )
     assert not verdict.settled
 
 
 def test_a_headline_without_a_text_or_a_rank() -> None:
-    """A bare assert has the line that raised it; without a cause, silent nodes are named, of four billion the first."""
+    """A bare assert has the line that raised it; without a cause, silent nodes are named,
+    of four billion the first.
+    """
     frame = model.FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
     root = own(2, message="", exception=model.ExceptionInfo("AssertionError", "", frames=(frame,)))
-    headline = "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
+    headline = (
+        "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
+    )
     assert evidence(done(root, victim(0))).headline == headline
     for nodes, missing in ((3, "1, 2"), (2**32 - 1, "1, 2, 3, 4, 5, 6, 7, 8 and 4294967286 more")):
         places = ((0, {"group_rank": 0}), (1, {"group_rank": None}))
-        verdict = evidence(make_job(*(victim(rank, group_world_size=nodes, **place) for rank, place in places)))
-        assert verdict.headline.startswith(f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: ")
+        verdict = evidence(
+            make_job(*(victim(rank, group_world_size=nodes, **place) for rank, place in places))
+        )
+        assert verdict.headline.startswith(
+            f"undetermined: no report from nodes {missing}; 2 ranks: RuntimeError: "
+        )
 
 
-# --- running one ----------------------------------------------------------------------------------------------------
+# --- running one ----------------------------------------------------------------------------------
 
 
 def test_coverage_and_digest_are_the_jobs_whatever_the_strategy_says() -> None:
@@ -257,12 +373,20 @@ def test_coverage_and_digest_are_the_jobs_whatever_the_strategy_says() -> None:
     def inventive(job: model.JobErrors) -> model.Verdict:
         verdict = get_strategy("earliest")(job)
         return replace(
-            verdict, coverage=model.Coverage(9, 9, complete=True), digest="x", document_count=9, settled=False
+            verdict,
+            coverage=model.Coverage(9, 9, complete=True),
+            digest="x",
+            document_count=9,
+            settled=False,
         )
 
     job = make_job(make_error())
     verdict = run_strategy(inventive, job)
-    assert (verdict.coverage, verdict.digest, verdict.document_count) == (job.coverage, job.digest, 1)
+    assert (verdict.coverage, verdict.digest, verdict.document_count) == (
+        job.coverage,
+        job.digest,
+        1,
+    )
     assert verdict.settled
 
 
@@ -273,49 +397,79 @@ def test_without_a_readable_failure_no_strategy_is_asked() -> None:
         raise AssertionError
 
     verdict = run_strategy(never, make_job(notes=("why.pb was refused",)))
-    assert (verdict.scope, verdict.strategy, verdict.root) == (model.Scope.UNDETERMINED, "never", None)
+    assert (verdict.scope, verdict.strategy, verdict.root) == (
+        model.Scope.UNDETERMINED,
+        "never",
+        None,
+    )
     assert verdict.message == "why.pb was refused"
-    assert build_undetermined_verdict(make_job(), "mine").message == "no error document could be read"
+    assert (
+        build_undetermined_verdict(make_job(), "mine").message == "no error document could be read"
+    )
 
 
-# --- clocks of nodes are corrected by the storage's -------------------------------------------------------------------
+# --- clocks of nodes are corrected by the storage's -----------------------------------------------
 
 
 S = 1_000_000_000
 
 
 def _stored(failure: model.WorkerError, seconds: float, name: str) -> model.WorkerError:
-    """The failure, with a document that the storage got so many seconds after the epoch of these tests."""
+    """The failure, with a document that the storage got so many seconds after
+    the epoch of these tests.
+    """
     assert failure.timestamp_ns is not None
     modified = (failure.timestamp_ns // S + int(seconds)) * S
-    return replace(failure, documents=(model.DocumentRef(name, last_modified_ns=modified),), upload_delay_ns=0)
+    return replace(
+        failure, documents=(model.DocumentRef(name, last_modified_ns=modified),), upload_delay_ns=0
+    )
 
 
 @pytest.mark.parametrize("wrong_s", [-600, 600])
 def test_a_clock_that_is_wrong(wrong_s: int) -> None:
-    """A node's clock is corrected by what the storage says of its uploads, and that it is wrong is said."""
+    """A node's clock is corrected by what the storage says of its uploads,
+    and that it is wrong is said.
+    """
     late = own(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
     job = done(_stored(own(0, boot_id="a"), 0, "a.pb"), _stored(late, -wrong_s, "b.pb"))
-    receipts = [(model.Receipt(name, durable=True, fault_to_durable_ns=10_000_000),) for name in ("a.pb", "b.pb")]
-    roster = (replace(item, receipts=found) for item, found in zip(job.roster, receipts, strict=True))
+    receipts = [
+        (model.Receipt(name, durable=True, fault_to_durable_ns=10_000_000),)
+        for name in ("a.pb", "b.pb")
+    ]
+    roster = (
+        replace(item, receipts=found) for item, found in zip(job.roster, receipts, strict=True)
+    )
     verdict = evidence(replace(job, roster=tuple(roster)))
     assert (verdict.ranks, verdict.confidence) == ((0,), "medium"), "known to be the first"
-    (sources,) = [names for text, names in verdict.reasons if text.startswith("the clock of worker-1 is")]
+    (sources,) = [
+        names for text, names in verdict.reasons if text.startswith("the clock of worker-1 is")
+    ]
     assert sources == ("b.pb",)
 
 
 @pytest.mark.parametrize("uuids", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("last_stored_ms", [3005, 9000])
 def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> None:
-    """One process wrote of a moment in flight and again later: each document is compared with its own times."""
+    """One process wrote of a moment in flight and again later:
+    each document is compared with its own times.
+    """
     final, documents, receipts = own(1), [], []
     assert final.timestamp_ns is not None
-    for in_flight, letter, began_ms, stored_ms in ((True, uuids[0], 10, 15), (False, uuids[1], 3000, last_stored_ms)):
+    for in_flight, letter, began_ms, stored_ms in (
+        (True, uuids[0], 10, 15),
+        (False, uuids[1], 3000, last_stored_ms),
+    ):
         name = str(ErrorKey(0, final.timestamp_ns, 1, 0, "", 1, 32 * letter))
-        stored = (model.DocumentRef(name, last_modified_ns=final.timestamp_ns + stored_ms * 1_000_000),)
+        stored = (
+            model.DocumentRef(name, last_modified_ns=final.timestamp_ns + stored_ms * 1_000_000),
+        )
         times = {"documents": stored, "upload_delay_ns": began_ms * 1_000_000}
-        documents.append(replace(final, in_flight=in_flight, message=f"bad batch {in_flight}", **times))
-        receipts.append(model.Receipt(name, durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000))
+        documents.append(
+            replace(final, in_flight=in_flight, message=f"bad batch {in_flight}", **times)
+        )
+        receipts.append(
+            model.Receipt(name, durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000)
+        )
     job = make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
     assert len(job.failures) == 1
     assert (Clocks(job).sentences(), find_clock_warnings(job.failures)) == ([], [])
@@ -326,7 +480,8 @@ _MOMENTS = st.builds(
     make_error,
     st.integers(0, 9),
     node=st.sampled_from(["w-0", "w-1"]),
-    at_ms=st.sampled_from([0, 10_000_000, 20_000_000]) | st.none(),  # clocks may be wrong by an hour
+    at_ms=st.sampled_from([0, 10_000_000, 20_000_000])
+    | st.none(),  # clocks may be wrong by an hour
     boot_id=st.sampled_from(["a", "b", ""]),
     monotonic_ns=st.integers(1, 4) | st.none(),
 )
@@ -337,12 +492,14 @@ _MOMENTS = st.builds(
 def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.WorkerError) -> None:
     """What one pass tells is the same as comparing each failure with each."""
     clocks = Clocks(make_job(*failures))
-    assert clocks.before_all(failures)(other) is all(clocks.before(other, failure) for failure in failures)
+    assert clocks.before_all(failures)(other) is all(
+        clocks.before(other, failure) for failure in failures
+    )
     contenders = [not any(clocks.before(one, failure) for one in failures) for failure in failures]
     assert clocks.may_be_first(failures) == contenders
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -101,7 +101,9 @@ def test_the_end_of_a_text(text: str, limit: int) -> None:
 
 
 def test_the_end_of_a_text_is_whole_lines() -> None:
-    """A line that does not fit is left out, a single long line is cut, and credentials in the end are redacted."""
+    """A line that does not fit is left out, a single long line is cut,
+    and credentials in the end are redacted.
+    """
     for limit, end in ((10, "two\nthree"), (9, "two\nthree"), (8, "three")):
         assert clean_end("one\ntwo\nthree", limit) == end
     assert clean_end("x" * 50, 10) == "x" * 10

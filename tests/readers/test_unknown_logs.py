@@ -1,4 +1,6 @@
-"""``firstfault show`` on logs in shapes and of launchers that have no table row of their own, or a rare one."""
+"""``firstfault show`` on logs in shapes and of launchers that have no table row of their own,
+or a rare one.
+"""
 
 import csv
 import io
@@ -24,7 +26,9 @@ RANKS = ("rank 0 of 2, pid 410", "rank 1 of 2, pid 411")
 
 @pytest.fixture
 def show(run: Callable[..., Ran], tmp_path: Path) -> Show:
-    """Return a function that shows lines as one log, with further files: the exit code is the key "code"."""
+    """Return a function that shows lines as one log, with further files:
+    the exit code is the key "code".
+    """
 
     def shown(lines: list[str], **more: list[str]) -> dict[str, Any]:
         paths = []
@@ -48,19 +52,29 @@ def as_csv(lines: list[str]) -> list[str]:
 
 def as_newest_first(lines: list[str]) -> list[str]:
     """Return objects with a time, the last line first."""
-    objects = [{"line": line, "timestamp": f"2031-05-06T07:08:{at:02}Z"} for at, line in enumerate(lines)]
+    objects = [
+        {"line": line, "timestamp": f"2031-05-06T07:08:{at:02}Z"} for at, line in enumerate(lines)
+    ]
     return [json.dumps(item) for item in reversed(objects)]
 
 
 EXPORTS = {
     "a table": as_csv(FAILED),
-    "objects with unknown keys": [json.dumps({"n": at, "what": line, "to": "err"}) for at, line in enumerate(FAILED)],
+    "objects with unknown keys": [
+        json.dumps({"n": at, "what": line, "to": "err"}) for at, line in enumerate(FAILED)
+    ],
     "an array": ["[", *(json.dumps({"textPayload": line}, indent=1) + "," for line in FAILED), "]"],
     "the newest line first": as_newest_first(FAILED),
-    "a prefix in front of others": of("<east/blue> ", of("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])),
+    "a prefix in front of others": of(
+        "<east/blue> ", of("2031-05-06T07:08:09.1Z ", [*FAILED, *STEPS, *STEPS])
+    ),
     "no indentation": [*of("[rank1]: ", BARE), *OTHERS],
     "Windows paths": [line.replace("/job/", "C:\\\\job\\\\") for line in FAILED],
-    "one line": [*of("[rank0]: ", STEPS[:2]), "[rank1]: " + " ".join(line.strip() for line in RAISED), *OTHERS],
+    "one line": [
+        *of("[rank0]: ", STEPS[:2]),
+        "[rank1]: " + " ".join(line.strip() for line in RAISED),
+        *OTHERS,
+    ],
     "lines of pytest": [*of("E   ", RAISED), "1 failed in 3s"],
     "one escaped string": [f'"error": "{chr(92)}n'.join(["", *OWN]), *OTHERS],
 }
@@ -68,9 +82,14 @@ EXPORTS = {
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_exports_of_collectors(show: Show, form: str) -> None:
-    """The lines that the program printed are found in what a collector, a chat or an editor made of them."""
+    """The lines that the program printed are found in what a collector,
+    a chat or an editor made of them.
+    """
     found = show(EXPORTS[form])
-    assert (found["root"]["type"], found["root"]["message"]) == ("ValueError", "no labels in shard 9")
+    assert (found["root"]["type"], found["root"]["message"]) == (
+        "ValueError",
+        "no labels in shard 9",
+    )
     expected: list[list[int]] = (
         [[]] if form == "lines of pytest" else [[1], []] if form == "one escaped string" else [[1]]
     )
@@ -87,12 +106,16 @@ def test_who_failed(show: Show, case: str) -> None:
 
 @pytest.mark.parametrize("case", LOGS["successes"])
 def test_a_success_is_proven_at_the_end(show: Show, case: str) -> None:
-    """Handled exceptions, noise at the end and an earlier job's failure make no failure of a success."""
+    """Handled exceptions, noise at the end and an earlier job's failure make
+    no failure of a success.
+    """
     assert show(LOGS["successes"][case].splitlines())["code"] == EXIT.OK
 
 
 def test_the_last_job_of_a_file_counts(show: Show) -> None:
-    """A second report of torchrun about the same node is another job's, and so is what follows a shell's command."""
+    """A second report of torchrun about the same node is another job's,
+    and so is what follows a shell's command.
+    """
     other = [line.replace("ValueError: no labels", "KeyError: no key") for line in RAISED]
     for between in ([], ["(base) me@host:~/job$ CUDA_VISIBLE_DEVICES=0,1 python train.py"]):
         found = show([*OWN, *box((1, 1)), *between, *STEPS, *of("[rank0]: ", other), *box((0, 1))])
@@ -101,9 +124,15 @@ def test_the_last_job_of_a_file_counts(show: Show) -> None:
 
 def test_a_log_of_the_kernel_in_a_second_file(show: Show) -> None:
     """The kernel's log decides the category and names the machine."""
-    cuda = [*of("[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]), *OTHERS]
-    xid = ["May  6 07:08:09 gpu-17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=411, GPU has fallen off the bus."]
-    found = show([*RANKS, *cuda], dmesg=xid)
+    cuda = [
+        *of("[rank1]: ", [*RAISED[:4], "RuntimeError: CUDA error: unspecified launch failure"]),
+        *OTHERS,
+    ]
+    xid = (
+        "May  6 07:08:09 gpu-17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=411, GPU has fallen off"
+        " the bus."
+    )
+    found = show([*RANKS, *cuda], dmesg=[xid])
     assert (found["verdict"]["ranks"], found["verdict"]["category"]) == ([1], "gpu_hardware")
     assert found["verdict"]["node"] == "gpu-17"
     assert found["code"] == EXIT.ROOT_CAUSE_RETRYABLE
@@ -113,28 +142,40 @@ def test_logs_of_several_jobs(run: Callable[..., Ran], tmp_path: Path) -> None:
     """Logs with different job numbers aren't merged."""
     for job in (4711, 4712):
         (tmp_path / f"slurm-{job}.out").write_text("\n".join(FAILED), encoding="utf-8")
-    assert "2 jobs (slurm-4711.out, slurm-4712.out); give those of one" in run("show", str(tmp_path)).err
+    assert (
+        "2 jobs (slurm-4711.out, slurm-4712.out); give those of one"
+        in run("show", str(tmp_path)).err
+    )
 
 
 def test_a_word_that_most_lines_have(show: Show, tmp_path: Path) -> None:
-    """Lines with "error" in each of them cost no more than lines without, and the failure is still found."""
+    """Lines with "error" in each of them cost no more than lines without,
+    and the failure is still found.
+    """
     noisy = [f"step {number} error rate {number % 7}" for number in range(60_000)]
     found = show([*noisy, *FAILED, *noisy])
     assert found["verdict"]["ranks"] == [1]
 
 
 def test_a_folder_of_unrelated_logs(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Logs of trainings that ran one after another are listed, and one is asked for; logs of one time are one job."""
+    """Logs of trainings that ran one after another are listed, and one is asked for;
+    logs of one time are one job.
+    """
 
     def write(name: str, hour: int, lines: list[str]) -> None:
-        stamped = [f"2031-05-06T{hour:02}:08:{second:02}Z {line}" for second, line in enumerate(lines)]
+        stamped = [
+            f"2031-05-06T{hour:02}:08:{second:02}Z {line}" for second, line in enumerate(lines)
+        ]
         (tmp_path / f"{name}.log").write_text("\n".join([*stamped, ""]), encoding="utf-8")
 
     write("small", 7, [*STEPS, "Training completed"])
     write("large", 9, [*STEPS, *RAISED])
     ran = run("show", str(tmp_path))
     assert (ran.code, ran.out) == (EXIT.TOOL_FAILED, "")
-    assert ran.err == "firstfault: the logs are of at least 2 jobs (small.log, large.log); give those of one\n"
+    assert (
+        ran.err
+        == "firstfault: the logs are of at least 2 jobs (small.log, large.log); give those of one\n"
+    )
     assert run("show", str(tmp_path / "large.log")).code == EXIT.ROOT_CAUSE
     write("small", 9, list(STEPS))
     assert run("show", str(tmp_path)).code == EXIT.ROOT_CAUSE
@@ -155,8 +196,16 @@ def test_a_folder_of_unrelated_logs(run: Callable[..., Ran], tmp_path: Path) -> 
         ("step 6", "[...]", "the log is cut at its end"),
     ],
 )
-def test_a_log_that_is_cut(run: Callable[..., Ran], tmp_path: Path, begin: str, end: str, said: str) -> None:
-    """A log that begins or ends inside of a traceback, or with a mark of left out lines, is named as cut."""
+def test_a_log_that_is_cut(
+    run: Callable[..., Ran],
+    tmp_path: Path,
+    begin: str,
+    end: str,
+    said: str,
+) -> None:
+    """A log that begins or ends inside of a traceback, or with a mark of left out lines,
+    is named as cut.
+    """
     log = tmp_path / "job.log"
     log.write_text("\n".join([begin, *STEPS, end]), encoding="utf-8")
     ran = run("show", str(log))

@@ -44,24 +44,36 @@ def gist(conclusion: Conclusion) -> dict[str, Any]:
         **{name: getattr(verdict, name) for name in names},
         "documents": verdict.document_count,
         "victims": verdict.victims.count,
-        "coverage": (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.unreadable),
+        "coverage": (
+            verdict.coverage.expected,
+            verdict.coverage.reported,
+            verdict.coverage.unreadable,
+        ),
         "retry": (decision.retry, decision.kind, decision.origin),
     }
 
 
 def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
-    """The verdict and the decision from the documents are those of the pods; the seal alone is enough."""
+    """The verdict and the decision from the documents are those of the pods;
+    the seal alone is enough.
+    """
     document = pb.WorkerErrorDocument.FromString((attempt / "error.pb").read_bytes())
     told = json.loads(document.verdict.json)
     conclusion = concluded(attempt)
     verdict, decision = conclusion.verdict, conclusion.decision
-    assert (verdict.scope.value, list(verdict.ranks)) == (told["verdict"]["scope"], told["verdict"]["ranks"])
+    assert (verdict.scope.value, list(verdict.ranks)) == (
+        told["verdict"]["scope"],
+        told["verdict"]["ranks"],
+    )
     for name in ("node", "code", "category", "fingerprint", "strategy"):
         assert getattr(verdict, name) == told["verdict"][name]
     assert verdict.digest == told["verdict"]["documents"]["digest"]
     assert verdict.victims.count == told["verdict"]["victims"]["count"]
     assert verdict.coverage.complete
-    assert (decision.retry, decision.kind.value) == (told["decision"]["retry"], told["decision"]["kind"])
+    assert (decision.retry, decision.kind.value) == (
+        told["decision"]["retry"],
+        told["decision"]["kind"],
+    )
     rank, what = {"raised": (3, "RuntimeError"), "killed": (1, "SIGKILL")}[attempt.parent.name]
     assert (verdict.root.rank, verdict.root.what) == (rank, what)
     assert NOTE not in str(verdict.coverage.notes)
@@ -90,7 +102,12 @@ def newer() -> Callable[[str], type[Message]]:
     one = kinds.LABEL_OPTIONAL
     for message in file.message_type:
         message.field.add(name="news", number=2001, type=kinds.TYPE_STRING, label=one)
-        message.field.add(name="counts", number=2002, type=kinds.TYPE_FIXED64, label=kinds.LABEL_REPEATED)
+        message.field.add(
+            name="counts",
+            number=2002,
+            type=kinds.TYPE_FIXED64,
+            label=kinds.LABEL_REPEATED,
+        )
         place = {"type": kinds.TYPE_MESSAGE, "type_name": ".firstfault.v1.Place"}
         message.field.add(name="part", number=2003, label=one, **place)
     for enum in file.enum_type:
@@ -99,7 +116,9 @@ def newer() -> Callable[[str], type[Message]]:
     for dependency in pb.DESCRIPTOR.dependencies:
         _add(pool, dependency)
     pool.Add(file)
-    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"firstfault.v1.{name}"))
+    return lambda name: message_factory.GetMessageClass(
+        pool.FindMessageTypeByName(f"firstfault.v1.{name}")
+    )
 
 
 def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
@@ -109,9 +128,13 @@ def _add(pool: descriptor_pool.DescriptorPool, file: Any) -> None:
 
 
 def rewrite(
-    folder: Path, newer: Callable[[str], type[Message]], change: Callable[[Any], None] = lambda _: None
+    folder: Path,
+    newer: Callable[[str], type[Message]],
+    change: Callable[[Any], None] = lambda _: None,
 ) -> tuple[Conclusion, Conclusion]:
-    """Return what is concluded before and after a later version wrote an attempt's files, without copies."""
+    """Return what is concluded before and after a later version wrote an attempt's files,
+    without copies.
+    """
     before = concluded(folder)
     files = [(path, "RosterEntry") for path in folder.glob("firstfault/roster/*.pb")]
     files += [(path, "WorkerErrorDocument") for path in folder.glob("firstfault/errors/*.pb")]
@@ -138,7 +161,9 @@ def rewrite(
 def _add_news(message: Any) -> None:
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.file.package == "firstfault.v1":
-            for part in value if field.is_repeated and not field.message_type.GetOptions().map_entry else ():
+            for part in (
+                value if field.is_repeated and not field.message_type.GetOptions().map_entry else ()
+            ):
                 _add_news(part)
             if not field.is_repeated:
                 _add_news(value)
@@ -148,20 +173,30 @@ def _add_news(message: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["", "writer", "subject"])
-def test_a_newer_attempt_reads_the_same(attempt: Path, newer: Callable[[str], type[Message]], field: str) -> None:
-    """Fields, and kinds of writers and subjects, that this version does not know change nothing but one note."""
+def test_a_newer_attempt_reads_the_same(
+    attempt: Path, newer: Callable[[str], type[Message]], field: str
+) -> None:
+    """Fields, and kinds of writers and subjects,
+    that this version does not know change nothing but one note.
+    """
 
     def change(message: Any) -> None:
         if field and "failure" in message.DESCRIPTOR.fields_by_name and message.HasField("failure"):
             setattr(message.failure, field, 99)
 
     before, after = rewrite(attempt, newer, change)
-    assert (gist(after), after.verdict.digest, after.decision) == (gist(before), before.verdict.digest, before.decision)
+    assert (gist(after), after.verdict.digest, after.decision) == (
+        gist(before),
+        before.verdict.digest,
+        before.decision,
+    )
     assert after.verdict.coverage.complete == before.verdict.coverage.complete
 
 
 def test_an_unknown_state_of_a_node(attempt: Path, newer: Callable[[str], type[Message]]) -> None:
-    """A roster entry of an unknown phase is left out: the root cause stays, and the coverage says what is missing."""
+    """A roster entry of an unknown phase is left out: the root cause stays,
+    and the coverage says what is missing.
+    """
 
     def change(message: Any) -> None:
         if "phase" in message.DESCRIPTOR.fields_by_name and message.phase == pb.PHASE_FAILED:
@@ -192,9 +227,14 @@ def test_copies_of_an_unknown_version(attempt: Path, name: str) -> None:
 @pytest.mark.parametrize("gone", [False, True], ids=["with documents", "without"])
 @pytest.mark.parametrize("schema", ["firstfault.verdict/v1", "firstfault.verdict/v2"])
 def test_a_seal_of_a_newer_version(
-    attempt: Path, newer: Callable[[str], type[Message]], schema: str, gone: bool
+    attempt: Path,
+    newer: Callable[[str], type[Message]],
+    schema: str,
+    gone: bool,
 ) -> None:
-    """More fields in the sealed JSON change nothing; of another schema, the part that Flyte reads is left."""
+    """More fields in the sealed JSON change nothing; of another schema,
+    the part that Flyte reads is left.
+    """
 
     def change(message: Any) -> None:
         if "verdict" in message.DESCRIPTOR.fields_by_name and message.HasField("verdict"):
@@ -211,5 +251,8 @@ def test_a_seal_of_a_newer_version(
     if not gone or schema.endswith("v1"):
         assert gist(after) == gist(before)
     else:
-        assert (after.verdict.node, after.verdict.code) == (before.verdict.node, before.verdict.root.code)
+        assert (after.verdict.node, after.verdict.code) == (
+            before.verdict.node,
+            before.verdict.root.code,
+        )
     assert after.decision.retry == before.decision.retry

@@ -22,4 +22,8 @@ def test_each_entry_is_used() -> None:
     """The code names each pattern, each group of alternatives and each list of words."""
     sources = [file.read_text("utf-8") for file in _FOLDER.rglob("*.py")]
     names = {*_TABLES["pattern"], *ALTERNATIVES, *WORDS}
-    assert {name for name in names if not any(f'"{name}"' in text or f"'{name}'" in text for text in sources)} == set()
+    assert {
+        name
+        for name in names
+        if not any(f'"{name}"' in text or f"'{name}'" in text for text in sources)
+    } == set()

@@ -35,7 +35,14 @@ SOON = ("--interval", "0.005")
 
 def node(number: int, phase: Phase = Phase.FAILED, **fields: object) -> object:
     """Return the roster entry of one of two nodes."""
-    return make_presence(phase, node=f"w-{number}", group_rank=number, nodes=2, ranks=(number,), **fields)
+    return make_presence(
+        phase,
+        node=f"w-{number}",
+        group_rank=number,
+        nodes=2,
+        ranks=(number,),
+        **fields,
+    )
 
 
 def victim() -> object:
@@ -46,7 +53,14 @@ def victim() -> object:
 
 def later() -> object:
     """Return a fault of rank 0 itself, 30 s after rank 1's."""
-    return make_error(0, node="w-0", group_rank=0, at_ms=30_000, exception="KeyError", message="tokens")
+    return make_error(
+        0,
+        node="w-0",
+        group_rank=0,
+        at_ms=30_000,
+        exception="KeyError",
+        message="tokens",
+    )
 
 
 def root(**fields: object) -> object:
@@ -56,7 +70,9 @@ def root(**fields: object) -> object:
 
 @pytest.fixture
 def watching(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Watch during the given steps, each after the previous one was read; return code, stdout and stderr."""
+    """Watch during the given steps, each after the previous one was read; return code,
+    stdout and stderr.
+    """
     looks = threading.Semaphore(0)
     listed = FsspecStore.list
 
@@ -123,9 +139,21 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(
     assert err.index("corrected by") < err.index("every node has reported")
 
 
-def _told(number: int, begun: int, rate: float, waited: float, *, fewer: int = 0) -> dict[str, object]:
+def _told(
+    number: int,
+    begun: int,
+    rate: float,
+    waited: float,
+    *,
+    fewer: int = 0,
+) -> dict[str, object]:
     rank = {"behind": 8 * number, "waits": 8 * number + 1}
-    name = {"node": f"w-{number}", "collectives": begun, "per_second": rate, "waited_seconds": waited}
+    name = {
+        "node": f"w-{number}",
+        "collectives": begun,
+        "per_second": rate,
+        "waited_seconds": waited,
+    }
     return {**rank, **name, "least": begun - fewer}
 
 
@@ -135,13 +163,21 @@ def _told(number: int, begun: int, rate: float, waited: float, *, fewer: int = 0
         ([_told(0, 4000, 12.5, 0.0, fewer=9)], "4,000 collectives; a second: w-0 12.5"),
         (
             [_told(0, 41, 0.0, 9.0), _told(1, 41, 0.0, 14.0, fewer=2)],
-            "41 collectives; a second: w-0 0, w-1 0; longest wait: rank 9 (w-1), 14 s; behind: rank 8 (w-1) by 2",
+            (
+                "41 collectives; a second: w-0 0, w-1 0; longest wait: rank 9 (w-1), 14 s; behind:"
+                " rank 8 (w-1) by 2"
+            ),
         ),
-        ([_told(n, 7, 12.0 - n, 0.0) for n in range(9)], "7 collectives; 4 (w-8) to 12 (w-0) a second"),
+        (
+            [_told(n, 7, 12.0 - n, 0.0) for n in range(9)],
+            "7 collectives; 4 (w-8) to 12 (w-0) a second",
+        ),
     ],
 )
 def test_a_line_of_the_live_view(nodes: list[dict[str, object]], line: str) -> None:
-    """Few nodes are listed, of many the slowest and the fastest; who is behind is told once all stand still."""
+    """Few nodes are listed, of many the slowest and the fastest;
+    who is behind is told once all stand still.
+    """
     assert format_progress_line(nodes) == line
 
 
@@ -163,10 +199,18 @@ def test_the_live_view(attempt: Attempt, watching: Watch, monkeypatch: pytest.Mo
         until(lambda: list(attempt.folder.rglob("watched-*")), seconds=30)
         attempt.put(LIVE, json.dumps({"time": 5.0, "nodes": [_told(0, 4000, 12.5, 0.0)]}).encode())
 
-    code, _, err = watching(answer, lambda: is_read.wait(30), lambda: attempt.join(*ends), options=(*SOON, "--live"))
+    code, _, err = watching(
+        answer,
+        lambda: is_read.wait(30),
+        lambda: attempt.join(*ends),
+        options=(*SOON, "--live"),
+    )
     assert code == EXIT.OK
     assert "4,000 collectives; a second: w-0 12.5" in err
-    assert watched_until_ms(file.name for file in attempt.folder.rglob("watched-*")) > time.time() * 1000
+    assert (
+        watched_until_ms(file.name for file in attempt.folder.rglob("watched-*"))
+        > time.time() * 1000
+    )
 
 
 def test_an_unchanged_answer_is_printed_once(attempt: Attempt, watching: Watch) -> None:
@@ -184,7 +228,9 @@ def test_an_unchanged_answer_is_printed_once(attempt: Attempt, watching: Watch) 
 
 
 def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> None:
-    """A failure, torch's restart and the final success are printed in this order; the exit code is 0."""
+    """A failure, torch's restart and the final success are printed in this order;
+    the exit code is 0.
+    """
     code, out, err = watching(
         lambda: attempt.write(root()),
         lambda: attempt.join(node(0, Phase.JOINED, round=1), node(1, Phase.JOINED, round=1)),
@@ -196,9 +242,16 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
     assert err.index("recovered from") < err.index("without a failure")
 
 
-def test_a_job_that_stands_still(attempt: Attempt, watching: Watch, run: Callable[..., Ran]) -> None:
-    """Each recorded stall is printed once while the job runs; the report on a later failure counts them."""
-    said = "no progress for 61 s: 1 of 2 ranks wait in all_reduce #41 (default_pg); rank 1 (w-1) has begun 40"
+def test_a_job_that_stands_still(
+    attempt: Attempt, watching: Watch, run: Callable[..., Ran]
+) -> None:
+    """Each recorded stall is printed once while the job runs;
+    the report on a later failure counts them.
+    """
+    said = (
+        "no progress for 61 s: 1 of 2 ranks wait in all_reduce #41 (default_pg); rank 1 (w-1) has"
+        " begun 40"
+    )
 
     def stall(number: int, lost: float | None) -> None:
         record = RestartRecord(
@@ -222,11 +275,15 @@ def test_a_job_that_stands_still(attempt: Attempt, watching: Watch, run: Callabl
     )
     assert (code, err.count(said)) == (EXIT.ROOT_CAUSE, 2)
     report = run("show", "-v", attempt.uri).out
-    assert "Stalls: 2 stalls, 180 s in total, 0.10 rank hours, waiting for rank 1" in " ".join(report.split())
+    assert "Stalls: 2 stalls, 180 s in total, 0.10 rank hours, waiting for rank 1" in " ".join(
+        report.split()
+    )
 
 
 def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> list[str]:
-    """Let the first requests for the job of an attempt get no answer; return those that were lost."""
+    """Let the first requests for the job of an attempt get no answer;
+    return those that were lost.
+    """
     lost: list[str] = []
     ask = MultiErrorFileOutputReader.job_async
 
@@ -258,7 +315,9 @@ def test_a_storage_that_is_away_while_the_seal_is_awaited(
 def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]
 ) -> None:
-    """Requests for the next attempt that are lost are repeated, and are no sign that it has begun."""
+    """Requests for the next attempt that are lost are repeated,
+    and are no sign that it has begun.
+    """
     first, second = map(attempt.at, range(2))
     lost = _lose_requests(monkeypatch, second.uri, 2)
     first.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
@@ -276,7 +335,9 @@ def test_the_timeout(watching: Watch) -> None:
     assert "within 0.2 s" in err
 
 
-def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timeout_with_an_answer(
+    attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a node never reports, the last answer decides the exit code."""
     show = Progress.show
 
@@ -294,17 +355,24 @@ def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch, monkeypat
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(("error.pb",), "follow an output prefix or an errors/ folder"), (("--follow", "run"), "ends in its number")],
+    [
+        (("error.pb",), "follow an output prefix or an errors/ folder"),
+        (("--follow", "run"), "ends in its number"),
+    ],
     ids=["a document", "no attempt"],
 )
-def test_what_cannot_be_watched(arguments: tuple[str, ...], said: str, run: Callable[..., Ran]) -> None:
+def test_what_cannot_be_watched(
+    arguments: tuple[str, ...], said: str, run: Callable[..., Ran]
+) -> None:
     """What cannot be followed is a usage error that says what to name instead."""
     ran = run("watch", *arguments)
     assert ran.code == EXIT.USAGE
     assert said in ran.err
 
 
-def test_the_last_answer_is_that_of_show(attempt: Attempt, watching: Watch, run: Callable[..., Ran]) -> None:
+def test_the_last_answer_is_that_of_show(
+    attempt: Attempt, watching: Watch, run: Callable[..., Ran]
+) -> None:
     """What is decided is what show prints, with the decision that the pods sealed."""
     attempt.write(root(kind=Kind.RECOVERABLE))
     attempt.join(node(0), node(1))
@@ -318,13 +386,22 @@ def test_the_last_answer_is_that_of_show(attempt: Attempt, watching: Watch, run:
 
 @pytest.mark.parametrize(
     ("plans", "code", "roots"),
-    [((Kind.RECOVERABLE, Kind.NON_RECOVERABLE), EXIT.ROOT_CAUSE, 2), ((None, Phase.SUCCEEDED), EXIT.OK, 0)],
+    [
+        ((Kind.RECOVERABLE, Kind.NON_RECOVERABLE), EXIT.ROOT_CAUSE, 2),
+        ((None, Phase.SUCCEEDED), EXIT.OK, 0),
+    ],
     ids=["retried", "vanished"],
 )
 def test_follow_goes_on_with_the_next_attempt(
-    attempt: Attempt, watching: Watch, plans: tuple[Kind | Phase | None, ...], code: int, roots: int
+    attempt: Attempt,
+    watching: Watch,
+    plans: tuple[Kind | Phase | None, ...],
+    code: int,
+    roots: int,
 ) -> None:
-    """A retried attempt, or one whose pods all vanished without a report, is followed by the next one."""
+    """A retried attempt, or one whose pods all vanished without a report,
+    is followed by the next one.
+    """
     for number, plan in enumerate(plans):
         here = attempt.at(number)
         if isinstance(plan, Kind):
@@ -332,9 +409,15 @@ def test_follow_goes_on_with_the_next_attempt(
         if plan is not None:
             phase = plan if isinstance(plan, Phase) else Phase.FAILED
             here.join(*(node(at, phase, attempt=number) for at in range(2)))
-    found, out, err = watching(uri=f"{attempt.uri}/0", options=("--follow", *SOON, "--timeout", "60"))
+    found, out, err = watching(
+        uri=f"{attempt.uri}/0", options=("--follow", *SOON, "--timeout", "60")
+    )
     assert (found, out.count("\nCause    ValueError: bad batch\n")) == (code, roots)
-    assert [f"watching {attempt.uri}/{number}/" in err for number in range(3)] == [True, True, False]
+    assert [f"watching {attempt.uri}/{number}/" in err for number in range(3)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def _followed(reader: MultiErrorFileOutputReader) -> list[JobErrors]:
@@ -362,7 +445,9 @@ def test_nothing_is_opened_while_nothing_changes(
     monkeypatch.setattr(FsspecStore, "list", count)
     assert [job.settled for job in _followed(attempt.reader())] == [False, True]
     assert len([path for path in opened if "/roster/" in path]) == 4
-    assert len([path for path in opened if "/errors/" in path]) == 2, "the document, once for each look that was new"
+    assert len([path for path in opened if "/errors/" in path]) == 2, (
+        "the document, once for each look that was new"
+    )
 
 
 def test_a_storage_that_is_away_for_a_while(

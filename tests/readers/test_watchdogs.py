@@ -5,12 +5,32 @@ from typing import Any
 
 import pytest
 
-from firstfault.model import ExceptionInfo, FrameInfo, Kind, Scope, SentSignal, Unopened, Verdict, WorkerError
+from firstfault.model import (
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    Scope,
+    SentSignal,
+    Unopened,
+    Verdict,
+    WorkerError,
+)
 from firstfault.render.terminal import terminal_text
 from firstfault.report import build_report
 from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
-from tests.readers.scenes import IN_COLLECTIVE, IN_SLEEP, STACK, count, died, done, own, stopped, victim, waited
+from tests.readers.scenes import (
+    IN_COLLECTIVE,
+    IN_SLEEP,
+    STACK,
+    count,
+    died,
+    done,
+    own,
+    stopped,
+    victim,
+    waited,
+)
 
 KEY = "wait timeout after 60000ms, keys: /default_pg/0//my/ready"
 STUCK = stopped(0, IN_SLEEP, **count(3, completed=3))
@@ -28,7 +48,9 @@ def left(rank: int, words: str = "", code: int = 42, signal: str = "", **more: A
 def key_timed_out(rank: int, text: str = KEY, name: str = "DistStoreError") -> WorkerError:
     """A worker whose wait outside of a collective timed out in `step`."""
     frames = (FrameInfo("/app/train.py", 30, "step", "store.get(key)"),)
-    return replace(waited(rank), exception=ExceptionInfo(name, text, bases=("RuntimeError",), frames=frames))
+    return replace(
+        waited(rank), exception=ExceptionInfo(name, text, bases=("RuntimeError",), frames=frames)
+    )
 
 
 def named(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
@@ -54,7 +76,9 @@ def named(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
     ],
 )
 def test_all_but_one_left(words: str, end: dict[str, Any]) -> None:
-    """The rank that stood elsewhere is the cause, and never with certainty; those that left are suspects."""
+    """The rank that stood elsewhere is the cause, and never with certainty;
+    those that left are suspects.
+    """
     verdict = evidence(done(*(left(rank, words, **end) for rank in (1, 2, 3)), STUCK))
     assert named(verdict) == ("hang", (0,), "medium")
     assert {suspect.rank for suspect in verdict.suspects} == {1, 2, 3}
@@ -71,15 +95,26 @@ def test_all_but_one_left(words: str, end: dict[str, Any]) -> None:
     ],
 )
 def test_all_but_one_raised(raised: tuple[str, str]) -> None:
-    """An exception that tells of a wait, also one that a watchdog's thread raised in the main thread."""
-    ends = [own(rank, 0, *raised, log_tail="watchdog: stalled", **count(4, completed=3)) for rank in (1, 2, 3)]
+    """An exception that tells of a wait, also one that a watchdog's thread
+    raised in the main thread.
+    """
+    ends = [
+        own(rank, 0, *raised, log_tail="watchdog: stalled", **count(4, completed=3))
+        for rank in (1, 2, 3)
+    ]
     assert named(evidence(done(*ends, STUCK))) == ("hang", (0,), "medium")
 
 
 def test_the_first_exit_ended_the_round() -> None:
-    """One rank's watchdog fired first: the others were stopped while they waited, on either node."""
+    """One rank's watchdog fired first: the others were stopped while they waited,
+    on either node.
+    """
     others = (stopped(2, **WAITS), stopped(3, **WAITS))
-    assert named(evidence(done(left(1, "no progress for 66 s"), *others, STUCK))) == ("hang", (0,), "medium")
+    assert named(evidence(done(left(1, "no progress for 66 s"), *others, STUCK))) == (
+        "hang",
+        (0,),
+        "medium",
+    )
     # without words it may as well have failed by itself
     verdict = evidence(done(left(1), *others, STUCK))
     assert named(verdict) == ("own-fault", (1,), "medium")
@@ -89,15 +124,50 @@ def test_the_first_exit_ended_the_round() -> None:
 @pytest.mark.parametrize(
     ("ends", "stuck", "ranks", "confidence"),
     [
-        ([left(rank, "error: unknown optimizer 'adamm'", 3) for rank in (1, 2, 3)], LATE, (1, 2, 3), "high"),
-        ([left(rank, "error: unknown optimizer 'adamm'", 3) for rank in (1, 2, 3)], STUCK, (1, 2, 3), "medium"),
+        (
+            [left(rank, "error: unknown optimizer 'adamm'", 3) for rank in (1, 2, 3)],
+            LATE,
+            (1, 2, 3),
+            "high",
+        ),
+        (
+            [left(rank, "error: unknown optimizer 'adamm'", 3) for rank in (1, 2, 3)],
+            STUCK,
+            (1, 2, 3),
+            "medium",
+        ),
         ([left(rank, code=3) for rank in (1, 2, 3)], LATE, (1, 2, 3), "medium"),
-        ([left(rank, "error: unknown argument --timeout", 2) for rank in (1, 2, 3)], LATE, (1, 2, 3), "high"),
+        (
+            [left(rank, "error: unknown argument --timeout", 2) for rank in (1, 2, 3)],
+            LATE,
+            (1, 2, 3),
+            "high",
+        ),
         ([own(rank, 0, "KeyError", "'watchdog'") for rank in (1, 2, 3)], STUCK, (1, 2, 3), "high"),
-        ([own(1, 0, "RuntimeError", "it did not return enough rows"), stopped(2, **WAITS)], STUCK, (1,), "high"),
-        ([left(1, "bad shard, exiting"), *(stopped(rank, **WAITS) for rank in (0, 2))], None, (1,), "high"),
-        ([left(1, "watchdog: stalled"), *(stopped(rank, **WAITS) for rank in (0, 2))], None, (1,), "medium"),
-        ([left(1, "watchdog: stalled"), *(stopped(rank, IN_SLEEP) for rank in (2, 3))], LATE, (1,), "medium"),
+        (
+            [own(1, 0, "RuntimeError", "it did not return enough rows"), stopped(2, **WAITS)],
+            STUCK,
+            (1,),
+            "high",
+        ),
+        (
+            [left(1, "bad shard, exiting"), *(stopped(rank, **WAITS) for rank in (0, 2))],
+            None,
+            (1,),
+            "high",
+        ),
+        (
+            [left(1, "watchdog: stalled"), *(stopped(rank, **WAITS) for rank in (0, 2))],
+            None,
+            (1,),
+            "medium",
+        ),
+        (
+            [left(1, "watchdog: stalled"), *(stopped(rank, IN_SLEEP) for rank in (2, 3))],
+            LATE,
+            (1,),
+            "medium",
+        ),
     ],
     ids=[
         "late",
@@ -112,9 +182,14 @@ def test_the_first_exit_ended_the_round() -> None:
     ],
 )
 def test_own_faults(
-    ends: list[WorkerError], stuck: WorkerError | None, ranks: tuple[int, ...], confidence: str
+    ends: list[WorkerError],
+    stuck: WorkerError | None,
+    ranks: tuple[int, ...],
+    confidence: str,
 ) -> None:
-    """Ranks that exit for a reason of their own stay the cause, with less confidence where the reason is not clear."""
+    """Ranks that exit for a reason of their own stay the cause,
+    with less confidence where the reason is not clear.
+    """
     verdict = evidence(done(*ends, *([stuck] if stuck else [])))
     assert named(verdict) == ("own-fault", ranks, confidence)
 
@@ -123,20 +198,28 @@ def test_own_faults(
     ("end", "confidence"),
     [
         (own(3, 0, "RuntimeError", "the tokenizer's server did not answer"), "high"),
-        (own(3, 0, "subprocess.TimeoutExpired", "Command 'ffmpeg' timed out after 30 seconds"), "high"),
+        (
+            own(3, 0, "subprocess.TimeoutExpired", "Command 'ffmpeg' timed out after 30 seconds"),
+            "high",
+        ),
         (own(3, 0, "queue.Empty", "", log_tail="the reader is stuck"), "high"),
         (left(3, "waited too long for a license", 3), "medium"),
     ],
 )
 def test_a_rank_that_waited_for_something_of_its_own(end: WorkerError, confidence: str) -> None:
-    """A rank that is only slow meanwhile is not accused: nothing shows that the wait was for a peer."""
+    """A rank that is only slow meanwhile is not accused:
+    nothing shows that the wait was for a peer.
+    """
     verdict = evidence(done(end, stopped(1, **WAITS), stopped(2, **WAITS), STUCK))
     assert named(verdict) == ("own-fault", (3,), confidence)
 
 
 def test_a_program_that_asks_for_a_retry() -> None:
     """Its exception decides on the retry, also if it tells of a wait."""
-    ends = [own(rank, 0, "RecoverableError", "the step timed out", kind=Kind.RECOVERABLE) for rank in (1, 2, 3)]
+    ends = [
+        own(rank, 0, "RecoverableError", "the step timed out", kind=Kind.RECOVERABLE)
+        for rank in (1, 2, 3)
+    ]
     assert decide(evidence(done(*ends, STUCK))).retry
 
 
@@ -150,7 +233,9 @@ def test_another_rank_has_a_fault_of_its_own() -> None:
 def test_all_ranks_left(printed: bool) -> None:
     """Then any of them may be the cause, unless each printed where it stood."""
     stacks = [IN_SLEEP, *[IN_COLLECTIVE] * 3]
-    words = [PRINTED.format(stack) if printed else "no progress for 66 s, exiting" for stack in stacks]
+    words = [
+        PRINTED.format(stack) if printed else "no progress for 66 s, exiting" for stack in stacks
+    ]
     verdict = evidence(done(*(left(rank, text, 1) for rank, text in enumerate(words))))
     assert (verdict.category, verdict.ranks) == ("hang", (0,) if printed else ())
 
@@ -164,7 +249,10 @@ def test_a_large_job() -> None:
 
 
 IN_BARRIER = STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "barrier")
-ANSWER = {"sent_signals": (SentSignal("SIGTERM", "rank 1 failed"),), "stack_dumps": STUCK.stack_dumps}
+ANSWER = {
+    "sent_signals": (SentSignal("SIGTERM", "rank 1 failed"),),
+    "stack_dumps": STUCK.stack_dumps,
+}
 
 
 @pytest.mark.parametrize(
@@ -189,12 +277,19 @@ def test_a_key_that_a_rank_did_not_set(last: WorkerError, text: str) -> None:
 def test_a_rank_that_waits_at_the_same_place() -> None:
     """It came later to the same wait, so it is not the one that the others waited for."""
     same = stopped(3, STACK.format("/app/train.py", "step").replace("line 12", "line 30"))
-    assert named(evidence(done(key_timed_out(1), key_timed_out(2), same, STUCK))) == ("hang", (0,), "medium")
+    assert named(evidence(done(key_timed_out(1), key_timed_out(2), same, STUCK))) == (
+        "hang",
+        (0,),
+        "medium",
+    )
     # a loop of the program's own: another line of the same function
     ends = [key_timed_out(rank, "2 of 4 ranks came", name="TimeoutError") for rank in (1, 2)]
     near = stopped(3, STACK.format("/app/train.py", "step"))
     assert named(evidence(done(*ends, near, STUCK))) == ("hang", (0,), "medium")
-    assert evidence(done(key_timed_out(1), key_timed_out(2), key_timed_out(0), same)).scope is Scope.UNDETERMINED
+    assert (
+        evidence(done(key_timed_out(1), key_timed_out(2), key_timed_out(0), same)).scope
+        is Scope.UNDETERMINED
+    )
 
 
 def test_stacks_to_compare() -> None:
@@ -204,6 +299,8 @@ def test_stacks_to_compare() -> None:
     verdict = evidence(job)
     text = terminal_text(build_report(job, verdict, decide(verdict)), verbose=True)
     assert verdict.scope is Scope.UNDETERMINED
-    assert "rank 0 was at train.py:12 in load, rank 3 was at data.py:12 in fetch" in " ".join(text.split())
+    assert "rank 0 was at train.py:12 in load, rank 3 was at data.py:12 in fetch" in " ".join(
+        text.split()
+    )
     assert "\nStack: rank 0\n" in text
     assert '"/app/data.py", line 12 in fetch' in text

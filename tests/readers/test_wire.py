@@ -27,7 +27,14 @@ from firstfault.model import (
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.codecs import MAX_LINE_READ
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
+from firstfault.wire.documents import (
+    MAX_DOCUMENT_BYTES,
+    decode,
+    decode_presence,
+    encode,
+    encode_presence,
+    encode_seal,
+)
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.readers.any_failure import failures_and_entries
@@ -39,17 +46,21 @@ _REF = model.DocumentRef("e1-document.pb", "s3://bucket/e1-document.pb", 17, 400
 _NANO = 1_000_000_000
 
 # without what looks like a secret: redaction has tests of its own
-_TEXT = st.text(st.sampled_from(string.ascii_letters + " .,'()[]\n\t\u00e9\u2192\U0001f525"), max_size=40)
+_TEXT = st.text(
+    st.sampled_from(string.ascii_letters + " .,'()[]\n\t\u00e9\u2192\U0001f525"), max_size=40
+)
 _ERRORS, _PRESENCES = failures_and_entries(_TEXT, st.integers(0, 2**32 - 1))
 
 
-# --- round trips ----------------------------------------------------------------------------------------------------
+# --- round trips ----------------------------------------------------------------------------------
 
 
 @settings(max_examples=50)
 @given(_ERRORS)
 def test_a_failure_comes_back(error: WorkerError) -> None:
-    """Every field survives the round trip, also through a program that knows only flyteidl's messages."""
+    """Every field survives the round trip, also through a program that knows
+    only flyteidl's messages.
+    """
     data = encode(error)
     assert decode(data, _REF) == replace(error, documents=(_REF,))
     flytes = ErrorDocument.FromString(data)
@@ -86,11 +97,13 @@ _FULL_DATA = encode(filled(WorkerError, "text"))
 _FULL_PRESENCE: NodePresence = filled(NodePresence, "text")
 
 
-# --- Flyte's own message --------------------------------------------------------------------------------------------
+# --- Flyte's own message --------------------------------------------------------------------------
 
 
 def test_flyte_reads_a_sealed_verdict() -> None:
-    """A sealed verdict survives the round trip; parsed as flyteidl's ErrorDocument, it is what Flyte shows."""
+    """A sealed verdict survives the round trip; parsed as flyteidl's ErrorDocument,
+    it is what Flyte shows.
+    """
     assert decode(encode_seal(_SEAL), _REF) == _SEAL
     read = ErrorDocument.FromString(encode_seal(_SEAL)).error
     assert (read.code, read.message, read.worker) == ("USER", "boom", "worker-3")
@@ -99,11 +112,20 @@ def test_flyte_reads_a_sealed_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "expected"), [(ExecutionError.SYSTEM, model.Origin.SYSTEM), (7, model.Origin.UNKNOWN)]
+    ("origin", "expected"),
+    [(ExecutionError.SYSTEM, model.Origin.SYSTEM), (7, model.Origin.UNKNOWN)],
 )
 def test_we_read_flytes_documents(origin: int, expected: model.Origin) -> None:
-    """A file of Flyte's own is read with its code, message, kind, origin, time and worker, and marked as such."""
-    error = ContainerError(code="red", message="hi", kind=ContainerError.RECOVERABLE, origin=origin, worker="worker-1")
+    """A file of Flyte's own is read with its code, message, kind, origin, time and worker,
+    and marked as such.
+    """
+    error = ContainerError(
+        code="red",
+        message="hi",
+        kind=ContainerError.RECOVERABLE,
+        origin=origin,
+        worker="worker-1",
+    )
     error.timestamp.FromNanoseconds(START_NS + 7)
     read = decode(ErrorDocument(error=error).SerializeToString(), _REF)
     assert read == WorkerError(
@@ -119,7 +141,9 @@ def test_we_read_flytes_documents(origin: int, expected: model.Origin) -> None:
     )
 
 
-@pytest.mark.parametrize(("ours", "flytes", "read"), [(7, None, 7), (0, 9, 9), (7, 9, 7), (0, None, None)])
+@pytest.mark.parametrize(
+    ("ours", "flytes", "read"), [(7, None, 7), (0, 9, 9), (7, 9, 7), (0, None, None)]
+)
 def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int | None) -> None:
     """The time of our own part of a document overrides Flyte's."""
     document = pb.WorkerErrorDocument(failure=pb.WorkerFailure(wall_time_ns=ours))
@@ -129,7 +153,7 @@ def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int |
     assert decode(document.SerializeToString(), _REF).timestamp_ns == read
 
 
-# --- hostile bytes --------------------------------------------------------------------------------------------------
+# --- hostile bytes --------------------------------------------------------------------------------
 
 
 @given(st.binary(max_size=300), st.integers(0, 10_000), st.integers(0, 255))
@@ -151,13 +175,15 @@ def test_a_bad_roster_entry_says_which(data: bytes) -> None:
         decode_presence(data, "r1-entry.pb")
 
 
-# --- what writers may not forget ------------------------------------------------------------------------------------
+# --- what writers may not forget ------------------------------------------------------------------
 
 _SECRET = "password=hunter22"  # noqa: S105 - the one that has to go
 
 
 def test_secrets_are_redacted_in_every_field() -> None:
-    """No credential is in a failure or a seal, nor in a roster entry, except for names of objects."""
+    """No credential is in a failure or a seal, nor in a roster entry,
+    except for names of objects.
+    """
     entry: NodePresence = filled(NodePresence, _SECRET)
     receipts = tuple(replace(receipt, name="e1.pb") for receipt in entry.receipts)
     entry = replace(entry, receipts=receipts)
@@ -172,13 +198,17 @@ def test_secrets_are_redacted_in_every_field() -> None:
     # what is redacted moves what is marked, so such a line has no mark
     code = "login(password='hunter2-and-more') + row['x']"
     frame = FrameInfo("train.py", 7, "train", code, (code,), 7, (37, 45))
-    read = decode(encode(make_error(exception=ExceptionInfo("KeyError", "x", frames=(frame,)))), _REF)
+    read = decode(
+        encode(make_error(exception=ExceptionInfo("KeyError", "x", frames=(frame,)))), _REF
+    )
     (stored,) = read.exception.frames
     assert "hunter2" not in stored.code + stored.context[0]
     assert stored.marked == (0, 0)
 
 
-@pytest.mark.parametrize("text", ["bad \udc80 byte", "\ud800", "NUL \x00", "\U0010ffff", "\x1b[31m"])
+@pytest.mark.parametrize(
+    "text", ["bad \udc80 byte", "\ud800", "NUL \x00", "\U0010ffff", "\x1b[31m"]
+)
 def test_any_text_can_be_stored(text: str) -> None:
     """Invalid UTF-8 is escaped in every field."""
     read = decode(encode(filled(WorkerError, text)), _REF)
@@ -204,13 +234,17 @@ _HUGE: dict[str, Callable[[], WorkerError]] = {
     "escaped everywhere": lambda: filled(WorkerError, "\udc80" * 20_000),
     "wide": lambda: make_error(exception=_wide(_FIRE * 1_000)),
     "deep": lambda: make_error(exception=_nested(500)),
-    "stacks": lambda: make_error(exception=None, stack_dumps=(StackDump(7, 3, _FIRE * 70_000),) * 70),
+    "stacks": lambda: make_error(
+        exception=None, stack_dumps=(StackDump(7, 3, _FIRE * 70_000),) * 70
+    ),
 }
 
 
 @pytest.mark.parametrize("what", _HUGE)
 def test_a_document_is_never_larger_than_readers_take(what: str) -> None:
-    """The document of a huge failure is below the limit, decodes, names who failed, and has its exception if any."""
+    """The document of a huge failure is below the limit, decodes, names who failed,
+    and has its exception if any.
+    """
     error = _HUGE[what]()
     data = encode(error)
     assert len(data) < MAX_DOCUMENT_BYTES
@@ -221,7 +255,9 @@ def test_a_document_is_never_larger_than_readers_take(what: str) -> None:
 
 
 def test_a_setup_that_no_version_wrote() -> None:
-    """A roster entry with a text that is longer than ours says nothing about its node: a page repeats such texts."""
+    """A roster entry with a text that is longer than ours says nothing about its node:
+    a page repeats such texts.
+    """
     entry = pb.RosterEntry()
     entry.ParseFromString(encode_presence(_FULL_PRESENCE))
     entry.setup.source_url = "https://a.com/" + "x" * 50_000
@@ -229,15 +265,21 @@ def test_a_setup_that_no_version_wrote() -> None:
 
 
 def test_what_tells_least_is_left_out_first() -> None:
-    """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes."""
+    """A document that is too large because of its notes loses the notes, and keeps frames,
+    bases and causes.
+    """
     frame = FrameInfo("train.py", 7, "train", "step()")
     cause = ExceptionInfo("OSError", "disk", relation="cause")
     small = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), causes=(cause,))
-    read = decode(encode(make_error(exception=replace(small, notes=("\U0001f525" * 16_000,) * 50))), _REF)
+    read = decode(
+        encode(make_error(exception=replace(small, notes=("\U0001f525" * 16_000,) * 50))), _REF
+    )
     assert read.exception == small
 
 
-@pytest.mark.parametrize(("dumps", "kept", "most"), [(1, 1, 65_536), (16, 16, 65_536), (99, 64, 16_384)])
+@pytest.mark.parametrize(
+    ("dumps", "kept", "most"), [(1, 1, 65_536), (16, 16, 65_536), (99, 64, 16_384)]
+)
 def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
     """Every process's stack keeps both ends; many processes get less room each."""
     stack = "first frame\n" + "frame\n" * 15_000 + "last frame"
@@ -252,22 +294,47 @@ def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
 @pytest.mark.parametrize(
     ("name", "given_", "read"),
     [
-        ("collectives", (model.CollectiveProgress("g", "", -1, -1),), (model.CollectiveProgress("g", "", 0, 0),)),
+        (
+            "collectives",
+            (model.CollectiveProgress("g", "", -1, -1),),
+            (model.CollectiveProgress("g", "", 0, 0),),
+        ),
         ("caused_by", model.CausedBy(-1, "w-1", ""), model.CausedBy(None, "w-1", "")),
         ("stack_dumps", (StackDump(-1, -1, "x"),), (StackDump(0, None, "x"),)),
         ("resources", model.Resources(-1, 2**70, 0), model.Resources(0, 2**64 - 1, 0)),
         ("place", Place(rank=-1, local_rank=-1, group_rank=-1), Place()),
         ("place", Place(rank=2**40, group_rank=2**32), Place()),
-        ("place", Place(rank=0, local_rank=0, group_rank=0), Place(rank=0, local_rank=0, group_rank=0)),
-        ("place", Place(world_size=-1, pid=-1, attempt=-1, round=-1, incarnation=-1, restart_count=-1), Place()),
-        ("place", Place(round=2**40, group_world_size=2**40), Place(round=2**32 - 1, group_world_size=2**32 - 1)),
+        (
+            "place",
+            Place(rank=0, local_rank=0, group_rank=0),
+            Place(rank=0, local_rank=0, group_rank=0),
+        ),
+        (
+            "place",
+            Place(world_size=-1, pid=-1, attempt=-1, round=-1, incarnation=-1, restart_count=-1),
+            Place(),
+        ),
+        (
+            "place",
+            Place(round=2**40, group_world_size=2**40),
+            Place(round=2**32 - 1, group_world_size=2**32 - 1),
+        ),
     ],
 )
-def test_a_number_out_of_range_does_not_cost_the_document(name: str, given_: Any, read: Any) -> None:
-    """A number is limited to its range; an invalid rank, such as torch's -1 before the rendezvous, becomes None."""
+def test_a_number_out_of_range_does_not_cost_the_document(
+    name: str, given_: Any, read: Any
+) -> None:
+    """A number is limited to its range; an invalid rank, such as torch's -1 before the rendezvous,
+    becomes None.
+    """
     assert getattr(decode(encode(make_error(**{name: given_})), _REF), name) == read
     if name == "place":
-        assert decode_presence(encode_presence(NodePresence(model.Phase.JOINED, given_)), "r1.pb").place == read
+        assert (
+            decode_presence(
+                encode_presence(NodePresence(model.Phase.JOINED, given_)), "r1.pb"
+            ).place
+            == read
+        )
 
 
 def test_the_same_failure_gives_the_same_bytes() -> None:
@@ -277,7 +344,8 @@ def test_the_same_failure_gives_the_same_bytes() -> None:
     assert encode(error) == encode(replace(error, versions=tuple(reversed(versions))))
 
 
-# --- how much of each part a writer stores and a reader takes; test_hostile_files has hostile sizes -------------------
+# --- how much of each part a writer stores and a reader takes; test_hostile_files has hostile sizes
+# -------------------
 
 
 _LONG = "x" * 1_000_000
@@ -309,17 +377,43 @@ _THREAD = model.ThreadFailure("t", 1, ExceptionInfo("E", ""))
         (_raised(bases=("B",) * 999), lambda read: len(read.exception.bases), 50),
         (_raised(notes=("n",) * 999), lambda read: len(read.exception.notes), 50),
         (_raised(notes=(_LONG,)), lambda read: len(read.exception.notes[0]), 16 * 1024),
-        (_raised(causes=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.causes), 10),
-        (_raised(members=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.members), 10),
+        (
+            _raised(causes=(ExceptionInfo("E", ""),) * 99),
+            lambda read: len(read.exception.causes),
+            10,
+        ),
+        (
+            _raised(members=(ExceptionInfo("E", ""),) * 99),
+            lambda read: len(read.exception.members),
+            10,
+        ),
         (make_error(thread_failures=(_THREAD,) * 50), lambda read: len(read.thread_failures), 10),
-        (make_error(sent_signals=(model.SentSignal("S", "r"),) * 99), lambda read: len(read.sent_signals), 50),
-        (make_error(versions=tuple((str(n), "1") for n in range(99))), lambda read: len(read.versions), 50),
-        (make_error(collectives=(CollectiveProgress("g", "o", 1, 1),) * 99), lambda read: len(read.collectives), 50),
+        (
+            make_error(sent_signals=(model.SentSignal("S", "r"),) * 99),
+            lambda read: len(read.sent_signals),
+            50,
+        ),
+        (
+            make_error(versions=tuple((str(n), "1") for n in range(99))),
+            lambda read: len(read.versions),
+            50,
+        ),
+        (
+            make_error(collectives=(CollectiveProgress("g", "o", 1, 1),) * 99),
+            lambda read: len(read.collectives),
+            50,
+        ),
         (_came(members=(1,) * 20_000), lambda read: len(read.collectives[0].members), 16_384),
-        (_came(last=(model.Collective(1, "o"),) * 99), lambda read: len(read.collectives[0].last), 10),
+        (
+            _came(last=(model.Collective(1, "o"),) * 99),
+            lambda read: len(read.collectives[0].last),
+            10,
+        ),
     ],
 )
-def test_a_document_keeps_so_much(written: WorkerError, size: Callable[[WorkerError], int], cap: int) -> None:
+def test_a_document_keeps_so_much(
+    written: WorkerError, size: Callable[[WorkerError], int], cap: int
+) -> None:
     """A writer stores exactly so much of what is too long."""
     read = decode(encode(written), _REF)
     assert isinstance(read, WorkerError)
@@ -348,14 +442,42 @@ def _depth(exception: ExceptionInfo) -> int:
 @pytest.mark.parametrize(
     ("change", "size", "cap"),
     [
-        (lambda it: it.exception.causes.extend(_MANY), lambda read: len(read.exception.causes), 1_999),
-        (lambda it: setattr(it, "signal", "x" * 10_000), lambda read: len(read.signal), MAX_LINE_READ),
-        (lambda it: it.sent_signals.extend([pb.SentSignal()] * 500), lambda read: len(read.sent_signals), 50),
+        (
+            lambda it: it.exception.causes.extend(_MANY),
+            lambda read: len(read.exception.causes),
+            1_999,
+        ),
+        (
+            lambda it: setattr(it, "signal", "x" * 10_000),
+            lambda read: len(read.signal),
+            MAX_LINE_READ,
+        ),
+        (
+            lambda it: it.sent_signals.extend([pb.SentSignal()] * 500),
+            lambda read: len(read.sent_signals),
+            50,
+        ),
         (_nest, lambda read: _depth(read.exception), 6),
-        (lambda it: it.exception.text_frames.extend([pb.Frame()] * 999), lambda e: len(e.exception.text_frames), 100),
-        (lambda it: it.stack_dumps.extend([pb.StackDump()] * 100_000), lambda read: len(read.stack_dumps), 64),
-        (lambda it: it.collectives.extend([pb.CollectiveProgress()] * 999), lambda read: len(read.collectives), 50),
-        (lambda it: it.collectives.add(last=[pb.Collective()] * 50_000), lambda e: len(e.collectives[0].last), 10),
+        (
+            lambda it: it.exception.text_frames.extend([pb.Frame()] * 999),
+            lambda e: len(e.exception.text_frames),
+            100,
+        ),
+        (
+            lambda it: it.stack_dumps.extend([pb.StackDump()] * 100_000),
+            lambda read: len(read.stack_dumps),
+            64,
+        ),
+        (
+            lambda it: it.collectives.extend([pb.CollectiveProgress()] * 999),
+            lambda read: len(read.collectives),
+            50,
+        ),
+        (
+            lambda it: it.collectives.add(last=[pb.Collective()] * 50_000),
+            lambda e: len(e.collectives[0].last),
+            10,
+        ),
     ],
 )
 def test_a_reader_takes_so_much(
@@ -366,7 +488,9 @@ def test_a_reader_takes_so_much(
 
 
 def test_a_deep_stack_keeps_both_ends() -> None:
-    """A deep stack keeps its outermost and innermost frames and the total number of omitted frames."""
+    """A deep stack keeps its outermost and innermost frames and the total
+    number of omitted frames.
+    """
     frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(1_000))
     read = decode(encode(_raised(frames=frames, frames_omitted=5)), _REF)
     assert [frame.line for frame in read.exception.frames] == [*range(50), *range(950, 1_000)]
@@ -374,17 +498,35 @@ def test_a_deep_stack_keeps_both_ends() -> None:
 
 
 def test_what_a_reader_leaves_out_is_counted() -> None:
-    """Exceptions and threads are counted in a note, the frames between both ends of a stack in a number."""
+    """Exceptions and threads are counted in a note,
+    the frames between both ends of a stack in a number.
+    """
     assert _read(_nest).exception.members[0].members[0].notes == ()
     many = _read(lambda failure: failure.exception.members.extend(_MANY))
     assert many.exception.notes[-1].startswith("... 3001 more members left out")
     threads = _read(lambda failure: failure.thread_failures.extend([pb.ThreadFailure()] * 500))
-    assert threads.thread_failures[-1].exception.notes[-1].startswith("... 400 more failed threads left out")
-    deep = _read(lambda failure: failure.exception.frames.extend(pb.Frame(line=line) for line in range(1, 3_000)))
-    assert [frame.line for frame in deep.exception.frames] == [7, *range(1, 500), *range(2_500, 3_000)]
+    assert (
+        threads.thread_failures[-1]
+        .exception.notes[-1]
+        .startswith("... 400 more failed threads left out")
+    )
+    deep = _read(
+        lambda failure: failure.exception.frames.extend(
+            pb.Frame(line=line) for line in range(1, 3_000)
+        )
+    )
+    assert [frame.line for frame in deep.exception.frames] == [
+        7,
+        *range(1, 500),
+        *range(2_500, 3_000),
+    ]
     assert deep.exception.frames_omitted == 2_000
-    group = pb.ExceptionRecord(type="ValueError", frames=[pb.Frame(line=line) for line in range(500)])
-    members = _read(lambda failure: failure.exception.members.extend([group] * 100)).exception.members
+    group = pb.ExceptionRecord(
+        type="ValueError", frames=[pb.Frame(line=line) for line in range(500)]
+    )
+    members = _read(
+        lambda failure: failure.exception.members.extend([group] * 100)
+    ).exception.members
     assert [len(member.frames) for member in members] == [500] * 39 + [499] + [2] * 60
     assert all(len(member.frames) + member.frames_omitted == 500 for member in members)
 
@@ -392,14 +534,18 @@ def test_what_a_reader_leaves_out_is_counted() -> None:
 def test_a_roster_entry_keeps_so_much() -> None:
     """A roster entry has the ends of eight logs, 2 KiB each, and short lines."""
     logs = tuple(model.LogTail(rank, f"{rank} {_LONG}") for rank in range(20))
-    entry = make_presence(first_failure_reason=_LONG, log_tails=logs, setup=model.NodeSetup(task=_LONG, gpus=8))
+    entry = make_presence(
+        first_failure_reason=_LONG, log_tails=logs, setup=model.NodeSetup(task=_LONG, gpus=8)
+    )
     read = decode_presence(encode_presence(entry), "r1.pb")
     assert [len(tail.text) for tail in read.log_tails] == [2 * 1024] * 8
     assert (len(read.first_failure_reason), len(read.setup.task)) == (500, 500)
 
 
 def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
-    """An entry with more workers, or receipts, than a node has is refused, so that it costs a reader nothing."""
+    """An entry with more workers, or receipts, than a node has is refused,
+    so that it costs a reader nothing.
+    """
     as_many = make_presence(ranks=tuple(range(16_384)))
     assert decode_presence(encode_presence(as_many), "r1.pb") == as_many
     for entry in (
@@ -407,7 +553,8 @@ def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
         make_presence(receipts=(model.Receipt("e1.pb", durable=True),) * 16_385),
     ):
         with pytest.raises(
-            BadDocumentError, match=r"^r1\.pb is not a roster entry: it lists 16,385 workers of one node"
+            BadDocumentError,
+            match=r"^r1\.pb is not a roster entry: it lists 16,385 workers of one node",
         ):
             decode_presence(encode_presence(entry), "r1.pb")
     attempt.write(make_error(0))

@@ -1,4 +1,6 @@
-"""A real browser: the machine's own chromium, driven by playwright; and the pages of the scenes, made once."""
+"""A real browser: the machine's own chromium, driven by playwright; and the pages of the scenes,
+made once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SCREENSHOTS = Path("build/screenshots")
 
 
 def keep_screenshot(page: Page, name: str) -> None:
-    """Keep a screenshot for people; no test compares it, so that chromium may be too busy to draw one."""
+    """Keep a screenshot for people; no test compares it,
+    so that chromium may be too busy to draw one.
+    """
     from playwright.sync_api import Error  # noqa: PLC0415 - other tests run without it
 
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -37,7 +41,9 @@ def keep_screenshot(page: Page, name: str) -> None:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Start chromium for a module; without chromium, skip and say what to install."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    path = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    )
     if path is None and os.environ.get("CI"):
         pytest.fail("there is no chromium, and in CI nothing of this may be left out")
     if path is None:
@@ -52,19 +58,26 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def _page(browser: Browser) -> tuple[Callable[[bool], Page], list[str]]:
-    """Return a page with scripts and one without, and what went wrong in them: a new page for each file is slow."""
+    """Return a page with scripts and one without, and what went wrong in them:
+    a new page for each file is slow.
+    """
     problems: list[str] = []
 
     @cache
     def page(scripts: bool) -> Page:
         page = browser.new_context(java_script_enabled=scripts).new_page()
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: problems.append(message.text) if message.type == "error" else None,
+        )
         page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
         page.on(
             "request",
             lambda asked: (
-                None if asked.url.startswith(("file:", "blob:", "data:", "about:")) else problems.append(asked.url)
+                None
+                if asked.url.startswith(("file:", "blob:", "data:", "about:"))
+                else problems.append(asked.url)
             ),
         )
         return page
@@ -73,7 +86,9 @@ def _page(browser: Browser) -> tuple[Callable[[bool], Page], list[str]]:
 
 
 @pytest.fixture
-def open_page(_page: tuple[Callable[[bool], Page], list[str]], tmp_path: Path) -> Iterator[Callable[..., Page]]:
+def open_page(
+    _page: tuple[Callable[[bool], Page], list[str]], tmp_path: Path
+) -> Iterator[Callable[..., Page]]:
     """Return a function that shows a text in the page instead of what was there.
 
     The test fails on an error in the page or a request to another address.
@@ -82,10 +97,19 @@ def open_page(_page: tuple[Callable[[bool], Page], list[str]], tmp_path: Path) -
     problems.clear()
     numbers = itertools.count()
 
-    def opened(text: str, *, width: int = 880, height: int = 720, scripts: bool = True, **media: Any) -> Page:
+    def opened(
+        text: str,
+        *,
+        width: int = 880,
+        height: int = 720,
+        scripts: bool = True,
+        **media: Any,
+    ) -> Page:
         page = page_with(scripts)
         page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(**{"media": "screen", "color_scheme": "light", "forced_colors": "none", **media})
+        page.emulate_media(
+            **{"media": "screen", "color_scheme": "light", "forced_colors": "none", **media}
+        )
         page.mouse.move(-1, -1)
         file = tmp_path / f"page-{next(numbers)}.html"
         file.write_text(text, encoding="utf-8")
@@ -103,10 +127,8 @@ def page_of(scene: str) -> str:
 
 def until(page: Page, condition: str) -> None:
     """Wait for a condition; the page's security policy forbids `wait_for_function`."""
-    page.evaluate(
-        f"""() => new Promise((done, fail) => {{
+    page.evaluate(f"""() => new Promise((done, fail) => {{
           const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));
           setTimeout(fail, 60000);
           look();
-        }})"""
-    )
+        }})""")

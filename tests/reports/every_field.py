@@ -1,4 +1,6 @@
-"""A report in which every text of every dataclass is the same text, also of fields that are added later."""
+"""A report in which every text of every dataclass is the same text,
+also of fields that are added later.
+"""
 
 import dataclasses
 import functools
@@ -36,7 +38,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def filled(kind: Any, text: str, depth: int = 0) -> Any:
-    """Return a value of a type in which every string is `text`, optional parts are there, and a list has an item."""
+    """Return a value of a type in which every string is `text`, optional parts are there,
+    and a list has an item.
+    """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind is str:
         return text
@@ -47,13 +51,19 @@ def filled(kind: Any, text: str, depth: int = 0) -> Any:
     if origin in {typing.Union, types.UnionType}:
         return filled(next(part for part in parts if part is not type(None)), text, depth)
     if origin is tuple:
-        return (filled(parts[0], text, depth),) if parts[-1] is ... else tuple(filled(part, text) for part in parts)
+        return (
+            (filled(parts[0], text, depth),)
+            if parts[-1] is ...
+            else tuple(filled(part, text) for part in parts)
+        )
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"say in every_field.py what a value of {kind} is")
     values = {}
     for field in dataclasses.fields(kind):
         if kind is model.ExceptionInfo and field.name in {"causes", "members"}:
-            values[field.name] = (filled(model.ExceptionInfo, text, depth + 1),) if depth < _DEEPEST else ()
+            values[field.name] = (
+                (filled(model.ExceptionInfo, text, depth + 1),) if depth < _DEEPEST else ()
+            )
         elif field.init:
             values[field.name] = filled(_hints(kind)[field.name], text, depth)
     return kind(**values)
@@ -71,7 +81,11 @@ def _failure(text: str, rank: int | None, at_ms: int, **changes: Any) -> model.W
     )
     documents = (model.DocumentRef(f"{text}{rank}", text, START_NS, 400),)
     return dataclasses.replace(
-        failure, place=place, timestamp_ns=START_NS + at_ms * 10**6, documents=documents, **changes
+        failure,
+        place=place,
+        timestamp_ns=START_NS + at_ms * 10**6,
+        documents=documents,
+        **changes,
     )
 
 
@@ -80,29 +94,48 @@ KINDS_OF_ROOT: dict[str, dict[str, Any]] = {
     "killed": {"exception": None, "expired": None, "sent_signals": ()},
     "expired": {"exception": None, "sent_signals": ()},
     "stopped": {"exception": None},
-    "silent": {"exception": None, "expired": None, "sent_signals": (), "signal": "", "exit_code": None},
+    "silent": {
+        "exception": None,
+        "expired": None,
+        "sent_signals": (),
+        "signal": "",
+        "exit_code": None,
+    },
     "agent": {"subject": model.Subject.AGENT, "writer": model.Writer.AGENT, "exception": None},
     "stock": {"writer": model.Writer.STOCK, "exception": None, "place": model.Place()},
 }
 """Changes that make the root cause another kind of failure."""
 
 
-def report_full_of(text: str, root: str = "raised", scope: model.Scope = model.Scope.RANK) -> Report:
+def report_full_of(
+    text: str, root: str = "raised", scope: model.Scope = model.Scope.RANK
+) -> Report:
     first = dataclasses.replace(_failure(text, 3, 0), **KINDS_OF_ROOT[root])
     sent = (model.SentSignal(text, TERMINATED), model.SentSignal(text, text))
-    others = (_failure(text, 1, 40), _failure(text, 2, 90, exception=None, sent_signals=sent, expired=None))
-    own_dump = model.StackDump(first.place.pid, first.rank, f'File "/job/{text}.py", line 7 in {text}\n{text}')
+    others = (
+        _failure(text, 1, 40),
+        _failure(text, 2, 90, exception=None, sent_signals=sent, expired=None),
+    )
+    own_dump = model.StackDump(
+        first.place.pid, first.rank, f'File "/job/{text}.py", line 7 in {text}\n{text}'
+    )
     own_frame = model.FrameInfo(f"/job/{text}.py", 7, text, text, (text, text), 6, (0, 2))
     if first.exception is not None:
-        exception = dataclasses.replace(first.exception, frames=(own_frame, *first.exception.frames), relation="cause")
+        exception = dataclasses.replace(
+            first.exception, frames=(own_frame, *first.exception.frames), relation="cause"
+        )
         first = dataclasses.replace(first, exception=exception)
     first = dataclasses.replace(first, stack_dumps=(own_dump, *first.stack_dumps))
     entry: model.NodePresence = filled(model.NodePresence, text)
     silent = dataclasses.replace(
         entry, phase=model.Phase.JOINED, place=dataclasses.replace(entry.place, node=f"{text}2")
     )
-    coverage: model.Coverage = dataclasses.replace(filled(model.Coverage, text), expected=4, reported=2)
-    record: model.RestartRecord = dataclasses.replace(filled(model.RestartRecord, text), restart=True)
+    coverage: model.Coverage = dataclasses.replace(
+        filled(model.Coverage, text), expected=4, reported=2
+    )
+    record: model.RestartRecord = dataclasses.replace(
+        filled(model.RestartRecord, text), restart=True
+    )
     job: model.JobErrors = dataclasses.replace(
         filled(model.JobErrors, text),
         failures=(first, *others),
@@ -125,4 +158,6 @@ def report_full_of(text: str, root: str = "raised", scope: model.Scope = model.S
     own = summarize_attempt(1, job, verdict, decision)
     attempts = (AttemptSummary(0, note=text), own, AttemptSummary(2, note=text))
     uri = "s3://bucket/metadata/f00/n0/data/1"
-    return with_attempts(build_report(job, verdict, decision, uri=uri, diagnosis=diagnose(job)), attempts)
+    return with_attempts(
+        build_report(job, verdict, decision, uri=uri, diagnosis=diagnose(job)), attempts
+    )

@@ -46,9 +46,21 @@ _MS = 1_000_000
 _GIB = 1 << 30
 _PACKAGES = "/usr/lib/python3.11/site-packages"
 _VERSIONS = (("flytekit", "1.16.31"), ("python", "3.11.7"), ("torch", "2.13.0"))
-_LOOP = ("for batch in loader:", "    optimizer.zero_grad()", "    loss = step(model, batch)", "    loss.backward()")
+_LOOP = (
+    "for batch in loader:",
+    "    optimizer.zero_grad()",
+    "    loss = step(model, batch)",
+    "    loss.backward()",
+)
 _OWN = (
-    FrameInfo("/root/train.py", 88, "main", "train(config)", ("if __name__ == '__main__':", "    train(config)"), 87),
+    FrameInfo(
+        "/root/train.py",
+        88,
+        "main",
+        "train(config)",
+        ("if __name__ == '__main__':", "    train(config)"),
+        87,
+    ),
     FrameInfo("/root/train.py", 41, "train", "loss = step(model, batch)", _LOOP, 39, (7, 25)),
 )
 _FORWARD = """\
@@ -58,7 +70,12 @@ def forward(self, batch):
     return self.net(batch)"""
 _RAISE = "raise ValueError(shape)"
 _INNERMOST = FrameInfo("/root/model.py", 12, "forward", _RAISE, tuple(_FORWARD.split("\n")), 10)
-_REDUCE = FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()")
+_REDUCE = FrameInfo(
+    f"{_PACKAGES}/torch/distributed/distributed_c10d.py",
+    2810,
+    "all_reduce",
+    "work.wait()",
+)
 _PROGRESS = Progress(40_312, 262.0)
 _SETUP = NodeSetup(
     task="workflows.train.fit",
@@ -69,8 +86,18 @@ _SETUP = NodeSetup(
     source_root="/root",
 )
 _TORCH = (
-    FrameInfo(f"{_PACKAGES}/torch/nn/modules/module.py", 1775, "_wrapped_call_impl", "return self._call_impl(*args)"),
-    FrameInfo(f"{_PACKAGES}/torch/nn/modules/module.py", 1786, "_call_impl", "return forward_call(*args, **kwargs)"),
+    FrameInfo(
+        f"{_PACKAGES}/torch/nn/modules/module.py",
+        1775,
+        "_wrapped_call_impl",
+        "return self._call_impl(*args)",
+    ),
+    FrameInfo(
+        f"{_PACKAGES}/torch/nn/modules/module.py",
+        1786,
+        "_call_impl",
+        "return forward_call(*args, **kwargs)",
+    ),
 )
 _STACK = """Thread 0x00007f10 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -87,16 +114,37 @@ _IN_A_COLLECTIVE = f"""Current thread 0x00007f11 (most recent call first):
 
 def raised(kind: str, message: str, **fields: Any) -> ExceptionInfo:
     """Return an exception with frames of the program and of torch."""
-    values = {"bases": ("Exception", "BaseException"), "frames": (*_OWN, *_TORCH, _INNERMOST), **fields}
+    values = {
+        "bases": ("Exception", "BaseException"),
+        "frames": (*_OWN, *_TORCH, _INNERMOST),
+        **fields,
+    }
     return ExceptionInfo(kind, message, **values)
 
 
-def process(rank: int, at_ms: float | None, exception: ExceptionInfo | None, **fields: Any) -> WorkerError:
+def process(
+    rank: int,
+    at_ms: float | None,
+    exception: ExceptionInfo | None,
+    **fields: Any,
+) -> WorkerError:
     """Return the failure of one of four ranks, on two machines whose clocks are known."""
     node = rank // 2
     message = exception.message if exception is not None else ""
-    process = {"local_rank": rank % 2, "host": _NODES[node], "pid": 4200 + rank, "versions": _VERSIONS}
-    values = {"at_ms": at_ms, "exception": exception, "message": message, **_on(node, at_ms), **process, **fields}
+    process = {
+        "local_rank": rank % 2,
+        "host": _NODES[node],
+        "pid": 4200 + rank,
+        "versions": _VERSIONS,
+    }
+    values = {
+        "at_ms": at_ms,
+        "exception": exception,
+        "message": message,
+        **_on(node, at_ms),
+        **process,
+        **fields,
+    }
     return make_error(rank, **values)
 
 
@@ -109,14 +157,24 @@ def _on(node: int, at_ms: float | None) -> dict[str, Any]:
 
 def victim(rank: int, at_ms: float, peer: str = "10.0.0.8") -> WorkerError:
     """Return the failure of a rank whose collective failed because its peer was gone."""
-    text = f"Connection closed by peer [{peer}]:29500. This is typically caused by a remote worker crashing."
+    text = (
+        f"Connection closed by peer [{peer}]:29500. This is typically caused by a remote worker"
+        " crashing."
+    )
     return process(rank, at_ms, raised("RuntimeError", text, frames=(*_OWN, _REDUCE)))
 
 
 def stopped(rank: int, at_ms: float, reason: str, **fields: Any) -> WorkerError:
     """Return the failure of a rank that its agent stopped."""
     ended = {"signal": "SIGTERM", "exit_code": -15, "writer": Writer.AGENT, "category": "stopped"}
-    return process(rank, at_ms, None, sent_signals=(SentSignal("SIGTERM", reason),), **ended, **fields)
+    return process(
+        rank,
+        at_ms,
+        None,
+        sent_signals=(SentSignal("SIGTERM", reason),),
+        **ended,
+        **fields,
+    )
 
 
 def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
@@ -125,17 +183,26 @@ def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
     recorded = failure.timestamp_ns
     modified = None if recorded is None else recorded + int(late_ms * _MS)
     uri = f"{URI}/firstfault/errors/{ref.name}"
-    return replace(failure, documents=(DocumentRef(ref.name, uri, modified, 2_400),), upload_delay_ns=2 * _MS)
+    return replace(
+        failure, documents=(DocumentRef(ref.name, uri, modified, 2_400),), upload_delay_ns=2 * _MS
+    )
 
 
 def build_job(
     *failures: WorkerError, done: tuple[Phase, ...] = (Phase.FAILED, Phase.FAILED), **snapshot: Any
 ) -> JobErrors:
     """Return the job of two nodes with two ranks each."""
-    failures = tuple(stored(failure) if failure.documents[0].uri == "" else failure for failure in failures)
+    failures = tuple(
+        stored(failure) if failure.documents[0].uri == "" else failure for failure in failures
+    )
     roster = []
     for node, phase in enumerate(done):
-        here = {"node": _NODES[node], "group_rank": node, "nodes": len(done), "namespace": _HERE["namespace"]}
+        here = {
+            "node": _NODES[node],
+            "group_rank": node,
+            "nodes": len(done),
+            "namespace": _HERE["namespace"],
+        }
         here |= {"incarnation": _HERE["incarnation"], "machine": f"gpu-node-{node + 7}"}
         ranks = (2 * node, 2 * node + 1)
         receipts = tuple(
@@ -162,28 +229,50 @@ def report_conclusion(
 ) -> Report:
     """Return the report on an attempt, by the default strategy and policy."""
     verdict = verdict or run_strategy(get_strategy(strategy), job)
-    return with_attempts(build_report(job, verdict, decide(verdict, None, context), uri=uri), attempts)
+    return with_attempts(
+        build_report(job, verdict, decide(verdict, None, context), uri=uri), attempts
+    )
 
 
 def cascade(root: WorkerError) -> JobErrors:
-    """Return a job in which rank 3 fails, rank 2 loses its connection, and ranks 0 and 1 are stopped."""
+    """Return a job in which rank 3 fails, rank 2 loses its connection,
+    and ranks 0 and 1 are stopped.
+    """
     reason = f"rank 3 on {_NODES[1]} failed: {root.what}"
     return build_job(root, victim(2, 31), stopped(0, 420, reason), stopped(1, 433, reason))
 
 
-def _classify_text(exception: str, message: str, category: str = "user_code", **fields: Any) -> Callable[[], Report]:
+def _classify_text(
+    exception: str,
+    message: str,
+    category: str = "user_code",
+    **fields: Any,
+) -> Callable[[], Report]:
     def scene() -> Report:
-        return report_conclusion(cascade(process(3, 0, raised(exception, message), category=category, **fields)))
+        return report_conclusion(
+            cascade(process(3, 0, raised(exception, message), category=category, **fields))
+        )
 
     return scene
 
 
 def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        message = f"rank 3 was killed by {signal}, which its agent did not send; exit code {exit_code}"
+        message = (
+            f"rank 3 was killed by {signal}, which its agent did not send; exit code {exit_code}"
+        )
         if not signal:
             message = f"rank 3 exited with code {exit_code} by itself, without an exception"
-        root = process(3, 0, None, signal=signal, exit_code=exit_code, writer=Writer.AGENT, message=message, **fields)
+        root = process(
+            3,
+            0,
+            None,
+            signal=signal,
+            exit_code=exit_code,
+            writer=Writer.AGENT,
+            message=message,
+            **fields,
+        )
         return report_conclusion(cascade(root))
 
     return scene
@@ -192,11 +281,31 @@ def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
 def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
     def scene() -> Report:
         exception = raised(kind, message) if kind else None
-        root = process(3, 0, exception, subject=Subject.AGENT, writer=Writer.AGENT, category=category, message=message)
+        root = process(
+            3,
+            0,
+            exception,
+            subject=Subject.AGENT,
+            writer=Writer.AGENT,
+            category=category,
+            message=message,
+        )
         place = replace(root.place, rank=None, local_rank=None)
-        root = replace(root, place=place, code=f"SYSTEM:{category}", origin=Origin.SYSTEM, kind=Kind.RECOVERABLE)
+        root = replace(
+            root,
+            place=place,
+            code=f"SYSTEM:{category}",
+            origin=Origin.SYSTEM,
+            kind=Kind.RECOVERABLE,
+        )
         reason = f"the agent of {_NODES[1]} failed: {kind or category}"
-        job = build_job(root, stopped(0, 420, reason), stopped(1, 433, reason), victim(2, 60), victim(3, 61))
+        job = build_job(
+            root,
+            stopped(0, 420, reason),
+            stopped(1, 433, reason),
+            victim(2, 60),
+            victim(3, 61),
+        )
         return report_conclusion(job, strategy="earliest")
 
     return scene
@@ -213,15 +322,27 @@ def _hang() -> Report:
         build_job(
             process(0, 0, error, collectives=(ahead,), category="user_code"),
             process(1, 4, error, collectives=(ahead,), category="user_code"),
-            stopped(2, 500, reason, collectives=(ahead,), stack_dumps=(StackDump(4202, 2, _IN_A_COLLECTIVE),)),
+            stopped(
+                2,
+                500,
+                reason,
+                collectives=(ahead,),
+                stack_dumps=(StackDump(4202, 2, _IN_A_COLLECTIVE),),
+            ),
             stopped(3, 640, reason, collectives=(behind,), stack_dumps=(dump,), message="stopped"),
         )
     )
 
 
 def _same_everywhere() -> Report:
-    error = raised("KeyError", "'learning_rate'", frames=(FrameInfo("/root/config.py", 9, "load", "return raw[key]"),))
-    return report_conclusion(build_job(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4))))
+    error = raised(
+        "KeyError",
+        "'learning_rate'",
+        frames=(FrameInfo("/root/config.py", 9, "load", "return raw[key]"),),
+    )
+    return report_conclusion(
+        build_job(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4)))
+    )
 
 
 def _lost_node() -> Report:
@@ -246,34 +367,66 @@ def _sigterm(node: int, at_ms: float) -> WorkerError:
 
 
 def _interrupted() -> Report:
-    keys = {"category": "interrupted", "code": CTRL_C, "signal": "SIGINT", "kind": Kind.NON_RECOVERABLE}
-    root = replace(_sigterm(1, 0), **keys, origin=Origin.USER, message=f"{_NODES[1]} was interrupted (SIGINT)")
+    keys = {
+        "category": "interrupted",
+        "code": CTRL_C,
+        "signal": "SIGINT",
+        "kind": Kind.NON_RECOVERABLE,
+    }
+    root = replace(
+        _sigterm(1, 0),
+        **keys,
+        origin=Origin.USER,
+        message=f"{_NODES[1]} was interrupted (SIGINT)",
+    )
     reason = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGINT"
     return report_conclusion(build_job(root, stopped(0, 420, reason), stopped(1, 433, reason)))
 
 
 def _terminated() -> Report:
     reason = f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"
-    others = (stopped(0, 700, reason), stopped(1, 702, reason), stopped(2, 40, TERMINATED), stopped(3, 41, TERMINATED))
+    others = (
+        stopped(0, 700, reason),
+        stopped(1, 702, reason),
+        stopped(2, 40, TERMINATED),
+        stopped(3, 41, TERMINATED),
+    )
     return report_conclusion(build_job(_sigterm(1, 0), *others))
 
 
 def _teardown() -> Report:
     reason = f"rank 3 on {_NODES[1]} failed: SIGABRT"
-    root = process(3, 0, None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, category="signal")
+    root = process(
+        3,
+        0,
+        None,
+        signal="SIGABRT",
+        exit_code=-6,
+        writer=Writer.AGENT,
+        category="signal",
+    )
     job = build_job(root, *(stopped(rank, 420.0 + rank, reason) for rank in (0, 1, 2)))
     ranks = {0: (0, 1), 1: (2, 3)}
-    roster = (replace(entry, finished_ranks=ranks[entry.place.group_rank or 0]) for entry in job.roster)
+    roster = (
+        replace(entry, finished_ranks=ranks[entry.place.group_rank or 0]) for entry in job.roster
+    )
     return report_conclusion(replace(job, roster=tuple(roster)))
 
 
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
     error = raised("RuntimeError", timeout, frames=(*_OWN, _REDUCE))
-    return report_conclusion(build_job(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
+    return report_conclusion(
+        build_job(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4)))
+    )
 
 
-_UNKNOWN = {"category": "unknown", "code": "USER:Unknown", "message": "nothing was said", "exit_code": 1}
+_UNKNOWN = {
+    "category": "unknown",
+    "code": "USER:Unknown",
+    "message": "nothing was said",
+    "exit_code": 1,
+}
 _MEMORY = Resources(1, int(15.9 * _GIB), 16 * _GIB, int(15.2 * _GIB), START_NS)
 
 
@@ -302,31 +455,51 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
             kind=Kind.RECOVERABLE,
         ),
         "user_code": SCOPE_SCENES["rank"],
-        "input": _classify_text("TypeError", "train() got an unexpected keyword argument 'epochs'", "input"),
-        "config": _classify_text("ValueError", "tensor parallel size 3 does not divide 32 heads", "config"),
+        "input": _classify_text(
+            "TypeError", "train() got an unexpected keyword argument 'epochs'", "input"
+        ),
+        "config": _classify_text(
+            "ValueError", "tensor parallel size 3 does not divide 32 heads", "config"
+        ),
         "data": _classify_text("ValueError", "record 55 of shard 3 is no JSON", "data"),
         "numerics": _classify_text("FloatingPointError", "loss is nan at step 1200", "numerics"),
         "checkpoint": _classify_text(
-            "RuntimeError", "Error(s) in loading state_dict for Net: size mismatch for head.weight", "checkpoint"
+            "RuntimeError",
+            "Error(s) in loading state_dict for Net: size mismatch for head.weight",
+            "checkpoint",
         ),
         "cuda_oom": _classify_text(
             "torch.OutOfMemoryError",
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB",
         ),
-        "gpu_kernel": _classify_text("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
-        "gpu_hardware": _classify_text("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
+        "gpu_kernel": _classify_text(
+            "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"
+        ),
+        "gpu_hardware": _classify_text(
+            "torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"
+        ),
         "host_oom": _death("SIGKILL", -9, resources=_MEMORY),
         "disk_full": _classify_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
         "storage": _classify_text(
-            "botocore.exceptions.ClientError", "An error occurred (SlowDown) when calling the GetObject", "storage"
+            "botocore.exceptions.ClientError",
+            "An error occurred (SlowDown) when calling the GetObject",
+            "storage",
         ),
-        "network": _classify_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", "network"),
+        "network": _classify_text(
+            "socket.gaierror", "[Errno -3] Temporary failure in name resolution", "network"
+        ),
         "external_service": _classify_text(
             "requests.HTTPError", "503 Server Error for url: https://hub/", "external_service"
         ),
-        "auth": _classify_text("PermissionError", "401 Unauthorized: the token has expired", "auth"),
-        "collective": _classify_text("RuntimeError", "the ranks disagree about the shape of a tensor", "collective"),
-        "rendezvous": _agent("rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"),
+        "auth": _classify_text(
+            "PermissionError", "401 Unauthorized: the token has expired", "auth"
+        ),
+        "collective": _classify_text(
+            "RuntimeError", "the ranks disagree about the shape of a tensor", "collective"
+        ),
+        "rendezvous": _agent(
+            "rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"
+        ),
         "hang": _hang,
         "signal": _death("SIGSEGV", -11),
         "exit": _death("", 3, category="exit"),
@@ -339,7 +512,9 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
         "teardown": _teardown,
         "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
         "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
-        "unknown": lambda: report_conclusion(build_job(process(3, 0, None, **_UNKNOWN)), strategy="earliest"),
+        "unknown": lambda: report_conclusion(
+            build_job(process(3, 0, None, **_UNKNOWN)), strategy="earliest"
+        ),
     }
 )
 """A report for each category."""
@@ -375,12 +550,18 @@ def _long_names() -> Report:
     node = "a-very-long-execution-name-that-kubernetes-still-takes-worker-12"
     uri = f"s3://a-bucket-with-a-long-name-eu-central-1/metadata/propeller/project-development-{'f' * 40}/n0/data/0"
     kind = "lib.module.UnsupportedTensorLayoutForCollectiveOperationError"
-    return report_conclusion(make_job(make_error(12_345, node=node, exception=raised(kind, "boom"))), uri=uri)
+    return report_conclusion(
+        make_job(make_error(12_345, node=node, exception=raised(kind, "boom"))), uri=uri
+    )
 
 
 def _three_attempts() -> Report:
-    first = report_conclusion(cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
-    now = report_conclusion(cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    first = report_conclusion(
+        cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4")))
+    )
+    now = report_conclusion(
+        cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4")))
+    )
     attempts = (
         summarize_attempt(0, first.job, first.verdict, first.decision),
         AttemptSummary(1, note="could not be read: access denied"),
@@ -390,7 +571,9 @@ def _three_attempts() -> Report:
 
 
 def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report:
-    """Return an attempt of many nodes with eight ranks each, of which one failed by itself, or one node was lost."""
+    """Return an attempt of many nodes with eight ranks each, of which one failed by itself,
+    or one node was lost.
+    """
     root = count * 8 * 4_321 // 10_000
     failures = []
     for rank in range(count * 8):
@@ -398,18 +581,44 @@ def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report
         if rank // 8 == lost:
             continue
         if rank == root and lost is None:
-            failures.append(make_error(rank, exception=raised("ValueError", "batch 17 has 3 columns"), **here))
+            failures.append(
+                make_error(rank, exception=raised("ValueError", "batch 17 has 3 columns"), **here)
+            )
         elif rank % 3:
             peer = "Connection closed by peer [10.0.0.8]:29500"
-            failures.append(make_error(rank, at_ms=30 + rank / 11, exception="RuntimeError", message=peer, **here))
+            failures.append(
+                make_error(
+                    rank,
+                    at_ms=30 + rank / 11,
+                    exception="RuntimeError",
+                    message=peer,
+                    **here,
+                )
+            )
         else:
-            sent = (SentSignal("SIGTERM", f"rank {root} on {name.format(root // 8)} failed: ValueError"),)
-            at = {"at_ms": 400 + rank / 7, "exception": None, "writer": Writer.AGENT, "category": "stopped"}
-            failures.append(make_error(rank, **here, **at, sent_signals=sent, signal="SIGTERM", message=""))
+            sent = (
+                SentSignal(
+                    "SIGTERM", f"rank {root} on {name.format(root // 8)} failed: ValueError"
+                ),
+            )
+            at = {
+                "at_ms": 400 + rank / 7,
+                "exception": None,
+                "writer": Writer.AGENT,
+                "category": "stopped",
+            }
+            failures.append(
+                make_error(rank, **here, **at, sent_signals=sent, signal="SIGTERM", message="")
+            )
     roster = []
     for node in range(count):
-        phase, ranks = Phase.JOINED if node == lost else Phase.FAILED, tuple(range(8 * node, 8 * node + 8))
-        roster.append(make_presence(phase, node=name.format(node), group_rank=node, nodes=count, ranks=ranks))
+        phase, ranks = (
+            Phase.JOINED if node == lost else Phase.FAILED,
+            tuple(range(8 * node, 8 * node + 8)),
+        )
+        roster.append(
+            make_presence(phase, node=name.format(node), group_rank=node, nodes=count, ranks=ranks)
+        )
     context = RetryContext(pods_alive=False) if lost is not None else None
     return report_conclusion(make_job(*failures, roster=tuple(roster)), context=context)
 
@@ -418,14 +627,22 @@ HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
     {
         "nothing-but-a-node": _nothing_but_a_node,
         "a-thousand-messages": lambda: messages(1_000),
-        "one-long-line": lambda: report_conclusion(cascade(process(3, 0, raised("ValueError", "x" * 1_000_000)))),
+        "one-long-line": lambda: report_conclusion(
+            cascade(process(3, 0, raised("ValueError", "x" * 1_000_000)))
+        ),
         "long-names": _long_names,
         "no-times": lambda: report_conclusion(
-            build_job(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4)))
+            build_job(
+                *(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4))
+            )
         ),
         "three-attempts": _three_attempts,
         "all-terminated": lambda: report_conclusion(
-            build_job(_sigterm(0, 90), _sigterm(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
+            build_job(
+                _sigterm(0, 90),
+                _sigterm(1, 0),
+                *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)),
+            )
         ),
         "a-thousand-ranks": lambda: nodes_of(125),
     }

@@ -1,4 +1,6 @@
-"""The report in a real browser: layout, accessibility, keyboard, print, large jobs, and hostile text."""
+"""The report in a real browser: layout, accessibility, keyboard, print, large jobs,
+and hostile text.
+"""
 
 import json
 import time
@@ -14,12 +16,20 @@ from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import keep_screenshot, page_of, until
 from tests.reports.every_field import report_full_of
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, PAGE_SCENES, SCOPE_SCENES, report_conclusion
+from tests.reports.scenes import (
+    CATEGORY_SCENES,
+    HARD_SCENES,
+    PAGE_SCENES,
+    SCOPE_SCENES,
+    report_conclusion,
+)
 
 pytestmark = pytest.mark.slow
 
 _ANSWERS = ("#ff-what", "#ff-where", "#ff-next", "#ff-retry", "#ff-unknown")
-"""What failed, where, what to look at next, whether and why it is retried, and what is unknown, if anything is."""
+"""What failed, where, what to look at next, whether and why it is retried, and what is unknown,
+if anything is.
+"""
 _WIDTH, _HEIGHT = 880, 720
 _LARGEST = 5_000_000
 _AT_ONCE_MS = 1_000
@@ -43,11 +53,14 @@ _NOT_WHOLE = """selectors => selectors.filter(selector => {
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_five_answers_are_seen_without_scrolling(scripts: bool, open_page: Callable[..., Page]) -> None:
+def test_five_answers_are_seen_without_scrolling(
+    scripts: bool, open_page: Callable[..., Page]
+) -> None:
     """All five answers are completely visible in the first 880 x 720 pixels."""
     names = [*SCOPE_SCENES, *(CATEGORY_SCENES if scripts else ()), "long-names"]
     found = {
-        name: open_page(page_of(name), scripts=scripts).evaluate(_NOT_WHOLE, list(_answers(name))) for name in names
+        name: open_page(page_of(name), scripts=scripts).evaluate(_NOT_WHOLE, list(_answers(name)))
+        for name in names
     }
     assert found == {name: [] for name in names}
 
@@ -56,7 +69,9 @@ def test_answers_of_hard_scenes_begin_in_the_window(open_page: Callable[..., Pag
     """Also with much text, the answers begin in the window."""
     top = "document.querySelector(name).getBoundingClientRect().top"
     below = f"names => names.filter(name => {top} + 40 >= innerHeight)"
-    found = {name: open_page(page_of(name)).evaluate(below, list(_answers(name))) for name in HARD_SCENES}
+    found = {
+        name: open_page(page_of(name)).evaluate(below, list(_answers(name))) for name in HARD_SCENES
+    }
     assert found == {name: [] for name in HARD_SCENES}
 
 
@@ -77,14 +92,18 @@ _SEEN = [
 
 @pytest.mark.parametrize(("name", "way"), _SEEN)
 def test_axe_finds_nothing(name: str, way: str, open_page: Callable[..., Page]) -> None:
-    """The page has no violation of WCAG 2.2 AA or of best practices that axe finds; a screenshot is kept."""
+    """The page has no violation of WCAG 2.2 AA or of best practices that axe finds;
+    a screenshot is kept.
+    """
     opened = open_page(page_of(name), **_WAYS[way])
     keep_screenshot(opened, f"{name}-{way}")
     found = Axe().run(opened).response["violations"]
-    assert [(rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found] == []
+    assert [
+        (rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found
+    ] == []
 
 
-# --- used with a keyboard, a mouse, a printer -------------------------------------------------------------------------
+# --- used with a keyboard, a mouse, a printer -----------------------------------------------------
 
 
 def _tab_to(page: Page, selector: str, most: int = 80) -> None:
@@ -97,7 +116,9 @@ def _tab_to(page: Page, selector: str, most: int = 80) -> None:
 
 
 def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None:
-    """Tab reaches tools, links, folded parts and the grid; arrows move in the grid; Enter opens; focus is visible."""
+    """Tab reaches tools, links, folded parts and the grid; arrows move in the grid; Enter opens;
+    focus is visible.
+    """
     opened = open_page(page_of("rank"))
     _tab_to(opened, "#ff-copy")
     outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -106,7 +127,9 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
     opened.keyboard.press("Enter")
     assert opened.evaluate("document.activeElement.id") == "ff-ranks"
     _tab_to(opened, ".ff-cell")
-    assert opened.evaluate("document.activeElement.getAttribute('aria-label')") == "rank 3, root cause"
+    assert (
+        opened.evaluate("document.activeElement.getAttribute('aria-label')") == "rank 3, root cause"
+    )
     opened.keyboard.press("ArrowLeft")
     opened.keyboard.press("ArrowUp")
     assert opened.evaluate("document.activeElement.getAttribute('aria-label')") == "rank 0, stopped"
@@ -138,7 +161,9 @@ def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[...,
 
 
 def test_copy_and_download(open_page: Callable[..., Page]) -> None:
-    """The clipboard gets the Markdown, a command its own text; the download is firstfault.verdict/v1."""
+    """The clipboard gets the Markdown, a command its own text;
+    the download is firstfault.verdict/v1.
+    """
     report = PAGE_SCENES["rank"]()
     opened = open_page(page_of("rank"))
     opened.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -156,15 +181,19 @@ def test_copy_and_download(open_page: Callable[..., Page]) -> None:
 
 
 def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
-    """Without scripts the answers, ranks, errors and evidence are shown, and elements that need scripts are hidden."""
+    """Without scripts the answers, ranks, errors and evidence are shown,
+    and elements that need scripts are hidden.
+    """
     opened = open_page(page_of("rank"), scripts=False)
     assert opened.locator("h1").inner_text() == "ValueError: batch 17 has 3 columns, expected 4"
     assert opened.locator("#ff-grid .ff-cell").count() == 4
     assert opened.locator("#ff-group-table tbody tr").count() == 3
-    assert not [button for button in opened.locator("button, select, input").all() if button.is_visible()]
+    assert not [
+        button for button in opened.locator("button, select, input").all() if button.is_visible()
+    ]
 
 
-# --- ten thousand -----------------------------------------------------------------------------------------------------
+# --- ten thousand ---------------------------------------------------------------------------------
 
 
 def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
@@ -178,7 +207,10 @@ def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
     opened.click(".ff-pages [data-to='1']")
     assert opened.locator("#ff-shown").inner_text() == "ranks 4400 to 4499; 100 of 10000"
     opened.fill("[name=ranks]", "0-7, 9990-9999")
-    assert (cells.count(), opened.locator(".ff-filter output").inner_text()) == (18, "18 of 10000 ranks")
+    assert (cells.count(), opened.locator(".ff-filter output").inner_text()) == (
+        18,
+        "18 of 10000 ranks",
+    )
     opened.fill("[name=ranks]", "")
     opened.select_option("[name=state]", "stopped")
     assert opened.locator(".ff-filter output").inner_text() == "3334 of 10000 ranks"
@@ -226,29 +258,49 @@ def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
     ids=["three bytes, one fault", "escaped, a fault each"],
 )
 def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
-    """The limit counts a character's encoded size in the page, so that no text makes a large file."""
+    """The limit counts a character's encoded size in the page,
+    so that no text makes a large file.
+    """
     print_ = "1:{:012x}"
     job = make_job(
-        *(make_error(n, message=f"{n} {text}", fingerprint=print_.format(0 if one_fault else n)) for n in range(5_000))
+        *(
+            make_error(n, message=f"{n} {text}", fingerprint=print_.format(0 if one_fault else n))
+            for n in range(5_000)
+        )
     )
     assert len(page(report_conclusion(job, strategy="earliest")).encode()) < _LARGEST
 
 
-# --- 64 nodes of 8 ranks ----------------------------------------------------------------------------------------------
+# --- 64 nodes of 8 ranks --------------------------------------------------------------------------
 
 
 def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -> None:
     """If a node is the root cause, the grid opens at its ranks, and Tab leads to them."""
     for scripts in (True, False):
         opened = open_page(page_of("lost-node"), scripts=scripts)
-        assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
-        assert "root cause: pod a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").first.inner_text()
-    assert open_page(page_of("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
+        assert (
+            opened.locator("#ff-grid tr", has_text="worker-37")
+            .locator(".ff-cell")
+            .first.inner_text()[:3]
+            == "296"
+        )
+        assert (
+            "root cause: pod a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37"
+            in opened.locator(".ff-legend").first.inner_text()
+        )
+    assert (
+        open_page(page_of("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0]
+        == "296"
+    )
 
 
 @pytest.mark.parametrize("height", [_HEIGHT, _HEIGHT // 2])
-def test_the_line_about_a_rank_is_seen_where_the_rank_is_chosen(height: int, open_page: Callable[..., Page]) -> None:
-    """The line about a rank is above the grid from the start, stays in the window, and covers no cell in focus."""
+def test_the_line_about_a_rank_is_seen_where_the_rank_is_chosen(
+    height: int, open_page: Callable[..., Page]
+) -> None:
+    """The line about a rank is above the grid from the start, stays in the window,
+    and covers no cell in focus.
+    """
     opened = open_page(page_of("64x8"), width=_WIDTH // 2, height=height)
     detail = opened.locator("#ff-detail")
     assert detail.inner_text() == "Choose a rank (arrow keys, Enter) to see what happened to it."
@@ -258,13 +310,18 @@ def test_the_line_about_a_rank_is_seen_where_the_rank_is_chosen(height: int, ope
     cell.click()
     box = detail.bounding_box()
     assert 0 <= box["y"] < box["y"] + box["height"] <= height
-    assert "rank 299 (local rank 3) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37, victim" in detail.inner_text()
+    assert (
+        "rank 299 (local rank 3) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37, victim"
+        in detail.inner_text()
+    )
     opened.keyboard.press("Home")
     for _ in range(12):
         opened.keyboard.press("ArrowDown")
     for _ in range(12):
         opened.keyboard.press("ArrowUp")
-        covered = "document.activeElement.getBoundingClientRect().top - {}.getBoundingClientRect().bottom"
+        covered = (
+            "document.activeElement.getBoundingClientRect().top - {}.getBoundingClientRect().bottom"
+        )
         assert opened.evaluate(covered.format("document.querySelector('#ff-detail')")) >= 0
 
 
@@ -286,7 +343,9 @@ _RANGES = {
 
 
 def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> None:
-    """Usual spellings of ranges are understood; other text is reported as no range, and hides no rank."""
+    """Usual spellings of ranges are understood; other text is reported as no range,
+    and hides no rank.
+    """
     opened = open_page(page_of("64x8"))
     said, field = opened.locator("#ff-count"), opened.locator("[name=ranks]")
     for text, count in _RANGES.items():
@@ -301,7 +360,9 @@ def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> No
 
 
 def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
-    """A full or short node name selects that node; other text matches any part; all names are offered."""
+    """A full or short node name selects that node; other text matches any part;
+    all names are offered.
+    """
     opened = open_page(page_of("64x8"))
     said = opened.locator("#ff-count")
     for text, count in {
@@ -317,7 +378,9 @@ def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
 
 
 def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
-    """Clearing a filter equals "Show all", and values that a browser restores after Back are applied."""
+    """Clearing a filter equals "Show all", and values that a browser restores
+    after Back are applied.
+    """
     opened = open_page(page_of("64x8"))
     first = opened.locator(".ff-cell").first
     for clear in (lambda: opened.fill("[name=ranks]", ""), lambda: opened.click("[type=reset]")):
@@ -327,12 +390,17 @@ def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
         until(opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'")
         assert first.inner_text().split()[0] == "200"
     assert opened.locator(".ff-filter").get_attribute("autocomplete") == "off"
-    opened.evaluate("document.querySelector('[name=state]').value = 'root'; dispatchEvent(new Event('pageshow'))")
+    opened.evaluate(
+        "document.querySelector('[name=state]').value = 'root'; dispatchEvent(new"
+        " Event('pageshow'))"
+    )
     assert opened.locator("#ff-count").inner_text() == "1 of 512 ranks"
 
 
 def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
-    """On the last page the button keeps the focus and is marked as disabled; ranks are counted as they are named."""
+    """On the last page the button keeps the focus and is marked as disabled;
+    ranks are counted as they are named.
+    """
     opened = open_page(page_of("64x8"))
     button, shown = opened.locator(".ff-pages [data-to='1']"), opened.locator("#ff-shown")
     assert shown.inner_text() == "ranks 200 to 299; 100 of 512"
@@ -343,23 +411,35 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     for _ in range(4):
         opened.keyboard.press("Enter")
         assert opened.evaluate("document.activeElement.dataset.to") == "1"
-    assert (shown.inner_text(), button.get_attribute("aria-disabled")) == ("ranks 500 to 511; 12 of 512", "true")
+    assert (shown.inner_text(), button.get_attribute("aria-disabled")) == (
+        "ranks 500 to 511; 12 of 512",
+        "true",
+    )
 
 
 def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None:
-    """Back returns to the last position, Ctrl-click opens a tab, and a document links to its evidence."""
+    """Back returns to the last position, Ctrl-click opens a tab,
+    and a document links to its evidence.
+    """
     opened = open_page(page_of("64x8"))
     source = opened.locator(".ff-source").first
     source.scroll_into_view_if_needed()
     before = opened.evaluate("scrollY")
     source.click()
-    assert opened.evaluate("[location.hash, document.activeElement.id]") == ["#ff-doc-1", "ff-doc-1"]
+    assert opened.evaluate("[location.hash, document.activeElement.id]") == [
+        "#ff-doc-1",
+        "ff-doc-1",
+    ]
     opened.go_back()
     until(opened, f"!location.hash && Math.abs(scrollY - {before}) < 2")
     with opened.context.expect_page() as tab:
         source.click(modifiers=["Control"])
     tab.value.close()
-    assert opened.evaluate("[location.hash, scrollY, document.activeElement.className]") == ["", before, "ff-source"]
+    assert opened.evaluate("[location.hash, scrollY, document.activeElement.className]") == [
+        "",
+        before,
+        "ff-source",
+    ]
     opened.click("#ff-doc-1 .ff-back")
     assert opened.evaluate("document.activeElement.id") == "ff-why-1"
 
@@ -375,17 +455,24 @@ def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
 
 
 def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
-    """In print the filter and the range are shown, folds are open without scripts, and the drawing is whole."""
+    """In print the filter and the range are shown, folds are open without scripts,
+    and the drawing is whole.
+    """
     opened = open_page(page_of("64x8"))
     opened.fill("[name=ranks]", "0-200")
     opened.select_option("[name=state]", "victim")
     opened.emulate_media(media="print")
     assert opened.locator("#ff-shown").inner_text() == "ranks 1 to 149; 100 of 134 that match"
-    assert opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 134 of 512 ranks."
+    assert (
+        opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 134 of 512 ranks."
+    )
     assert not opened.locator("#ff-detail").is_visible()
     plain = open_page(page_of("64x8"), scripts=False, width=400)
     plain.emulate_media(media="print")
-    folded = "[...document.querySelectorAll('details:not([open]) > :not(summary)')].map(part => part.checkVisibility())"
+    folded = (
+        "[...document.querySelectorAll('details:not([open]) > :not(summary)')].map(part =>"
+        " part.checkVisibility())"
+    )
     assert set(plain.evaluate(folded)) == {True}
     for drawing in plain.locator("svg").all():
         box = drawing.bounding_box()
@@ -395,7 +482,9 @@ def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
 @pytest.mark.parametrize(
     ("name", "width"), [("long-host", _WIDTH // 2), ("longest-host", _WIDTH), ("longest-host", 320)]
 )
-def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_page: Callable[..., Page]) -> None:
+def test_long_names_never_scroll_the_page_sideways(
+    name: str, width: int, open_page: Callable[..., Page]
+) -> None:
     """A page with long host names scrolls only vertically."""
     opened = open_page(page_of(name), width=width)
     opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
@@ -403,20 +492,25 @@ def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_p
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
 
 
-# --- hostile text -----------------------------------------------------------------------------------------------------
+# --- hostile text ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("root", ["raised", "killed"])
 @pytest.mark.parametrize("kind", ["page", "deck"])
 def test_no_field_runs_a_script(kind: str, root: str, open_page: Callable[..., Page]) -> None:
-    """No field runs a script, a handler or an address that is one, also where the page's own script shows it."""
+    """No field runs a script, a handler or an address that is one,
+    also where the page's own script shows it.
+    """
     script = "window.owned=1;document.title='owned'"
     text = (
-        f'</script><script>{script}</script></textarea></title></style></svg></pre><svg onload="{script}">'
-        f'<img src=x onerror="{script}"><a href="javascript:{script}">a</a>" autofocus onfocus="{script}'
+        f"</script><script>{script}</script></textarea></title></style></svg></pre><svg"
+        f' onload="{script}"><img src=x onerror="{script}"><a href="javascript:{script}">a</a>"'
+        f' autofocus onfocus="{script}'
     )
     report = report_full_of(text, root)
-    opened = open_page(page(report) if kind == "page" else f"<!doctype html><title>deck</title>{deck_html(report)}")
+    opened = open_page(
+        page(report) if kind == "page" else f"<!doctype html><title>deck</title>{deck_html(report)}"
+    )
     for part in opened.locator("details").all():
         part.evaluate("part => part.open = true")
     for cell in opened.locator(".ff-cell").all():
@@ -428,9 +522,11 @@ def test_no_field_runs_a_script(kind: str, root: str, open_page: Callable[..., P
     assert opened.locator("img, [onload], [onerror], [onfocus], a:not([href^='#'])").count() == 0
 
 
-# --- the deck ---------------------------------------------------------------------------------------------------------
+# --- the deck -------------------------------------------------------------------------------------
 
-_OTHER_TAB = "<h1>mine</h1><table><tr><td>cell</td></tr></table><ul><li>one</li></ul><button>b</button>"
+_OTHER_TAB = (
+    "<h1>mine</h1><table><tr><td>cell</td></tr></table><ul><li>one</li></ul><button>b</button>"
+)
 _LOOKS = """() => [...document.querySelectorAll('#other *')].map(element => {
   const style = getComputedStyle(element);
   return [element.tagName, style.font, style.color, style.backgroundColor, style.border, style.padding, style.margin];
@@ -453,7 +549,10 @@ def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     inner = _deck_page(("firstfault", deck_html(PAGE_SCENES["rank"]())), ("Input", "<p>1</p>"))
     escaped = inner.replace("&", "&amp;").replace('"', "&quot;")
     sandbox = "allow-scripts allow-downloads"
-    frame = f'<iframe sandbox="{sandbox}" width="880" height="720" style="border:0" srcdoc="{escaped}"></iframe>'
+    frame = (
+        f'<iframe sandbox="{sandbox}" width="880" height="720" style="border:0"'
+        f' srcdoc="{escaped}"></iframe>'
+    )
     opened = open_page(f"<!doctype html><body style='margin:0'>{frame}", color_scheme="dark")
     framed = opened.frame_locator("iframe")
     for selector in _answers("rank"):
@@ -462,9 +561,16 @@ def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     keep_screenshot(opened, "deck")
     assert framed.locator(".ff-cell").count() == 4
     framed.locator("nav a[href='#ff-evidence']").click()
-    assert framed.locator("#ff-evidence").evaluate("heading => heading.getBoundingClientRect().top") < _HEIGHT
-    found = Axe().run(opened, context={"include": [["iframe", ".firstfault"]]}).response["violations"]
-    assert [(rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found] == []
+    assert (
+        framed.locator("#ff-evidence").evaluate("heading => heading.getBoundingClientRect().top")
+        < _HEIGHT
+    )
+    found = (
+        Axe().run(opened, context={"include": [["iframe", ".firstfault"]]}).response["violations"]
+    )
+    assert [
+        (rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found
+    ] == []
 
 
 @pytest.mark.flyte
@@ -472,5 +578,7 @@ def test_the_deck_leaves_other_tabs_alone(open_page: Callable[..., Page]) -> Non
     """Another tab looks the same with our tab beside it and without."""
     other = f'<div id="other">{_OTHER_TAB}</div>'
     alone = open_page(_deck_page(("x", "<p>x</p>"), ("mine", other))).evaluate(_LOOKS)
-    beside = open_page(_deck_page(("firstfault", deck_html(PAGE_SCENES["rank"]())), ("mine", other))).evaluate(_LOOKS)
+    beside = open_page(
+        _deck_page(("firstfault", deck_html(PAGE_SCENES["rank"]())), ("mine", other))
+    ).evaluate(_LOOKS)
     assert beside == alone

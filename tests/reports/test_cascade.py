@@ -1,4 +1,6 @@
-"""The cascade in a report: states of ranks and nodes, groups, times with their bounds, and changes of attempts."""
+"""The cascade in a report: states of ranks and nodes, groups, times with their bounds,
+and changes of attempts.
+"""
 
 import itertools
 from dataclasses import replace
@@ -49,7 +51,12 @@ def _cascade(job: JobErrors, **verdict: Any) -> Cascade:
     return build_cascade(job, replace(_verdict(job), **verdict), diagnose(job))
 
 
-def _peer(rank: int, at_ms: float = 9, text: str = "Connection closed by peer", **fields: Any) -> WorkerError:
+def _peer(
+    rank: int,
+    at_ms: float = 9,
+    text: str = "Connection closed by peer",
+    **fields: Any,
+) -> WorkerError:
     """Return the failure of a rank that lost its peer."""
     return make_error(rank, at_ms=at_ms, exception="RuntimeError", message=text, **fields)
 
@@ -57,7 +64,14 @@ def _peer(rank: int, at_ms: float = 9, text: str = "Connection closed by peer", 
 def _death(rank: int, at_ms: float = 0) -> WorkerError:
     """Return the document about a rank that was killed, which its agent noticed a little late."""
     at = {"at_ms": at_ms, "monotonic_ns": 10**12 + int(at_ms * _MS), **_BOOT}
-    return make_error(rank, exception=None, signal="SIGKILL", exit_code=-9, writer=Writer.AGENT, **at)
+    return make_error(
+        rank,
+        exception=None,
+        signal="SIGKILL",
+        exit_code=-9,
+        writer=Writer.AGENT,
+        **at,
+    )
 
 
 def _drawn(cascade: Cascade) -> Timeline:
@@ -66,7 +80,7 @@ def _drawn(cascade: Cascade) -> Timeline:
     return timeline
 
 
-# --- states -----------------------------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------------
 
 
 def test_every_rank_has_a_state() -> None:
@@ -106,13 +120,17 @@ def test_every_rank_has_a_state() -> None:
     ],
 )
 def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
-    """Ranks with the same failure are all root causes; ranks of a node that is the root cause keep their states."""
+    """Ranks with the same failure are all root causes;
+    ranks of a node that is the root cause keep their states.
+    """
     cascade = SCENES[name]().cascade
     assert {state: cascade.count(state) for state in State if cascade.count(state)} == states
 
 
 def test_a_node_can_be_the_root_cause() -> None:
-    """Only the lost or terminated node is marked; its group is the first, also without a document, and has no code."""
+    """Only the lost or terminated node is marked; its group is the first, also without a document,
+    and has no code.
+    """
     for name in ("node", "external"):
         report = SCENES[name]()
         nodes = [item.name for item in report.cascade.nodes if item.state is State.ROOT]
@@ -123,29 +141,49 @@ def test_a_node_can_be_the_root_cause() -> None:
 
 
 def test_a_verdict_without_its_documents_has_ranks_too() -> None:
-    """If a sealed verdict's documents are gone, the report still has the ranks that the verdict names."""
+    """If a sealed verdict's documents are gone,
+    the report still has the ranks that the verdict names.
+    """
     verdict = _verdict(make_job(make_error(3, node="w-1")))
-    verdict = replace(verdict, root=None, victims=Victims(2, ((0, "lost its peer"), (1, "stopped"))))
+    verdict = replace(
+        verdict, root=None, victims=Victims(2, ((0, "lost its peer"), (1, "stopped")))
+    )
     ranks = build_cascade(make_job(), verdict, diagnose(make_job())).ranks
-    assert [(item.rank, item.state) for item in ranks] == [(0, State.VICTIM), (1, State.VICTIM), (3, State.ROOT)]
+    assert [(item.rank, item.state) for item in ranks] == [
+        (0, State.VICTIM),
+        (1, State.VICTIM),
+        (3, State.ROOT),
+    ]
     assert ranks[0].line == "lost its peer"
 
 
 def test_damaged_documents() -> None:
-    """If two nodes claim a rank, it is on the root cause's node; an impossible world size adds no ranks."""
-    job = make_job(make_error(3, node="w-1"), make_error(3, node="w-0", at_ms=5, exception="KeyError"))
+    """If two nodes claim a rank, it is on the root cause's node;
+    an impossible world size adds no ranks.
+    """
+    job = make_job(
+        make_error(3, node="w-1"), make_error(3, node="w-0", at_ms=5, exception="KeyError")
+    )
     cascade = _cascade(job)
-    assert [(item.rank, item.node, item.state) for item in cascade.ranks] == [(3, "w-1", State.ROOT)]
+    assert [(item.rank, item.node, item.state) for item in cascade.ranks] == [
+        (3, "w-1", State.ROOT)
+    ]
     assert sum(group.count for group in cascade.groups) == 2
-    assert [item.rank for item in _cascade(make_job(make_error(3, world_size=2**32 - 1))).ranks] == [3]
+    assert [
+        item.rank for item in _cascade(make_job(make_error(3, world_size=2**32 - 1))).ranks
+    ] == [3]
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 def test_identical_errors_are_one_group() -> None:
-    """Groups are the root cause's, then the largest; texts that differ only in numbers are one group."""
-    peers = [_peer(rank, text=f"Connection closed by peer [10.0.0.{rank}]:29500") for rank in (5, 6, 7)]
+    """Groups are the root cause's, then the largest;
+    texts that differ only in numbers are one group.
+    """
+    peers = [
+        _peer(rank, text=f"Connection closed by peer [10.0.0.{rank}]:29500") for rank in (5, 6, 7)
+    ]
     broken = make_error(1, at_ms=4, exception="BrokenPipeError", message="Broken pipe")
     groups = _cascade(make_job(make_error(3), *peers, broken)).groups
     assert [(group.number, group.what, group.ranks) for group in groups] == [
@@ -156,9 +194,14 @@ def test_identical_errors_are_one_group() -> None:
 
 
 def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
-    """Ranks whose similar documents were not opened are in their group, which counts them as not read."""
+    """Ranks whose similar documents were not opened are in their group,
+    which counts them as not read.
+    """
     job = make_job(make_error(3), _peer(5), _peer(6))
-    unopened = (Unopened(job.failures[1].fingerprint, 90, tuple(range(10, 100))), Unopened("?:abc", 4, (1, 2)))
+    unopened = (
+        Unopened(job.failures[1].fingerprint, 90, tuple(range(10, 100))),
+        Unopened("?:abc", 4, (1, 2)),
+    )
     cascade = _cascade(replace(job, unopened=unopened))
     found = {group.what: (group.count, group.opened, len(group.ranks)) for group in cascade.groups}
     assert found == {"ValueError": (1, 1, 1), "RuntimeError": (92, 2, 92), "not opened": (2, 0, 2)}
@@ -170,7 +213,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
     assert [(group.ranks, group.opened) for group in groups] == [(tuple(range(10)), 4)]
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,10 +231,20 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
         (None, None, "", ""),
     ],
 )
-def test_how_much_later(at_ms: float | None, bounds: tuple[float, float] | None, later: str, brief: str) -> None:
+def test_how_much_later(
+    at_ms: float | None,
+    bounds: tuple[float, float] | None,
+    later: str,
+    brief: str,
+) -> None:
     """A time is shown as exactly as the clocks allow."""
     interval = None if bounds is None else Interval(*(int(bound * _MS) for bound in bounds))
-    event = Event(make_error(1), State.VICTIM, None if at_ms is None else int(at_ms * _MS), interval)
+    event = Event(
+        make_error(1),
+        State.VICTIM,
+        None if at_ms is None else int(at_ms * _MS),
+        interval,
+    )
     assert (event.later, event.brief) == (later, brief)
 
 
@@ -199,14 +252,20 @@ def _time_after(root: WorkerError, other: WorkerError) -> Event:
     """Return the event of a failure that is compared with a root cause."""
     job = make_job(root, other)
     first = next(failure for failure in job.failures if failure.rank == root.rank)
-    (event,) = (event for event in _cascade(job, root=first).events if event.failure.rank == other.rank)
+    (event,) = (
+        event for event in _cascade(job, root=first).events if event.failure.rank == other.rank
+    )
     return event
 
 
 def test_processes_of_one_boot_need_no_wall_clock() -> None:
-    """For processes of one boot the monotonic times are compared, and the wall clocks are ignored."""
+    """For processes of one boot the monotonic times are compared,
+    and the wall clocks are ignored.
+    """
     root = make_error(0, node="w-0", monotonic_ns=10_000 * _MS, **_BOOT)
-    event = _time_after(root, make_error(1, node="w-1", at_ms=-9_000, monotonic_ns=10_031 * _MS, **_BOOT))
+    event = _time_after(
+        root, make_error(1, node="w-1", at_ms=-9_000, monotonic_ns=10_031 * _MS, **_BOOT)
+    )
     assert (event.at_ns, event.later) == (31 * _MS, "31 ms later")
 
 
@@ -217,17 +276,27 @@ def test_a_death_may_have_been_before_it_was_noticed() -> None:
 
 
 def _killed(*victims: tuple[int, float]) -> Report:
-    """Return the report on rank 3's SIGKILL, noticed late, and on victims that failed some milliseconds later."""
-    peers = [_peer(rank, at_ms, monotonic_ns=10**12 + int(at_ms * _MS), **_BOOT) for rank, at_ms in victims]
+    """Return the report on rank 3's SIGKILL, noticed late,
+    and on victims that failed some milliseconds later.
+    """
+    peers = [
+        _peer(rank, at_ms, monotonic_ns=10**12 + int(at_ms * _MS), **_BOOT)
+        for rank, at_ms in victims
+    ]
     return report_conclusion(make_job(_death(3), *peers))
 
 
 def test_an_unknown_order_is_not_shown() -> None:
-    """A victim that may have failed before or after a death is drawn on neither side of it, nor called earlier."""
+    """A victim that may have failed before or after a death is drawn on neither side of it,
+    nor called earlier.
+    """
     report = _killed((0, -40), (1, 60), (2, 400))
     delay = "within 650 ms of the cause (times too inexact for an order)"
     assert report.followers == f"3 lost a peer, {delay}, first rank 0 on worker-0"
-    drawn = {lane.name: (lane.point is not None, lane.band is not None) for lane in _drawn(report.cascade).lanes}
+    drawn = {
+        lane.name: (lane.point is not None, lane.band is not None)
+        for lane in _drawn(report.cascade).lanes
+    }
     assert drawn == {f"worker-0 rank {rank}": (rank != 0, True) for rank in range(4)}
     late = _killed((0, 500), (1, 900)).followers
     assert late == "2 lost a peer, 500 ms to 1.1 s after the cause, first rank 0 on worker-0"
@@ -243,7 +312,9 @@ def test_an_unknown_order_is_not_shown() -> None:
     ],
 )
 def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str) -> None:
-    """That the restarted workers died as in the start before is said next to a retry that is unclear."""
+    """That the restarted workers died as in the start before is said next to a
+    retry that is unclear.
+    """
     alone = make_job(_death(3))
     same = report_conclusion(alone).verdict.headline
     records = [
@@ -255,19 +326,36 @@ def test_a_start_that_ended_in_the_same_way(headlines: tuple[str, ...], end: str
 
 
 def test_a_range_of_one_time() -> None:
-    """Bounds that are the same when rounded are one time, and a range from nothing has only its end."""
-    times = [(2_600, 2_640, "2.6 s"), (0, 250, "up to 250 ms"), (8, 260, "8.0 ms to 260 ms"), (0, 0, "0 us")]
+    """Bounds that are the same when rounded are one time,
+    and a range from nothing has only its end.
+    """
+    times = [
+        (2_600, 2_640, "2.6 s"),
+        (0, 250, "up to 250 ms"),
+        (8, 260, "8.0 ms to 260 ms"),
+        (0, 0, "0 us"),
+    ]
     for low, high, text in times:
         assert format_range(low * _MS, high * _MS) == text
 
 
 def test_without_a_useful_time_no_time_line_is_drawn() -> None:
-    """One failure, or many without a time, have none. If all of many ranks hung, only their ends have times."""
+    """One failure, or many without a time, have none. If all of many ranks hung,
+    only their ends have times.
+    """
     assert build_timeline(_cascade(make_job(make_error()))) is None
     assert build_timeline(SCENES["no-times"]().cascade) is None
     stuck = "[Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
-    abort = {"exception": None, "signal": "SIGABRT", "exit_code": -6, "writer": Writer.AGENT, "log_tail": stuck}
-    job = make_job(*(make_error(n, node=f"worker-{n}", world_size=40, at_ms=n, **abort) for n in range(40)))
+    abort = {
+        "exception": None,
+        "signal": "SIGABRT",
+        "exit_code": -6,
+        "writer": Writer.AGENT,
+        "log_tail": stuck,
+    }
+    job = make_job(
+        *(make_error(n, node=f"worker-{n}", world_size=40, at_ms=n, **abort) for n in range(40))
+    )
     report = report_conclusion(job)
     assert (report.verdict.category, len(report.verdict.ranks)) == ("hang", 40)
     assert build_timeline(report.cascade) is None
@@ -275,9 +363,16 @@ def test_without_a_useful_time_no_time_line_is_drawn() -> None:
 
 
 def test_a_hang() -> None:
-    """Timed-out ranks are victims. The start of the hang is unknown, so times are counted from the first failure."""
+    """Timed-out ranks are victims. The start of the hang is unknown,
+    so times are counted from the first failure.
+    """
     report = SCENES["hang"]()
-    assert [item.state for item in report.cascade.ranks] == [State.VICTIM, State.VICTIM, State.STOPPED, State.ROOT]
+    assert [item.state for item in report.cascade.ranks] == [
+        State.VICTIM,
+        State.VICTIM,
+        State.STOPPED,
+        State.ROOT,
+    ]
     later = [event.later for event in report.cascade.events if event.state is State.VICTIM]
     assert later[0] == ""
     assert later[1].endswith(" later, counted from the first failure")
@@ -285,7 +380,9 @@ def test_a_hang() -> None:
     assert "earlier" not in report.followers
     assert [lane.is_origin for lane in _drawn(report.cascade).lanes].count(True) == 1
     assert report.verdict.headline.endswith("...")
-    assert report.answers.what.endswith(", its peers 120"), "the headline is cut, the answer is whole"
+    assert report.answers.what.endswith(", its peers 120"), (
+        "the headline is cut, the answer is whole"
+    )
 
 
 def test_the_time_line_is_within_its_drawing() -> None:
@@ -301,25 +398,38 @@ def test_the_time_line_is_within_its_drawing() -> None:
         assert 222 <= min(places) <= max(places) <= timeline.text
         later = max((len(lane.later) for lane in timeline.lanes), default=0)
         assert later * _CHARACTER <= timeline.width - timeline.text
-        assert max((len(lane.label) for lane in timeline.lanes), default=0) * _CHARACTER <= min(places)
-        heights = [lane.y for lane in timeline.lanes] + [bar.y + bar.height for bar in timeline.bars]
+        assert max((len(lane.label) for lane in timeline.lanes), default=0) * _CHARACTER <= min(
+            places
+        )
+        heights = [lane.y for lane in timeline.lanes] + [
+            bar.y + bar.height for bar in timeline.bars
+        ]
         assert max(heights) < timeline.height
         assert min([lane.y for lane in timeline.lanes] + [bar.y for bar in timeline.bars]) > 0
 
 
 def test_a_damaged_start_is_no_start() -> None:
-    """An incarnation that is no time, or of a clock that was not set, neither breaks a report nor begins the job."""
+    """An incarnation that is no time, or of a clock that was not set,
+    neither breaks a report nor begins the job.
+    """
     for incarnation in (2**63, 31_000, 2**43):
         entry = make_presence(incarnation=incarnation)
-        report = report_conclusion(make_job(make_error(3, incarnation=incarnation), roster=(entry,)))
+        report = report_conclusion(
+            make_job(make_error(3, incarnation=incarnation), roster=(entry,))
+        )
         assert (report.identity.started_ns, report.identity.seconds) == (None, None)
         assert "started" not in flyte_message(report)
 
 
 @pytest.mark.parametrize("size", [17, 1_400])
 def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
-    """A node whose agent failed, that is silent, or whose ranks are not known, is never drawn as finished."""
-    failures = [make_error(None, node=f"w-{n}", group_rank=n, subject=Subject.AGENT, at_ms=n) for n in range(size - 1)]
+    """A node whose agent failed, that is silent, or whose ranks are not known,
+    is never drawn as finished.
+    """
+    failures = [
+        make_error(None, node=f"w-{n}", group_rank=n, subject=Subject.AGENT, at_ms=n)
+        for n in range(size - 1)
+    ]
     roster = tuple(make_presence(node=f"w-{n}", group_rank=n, nodes=size) for n in range(size - 1))
     silent = make_presence(Phase.JOINED, node=f"w-{size - 1}", group_rank=size - 1, nodes=size)
     drawn = node_map(report_conclusion(make_job(*failures, roster=(*roster, silent))).cascade)
@@ -329,8 +439,12 @@ def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
 
 
 def test_a_histogram_counts_every_failure() -> None:
-    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale."""
-    lines, bars = (_drawn(_killed(*((rank, rank) for rank in range(4, end))).cascade) for end in (35, 36))
+    """Of more than 32 failures each is in one bar; the few are seen beside the many,
+    and one clock has one scale.
+    """
+    lines, bars = (
+        _drawn(_killed(*((rank, rank) for rank in range(4, end))).cascade) for end in (35, 36)
+    )
     assert (len(lines.lanes), len(lines.bars), len(bars.lanes)) == (32, 0, 0)
     cascade = SCENES["a-thousand-ranks"]().cascade
     timeline = _drawn(cascade)
@@ -339,7 +453,9 @@ def test_a_histogram_counts_every_failure() -> None:
     for bar in timeline.bars:
         counts[bar.state] += int(bar.name.split()[0])
         assert bar.height >= 2
-    assert counts == {state: cascade.count(state) for state in (State.ROOT, State.VICTIM, State.STOPPED)}
+    assert counts == {
+        state: cascade.count(state) for state in (State.ROOT, State.VICTIM, State.STOPPED)
+    }
     root = next(bar for bar in timeline.bars if bar.state is State.ROOT)
     assert root.x <= timeline.zero <= root.x + root.width
     assert all(bar.x >= root.x for bar in timeline.bars), "no victim is before the root cause"
@@ -355,7 +471,7 @@ def test_labels_of_a_time_line_stand_apart() -> None:
         assert min(after - before for before, after in itertools.pairwise(places)) > 50
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -380,7 +496,9 @@ _SECONDS = (9e-7, 143e-6, 1.5e-3, 31e-3, 1.25, 42, 119, 600, 7199, 7200, 172_799
 def test_durations() -> None:
     """A time has two or three digits and one unit, a longer one from two of it."""
     for sign in (1, -1):
-        assert ", ".join(duration(sign * round(seconds * 10**9)) for seconds in _SECONDS) == _DURATIONS
+        assert (
+            ", ".join(duration(sign * round(seconds * 10**9)) for seconds in _SECONDS) == _DURATIONS
+        )
 
 
 @pytest.mark.parametrize(
@@ -397,30 +515,46 @@ def test_durations() -> None:
     ],
 )
 def test_short_names(names: list[str], short: list[str] | None) -> None:
-    """The common prefix of all nodes is left out, except for the word before the number; None: nothing is."""
+    """The common prefix of all nodes is left out, except for the word before the number; None:
+    nothing is.
+    """
     assert list(shorten_names(names).values()) == (names if short is None else short)
 
 
-# --- what is not known ------------------------------------------------------------------------------------------------
+# --- what is not known ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("fields", "unknown"),
     [
-        ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "which process sent SIGKILL: not its agent"),
-        ({"exception": None, "signal": "SIGTERM", "exit_code": -15}, "which process sent SIGTERM: not its agent"),
+        (
+            {"exception": None, "signal": "SIGKILL", "exit_code": -9},
+            "which process sent SIGKILL: not its agent",
+        ),
+        (
+            {"exception": None, "signal": "SIGTERM", "exit_code": -15},
+            "which process sent SIGTERM: not its agent",
+        ),
         ({"exception": None, "exit_code": 3}, "why it exited: it raised no exception"),
         ({"at_ms": None}, "when it happened"),
     ],
 )
 def test_unknowns_of_a_certain_root_cause(fields: dict[str, Any], unknown: str) -> None:
-    """The answers list what is unknown even if the root cause is certain; a failed agent has no rank."""
+    """The answers list what is unknown even if the root cause is certain;
+    a failed agent has no rank.
+    """
     assert unknown in report_conclusion(make_job(make_error(**fields))).answers.unknown
-    agent = make_error(None, node="w-1", subject=Subject.AGENT, writer=Writer.AGENT, category="platform")
+    agent = make_error(
+        None,
+        node="w-1",
+        subject=Subject.AGENT,
+        writer=Writer.AGENT,
+        category="platform",
+    )
     assert report_conclusion(make_job(agent)).answers.where == "the agent on w-1"
 
 
-# --- attempts ---------------------------------------------------------------------------------------------------------
+# --- attempts -------------------------------------------------------------------------------------
 
 
 def _attempt(number: int, **fields: Any) -> AttemptSummary:
@@ -429,7 +563,10 @@ def _attempt(number: int, **fields: Any) -> AttemptSummary:
     return summarize_attempt(number, job, verdict, decide(verdict))
 
 
-_AGAIN, _OTHER = "the same fault again, on the same rank", "a different fault of the same category (user_code)"
+_AGAIN, _OTHER = (
+    "the same fault again, on the same rank",
+    "a different fault of the same category (user_code)",
+)
 _X, _Y, _7 = {"boot_id": "x"}, {"boot_id": "y"}, {"machine": "gpu-7"}
 
 
@@ -438,10 +575,22 @@ _X, _Y, _7 = {"boot_id": "x"}, {"boot_id": "y"}, {"machine": "gpu-7"}
     [
         ({}, {}, _AGAIN),
         # the host name of a pod is the pod's, not the machine's
-        ({"host": "a"}, {"rank": 5, "host": "b", "exception": "KeyError"}, f"{_OTHER}, on rank 5 after 3"),
+        (
+            {"host": "a"},
+            {"rank": 5, "host": "b", "exception": "KeyError"},
+            f"{_OTHER}, on rank 5 after 3",
+        ),
         (_X, _X, f"{_AGAIN}, on the same machine"),
-        ({**_7, **_X, "gpu": "GPU-1"}, {**_7, **_X, "gpu": "GPU-2"}, f"{_AGAIN}, on the same machine (gpu-7)"),
-        ({**_7, **_X, "gpu": "GPU-1"}, {**_7, **_Y, "gpu": "GPU-1"}, f"{_AGAIN}, on the same GPU (GPU-1)"),
+        (
+            {**_7, **_X, "gpu": "GPU-1"},
+            {**_7, **_X, "gpu": "GPU-2"},
+            f"{_AGAIN}, on the same machine (gpu-7)",
+        ),
+        (
+            {**_7, **_X, "gpu": "GPU-1"},
+            {**_7, **_Y, "gpu": "GPU-1"},
+            f"{_AGAIN}, on the same GPU (GPU-1)",
+        ),
         ({**_7, **_X}, {**_Y, "machine": "gpu-8"}, f"{_AGAIN}, on machine gpu-8 after gpu-7"),
         (_X, _Y, f"{_AGAIN}, on another machine, or after a reboot"),
         (_X, {}, _AGAIN),
@@ -452,9 +601,13 @@ _X, _Y, _7 = {"boot_id": "x"}, {"boot_id": "y"}, {"machine": "gpu-7"}
         ),
     ],
 )
-def test_what_changed_between_attempts(before: dict[str, Any], after: dict[str, Any], change: str) -> None:
+def test_what_changed_between_attempts(
+    before: dict[str, Any], after: dict[str, Any], change: str
+) -> None:
     """Fault, rank, machine, GPU and versions are compared, as far as they are known."""
-    assert changes_between((_attempt(0, **before), _attempt(1, **after))) == (f"attempt 0 to 1: {change}",)
+    assert changes_between((_attempt(0, **before), _attempt(1, **after))) == (
+        f"attempt 0 to 1: {change}",
+    )
 
 
 def test_an_unreadable_attempt_hides_no_change() -> None:
@@ -469,7 +622,9 @@ def test_an_unreadable_attempt_hides_no_change() -> None:
 
 def test_attempts_stand_in_order() -> None:
     """The report sorts attempts by number, and names the outcome of the last one."""
-    report = report_conclusion(make_job(make_error()), attempts=(_attempt(2), _attempt(0), _attempt(1)))
+    report = report_conclusion(
+        make_job(make_error()), attempts=(_attempt(2), _attempt(0), _attempt(1))
+    )
     assert [attempt.number for attempt in report.attempts] == [0, 1, 2]
     assert report.answers.retry == "retried, attempt 2 failed too"
     saved = with_attempts(report, (_attempt(0), AttemptSummary(1, note="succeeded")))

@@ -1,4 +1,6 @@
-"""Full texts of reports: messages for each scope and category, and each form, in files that ``make golden`` writes."""
+"""Full texts of reports: messages for each scope and category, and each form,
+in files that ``make golden`` writes.
+"""
 
 import itertools
 import json
@@ -23,7 +25,10 @@ _PAGE = Path(__file__).parents[2] / "docs" / "guides" / "report.md"
 _BEGIN, _END = "<!-- first lines: written by make golden -->", "<!-- end -->"
 _LISTS = 100
 """Characters that a list in Flyte's console shows."""
-_PREFIXES = ("[3/3] currentAttempt done. Last Error: USER::", "[10/10] currentAttempt done. Last Error: SYSTEM::")
+_PREFIXES = (
+    "[3/3] currentAttempt done. Last Error: USER::",
+    "[10/10] currentAttempt done. Last Error: SYSTEM::",
+)
 """What propeller puts before a message when the retries have run out."""
 _FIRST_LINE = 79
 _FORMS: dict[str, Callable[[Report], str]] = {
@@ -62,7 +67,9 @@ def _files() -> dict[str, Callable[[], str]]:
 def _formed(form: str, name: str) -> str:
     """Return a form's text on a scene; names of documents end in random characters."""
     text = _FORMS[form](_FORM_SCENES[name]())
-    lines = re.sub(r'(?<=-)[0-9a-f]+(\n +)?[0-9a-f]*(?=\.pb)|(?<="digest": ")[0-9a-f]+', "0", text).split("\n")
+    lines = re.sub(
+        r'(?<=-)[0-9a-f]+(\n +)?[0-9a-f]*(?=\.pb)|(?<="digest": ")[0-9a-f]+', "0", text
+    ).split("\n")
     return "\n".join(line.rstrip() for line in lines).rstrip("\n") + "\n"
 
 
@@ -82,12 +89,16 @@ def _table() -> str:
     for file in sorted(_FOLDER.glob("*.txt")):
         kind, _, name = file.stem.partition("-")
         line = file.read_text(encoding="utf-8").partition("\n")[0]
-        rows.append(f"| {name if kind == 'category' else f'{kind}: {name}'} | `{line[:55].rstrip()}` |")
+        rows.append(
+            f"| {name if kind == 'category' else f'{kind}: {name}'} | `{line[:55].rstrip()}` |"
+        )
     return "\n".join(rows)
 
 
 def test_the_documented_first_lines() -> None:
-    """The table in docs/guides/report.md has the first line of each golden file; ``make golden`` writes it."""
+    """The table in docs/guides/report.md has the first line of each golden file;
+    ``make golden`` writes it.
+    """
     page = _PAGE.read_text(encoding="utf-8")
     begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
     if os.environ.get("FIRSTFAULT_GOLDEN") == "write":
@@ -109,7 +120,9 @@ def test_each_scope_and_category_has_a_scene() -> None:
 
 @pytest.mark.parametrize("scene", [*SCOPE_SCENES.values(), *CATEGORY_SCENES.values()])
 def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
-    """The message is ASCII and below 16 KB; its first line is short and begins with the answer, as the last does."""
+    """The message is ASCII and below 16 KB; its first line is short and begins with the answer,
+    as the last does.
+    """
     report = scene()
     message = flyte_message(report)
     lines = message.splitlines()
@@ -117,7 +130,9 @@ def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
     assert len(message) < _MESSAGE_BYTES
     assert len(lines[0]) < _FIRST_LINE
     assert lines[-1] == lines[0]
-    answer = min((f"{prefix}{lines[0]}"[:_LISTS].removeprefix(prefix) for prefix in _PREFIXES), key=len)
+    answer = min(
+        (f"{prefix}{lines[0]}"[:_LISTS].removeprefix(prefix) for prefix in _PREFIXES), key=len
+    )
     assert ("no retry" in answer) is not report.decision.retry
     assert "retry" in answer
     if len(report.verdict.ranks) == 1:

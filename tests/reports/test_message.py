@@ -1,4 +1,6 @@
-"""The message that Flyte shows, the facts that it shares with the other forms, and the words of each engine."""
+"""The message that Flyte shows, the facts that it shares with the other forms,
+and the words of each engine.
+"""
 
 import re
 from dataclasses import replace
@@ -26,15 +28,25 @@ _LIST_WIDTH = 51
 _FIRST_LINE = 78
 _URI = "s3://bucket/metadata/f00/n0/data/0"
 _NO = model.Decision(
-    retry=False, kind=model.Kind.NON_RECOVERABLE, origin=model.Origin.USER, enforced=True, reason="it is a bug"
+    retry=False,
+    kind=model.Kind.NON_RECOVERABLE,
+    origin=model.Origin.USER,
+    enforced=True,
+    reason="it is a bug",
 )
 _YES = model.Decision(
-    retry=True, kind=model.Kind.RECOVERABLE, origin=model.Origin.SYSTEM, enforced=False, reason="the node went"
+    retry=True,
+    kind=model.Kind.RECOVERABLE,
+    origin=model.Origin.SYSTEM,
+    enforced=False,
+    reason="the node went",
 )
 _SPENT = replace(_YES, origin=model.Origin.USER, retries_left=0)
 
 
-def _verdict(*failures: model.WorkerError, strategy: str = "earliest", **snapshot: Any) -> model.Verdict:
+def _verdict(
+    *failures: model.WorkerError, strategy: str = "earliest", **snapshot: Any
+) -> model.Verdict:
     return run_strategy(get_strategy(strategy), make_job(*failures, **snapshot))
 
 
@@ -43,7 +55,7 @@ def _message(verdict: model.Verdict, decision: model.Decision = _NO, uri: str = 
     return flyte_message(build_report(make_job(), verdict, decision, uri=uri))
 
 
-# --- the first line -------------------------------------------------------------------------------------------------
+# --- the first line -------------------------------------------------------------------------------
 
 _LONG_POD = "a-very-long-execution-name-of-54-characters-n0-0-worker-12"
 
@@ -71,7 +83,11 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
             _of_rank_3(exception="FlyteRecoverableException", category="recoverable"),
             "recoverable rank 3 w-1 no retries left: bad",
         ),
-        (_NO, _of_rank_3(exception="FlyteRecoverableException"), "FlyteRecoverableException rank 3 w-1 no retry: bad"),
+        (
+            _NO,
+            _of_rank_3(exception="FlyteRecoverableException"),
+            "FlyteRecoverableException rank 3 w-1 no retry: bad",
+        ),
         (_NO, _of_rank_3(node=""), "ValueError rank 3 no retry: bad"),
         (
             _NO,
@@ -79,7 +95,11 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
             "SIGKILL rank 3 w-1 no retry: sender unknown, OOM kills could not be counted",
         ),
         # ranks with one fault are listed or counted
-        (_NO, _verdict(*map(make_error, range(4)), strategy="evidence"), "ValueError 4 ranks worker-0 no retry: boom"),
+        (
+            _NO,
+            _verdict(*map(make_error, range(4)), strategy="evidence"),
+            "ValueError 4 ranks worker-0 no retry: boom",
+        ),
         (
             _NO,
             _verdict(*map(make_error, range(2)), strategy="evidence"),
@@ -92,23 +112,48 @@ def _of_rank_3(**fields: Any) -> model.Verdict:
         ),
         (
             _NO,
-            _verdict(make_error(None, node="", writer=model.Writer.STOCK, exception=None, code="red", message="hi")),
+            _verdict(
+                make_error(
+                    None,
+                    node="",
+                    writer=model.Writer.STOCK,
+                    exception=None,
+                    code="red",
+                    message="hi",
+                )
+            ),
             "red undetermined no retry: hi",
         ),
     ],
 )
 def test_the_first_line(decision: model.Decision, verdict: model.Verdict, line: str) -> None:
-    """The first line has the error, rank, node, retry decision and message; without rank and node it says so."""
+    """The first line has the error, rank, node, retry decision and message;
+    without rank and node it says so.
+    """
     assert first_line(verdict, decision) == line
 
 
-@given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7), st.booleans())
+@given(
+    st.text(max_size=80),
+    st.text(max_size=80),
+    st.text(max_size=80),
+    st.integers(0, 10**7),
+    st.booleans(),
+)
 def test_the_first_line_is_one_short_line_of_ascii(
-    exception: str, node: str, message: str, rank: int, retry: bool
+    exception: str,
+    node: str,
+    message: str,
+    rank: int,
+    retry: bool,
 ) -> None:
-    """With any input, the first line has at most 78 printable ASCII characters, with rank and retry decision."""
+    """With any input, the first line has at most 78 printable ASCII characters,
+    with rank and retry decision.
+    """
     decision = _YES if retry else _NO
-    line = first_line(_verdict(make_error(rank, node=node, exception=exception, message=message)), decision)
+    line = first_line(
+        _verdict(make_error(rank, node=node, exception=exception, message=message)), decision
+    )
     assert len(line) <= _FIRST_LINE
     assert line.isascii()
     assert line.isprintable()
@@ -116,20 +161,43 @@ def test_the_first_line_is_one_short_line_of_ascii(
     assert "retry" in line[:_LIST_WIDTH]
 
 
-# --- the whole message ----------------------------------------------------------------------------------------------
+# --- the whole message ----------------------------------------------------------------------------
 
 _LONG_TEXT = "\U0001f525 line\n" * 10_000
-_LONG_NAMES = tuple(model.Suspect("it is silent", node=f"{number}{'n' * 3_000}") for number in range(4))
+_LONG_NAMES = tuple(
+    model.Suspect("it is silent", node=f"{number}{'n' * 3_000}") for number in range(4)
+)
 
 
 def _cascade() -> model.Verdict:
     return _verdict(
-        make_error(3, node="w-1", message="bad sample", local_rank=1, host="node-7", pid=99, exception="KeyError"),
-        make_error(0, node="w-0", at_ms=31, exception="RuntimeError", message="Connection closed by peer"),
         make_error(
-            2, at_ms=40, node="w-1", exception=None, sent_signals=(model.SentSignal("SIGTERM", "rank 3 failed"),)
+            3,
+            node="w-1",
+            message="bad sample",
+            local_rank=1,
+            host="node-7",
+            pid=99,
+            exception="KeyError",
         ),
-        roster=(make_presence(node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2)),
+        make_error(
+            0,
+            node="w-0",
+            at_ms=31,
+            exception="RuntimeError",
+            message="Connection closed by peer",
+        ),
+        make_error(
+            2,
+            at_ms=40,
+            node="w-1",
+            exception=None,
+            sent_signals=(model.SentSignal("SIGTERM", "rank 3 failed"),),
+        ),
+        roster=(
+            make_presence(node="w-0", nodes=2),
+            make_presence(node="w-1", group_rank=1, nodes=2),
+        ),
     )
 
 
@@ -138,13 +206,29 @@ def _cascade() -> model.Verdict:
     [
         (_cascade(), _YES, "Retry: yes (advice: Flyte may not retry): the node went"),
         (_cascade(), replace(_SPENT, enforced=True), "Retry: no retries left: the node went"),
-        (replace(_cascade(), settled=False), _NO, "Unknown: failures on pods that didn't report within the timeout"),
+        (
+            replace(_cascade(), settled=False),
+            _NO,
+            "Unknown: failures on pods that didn't report within the timeout",
+        ),
         (_verdict(make_error()), _NO, "Pods: 1 reported (total unknown), incomplete"),
-        (replace(_cascade(), coverage=model.Coverage(None, 3)), _NO, "Pods: 3 reported (total unknown), incomplete"),
-        (replace(_cascade(), coverage=model.Coverage(1, 4, complete=True)), _NO, "Pods: 4 reported (1 expected)"),
+        (
+            replace(_cascade(), coverage=model.Coverage(None, 3)),
+            _NO,
+            "Pods: 3 reported (total unknown), incomplete",
+        ),
+        (
+            replace(_cascade(), coverage=model.Coverage(1, 4, complete=True)),
+            _NO,
+            "Pods: 4 reported (1 expected)",
+        ),
         (_verdict(make_error(at_ms=None)), _NO, "Unknown: when it happened"),
         (_verdict(make_error(), notes=("x was refused",)), _NO, "Unknown: x was refused"),
-        (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "Victims: 1"),
+        (
+            _verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")),
+            _NO,
+            "Victims: 1",
+        ),
     ],
 )
 def test_facts(verdict: model.Verdict, decision: model.Decision, fact: str) -> None:
@@ -154,14 +238,20 @@ def test_facts(verdict: model.Verdict, decision: model.Decision, fact: str) -> N
 
 def test_long_lists_are_counted() -> None:
     """Eight victims and eight unknowns are listed, and the rest is counted."""
-    verdict = _verdict(make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500)))
+    verdict = _verdict(
+        make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500))
+    )
     lines = _message(verdict).splitlines()
     assert "Victims: 499" in lines
     assert sum(line.startswith("  rank ") for line in lines) == 8
     assert "  and 491 more" in lines
     lines = _message(_verdict(make_error(), notes=tuple(map(str, range(500))))).splitlines()
     found = [line for line in lines if line.startswith("Unknown: ")]
-    assert found[-2:] == ["Unknown: 6", "Unknown: and 494 more"]  # the confidence and the number of nodes are two more
+    # the confidence and the number of nodes are two more
+    assert found[-2:] == [
+        "Unknown: 6",
+        "Unknown: and 494 more",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +263,20 @@ def test_long_lists_are_counted() -> None:
         replace(_cascade(), why=tuple("because " * 500 for _ in range(1_000))),
         replace(_cascade(), headline="h" * 100_000, category="c" * 100_000, node="n" * 100_000),
         _verdict(make_error(node="n" * 100_000, host="h" * 100_000, exception="E" * 100_000)),
-        _verdict(make_error(exception=None, log_tail=_LONG_TEXT, stack_dumps=(model.StackDump(7, 0, _LONG_TEXT),))),
-        replace(_cascade(), scope=model.Scope.UNDETERMINED, node=None, category="node_lost", suspects=_LONG_NAMES),
+        _verdict(
+            make_error(
+                exception=None,
+                log_tail=_LONG_TEXT,
+                stack_dumps=(model.StackDump(7, 0, _LONG_TEXT),),
+            )
+        ),
+        replace(
+            _cascade(),
+            scope=model.Scope.UNDETERMINED,
+            node=None,
+            category="node_lost",
+            suspects=_LONG_NAMES,
+        ),
     ],
     ids=["letters", "emoji", "notes", "why", "facts", "names", "stack and log", "commands"],
 )
@@ -191,19 +293,23 @@ def test_the_message_is_bounded(verdict: model.Verdict) -> None:
         assert "characters left out" in message
 
 
-# --- facts and quoted texts, in all forms -----------------------------------------------------------------------------
+# --- facts and quoted texts, in all forms ---------------------------------------------------------
 
 _GIB = 1024**3
 
 
 def _shown(**fields: Any) -> Report:
     """Return the report on one failure of rank 3, pid 99."""
-    failure = make_error(**{"rank": 3, "pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields})
+    failure = make_error(
+        **{"rank": 3, "pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields}
+    )
     return build_report(make_job(), _verdict(failure), _NO, uri=_URI)
 
 
 def _thread(kind: str, text: str) -> dict[str, Any]:
-    return {"thread_failures": (model.ThreadFailure("loader", None, model.ExceptionInfo(kind, text)),)}
+    return {
+        "thread_failures": (model.ThreadFailure("loader", None, model.ExceptionInfo(kind, text)),)
+    }
 
 
 def _called(*progress: model.CollectiveProgress) -> dict[str, Any]:
@@ -225,11 +331,20 @@ _M, _K = 2**20, 2**10
 @pytest.mark.parametrize(
     ("fields", "fact"),
     [
-        (_memory(2, 16 * _GIB - 64 * _M, 16 * _GIB), "Memory: peak 15.9 GiB of 16.0 GiB, 2 OOM kills counted"),
-        (_memory(1, 3 * _M, 4 * _M, _M), "Memory: peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, 1 OOM kill counted"),
+        (
+            _memory(2, 16 * _GIB - 64 * _M, 16 * _GIB),
+            "Memory: peak 15.9 GiB of 16.0 GiB, 2 OOM kills counted",
+        ),
+        (
+            _memory(1, 3 * _M, 4 * _M, _M),
+            "Memory: peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, 1 OOM kill counted",
+        ),
         (_memory(oom_kill=0), "Memory: no OOM kill counted"),
         (_memory(memory_limit_bytes=900), "Memory: limit 900 B"),
-        (_memory(memory_used_bytes=2 * _K, memory_limit_bytes=4 * _K), "Memory: in use 2.0 KiB of 4.0 KiB"),
+        (
+            _memory(memory_used_bytes=2 * _K, memory_limit_bytes=4 * _K),
+            "Memory: in use 2.0 KiB of 4.0 KiB",
+        ),
         (_memory(memory_peak_bytes=2**60), "Memory: peak 1048576.0 TiB"),
         (_memory(oom_kill=0), "Signal: SIGKILL: killed, sender unknown, no OOM kill counted"),
         (_memory(oom_kill=1), "Signal: SIGKILL: out of memory, killed by the kernel's OOM killer"),
@@ -249,7 +364,9 @@ _M, _K = 2**20, 2**10
     ],
 )
 def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
-    """What was counted and recorded where the root cause was has one line each, in readable units."""
+    """What was counted and recorded where the root cause was has one line each,
+    in readable units.
+    """
     assert fact in [found.line for found in _shown(**fields).facts]
 
 
@@ -257,10 +374,24 @@ def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
     ("fields", "shown"),
     [
         ({"stack_dumps": (model.StackDump(7, 3, "by rank"),)}, ["by rank"]),
-        ({"stack_dumps": (model.StackDump(7, 0, "another's"), model.StackDump(99, None, "by\n\npid"))}, ["by", "pid"]),
+        (
+            {
+                "stack_dumps": (
+                    model.StackDump(7, 0, "another's"),
+                    model.StackDump(99, None, "by\n\npid"),
+                )
+            },
+            ["by", "pid"],
+        ),
         ({"stack_dumps": (model.StackDump(99, 3, " \n"),)}, []),
         ({"stack_dumps": (model.StackDump(7, 2, "another's"),)}, []),
-        ({"stack_dumps": (model.StackDump(99, 3, "x"),), "exception": model.ExceptionInfo("lib.Error", "boom")}, ["x"]),
+        (
+            {
+                "stack_dumps": (model.StackDump(99, 3, "x"),),
+                "exception": model.ExceptionInfo("lib.Error", "boom"),
+            },
+            ["x"],
+        ),
         ({"stack_dumps": (model.StackDump(99, 3, "x"),), "exception": "ValueError"}, []),
         ({"stack_dumps": (model.StackDump(0, None, "x"),), "rank": None, "pid": 0}, []),
     ],
@@ -277,16 +408,20 @@ def test_the_lines_of_a_log() -> None:
 
 
 def test_a_short_message_leaves_room_for_stack_and_log() -> None:
-    """The first 30 lines of the stack, the last 20 of the log, and the message are all in Flyte's text."""
+    """The first 30 lines of the stack, the last 20 of the log,
+    and the message are all in Flyte's text.
+    """
     text = "\n".join(f"{number} {'x' * 100}" for number in range(50))
-    message = flyte_message(_shown(stack_dumps=(model.StackDump(99, 3, text),), log_tail=text, message="the message"))
+    message = flyte_message(
+        _shown(stack_dumps=(model.StackDump(99, 3, text),), log_tail=text, message="the message")
+    )
     blocks = {block.split("\n")[0]: block.split("\n")[1:] for block in message.split("\n\n")}
     stack, log = blocks["Stack:"], blocks["Last lines of its log:"]
     assert (len(stack), stack[-1], len(log), log[-1][:4]) == (31, "  ... 20 more lines", 20, "  49")
     assert blocks["Message:"] == ["  the message"]
 
 
-# --- victims, suspects and other failures ---------------------------------------------------------------------------
+# --- victims, suspects and other failures ---------------------------------------------------------
 
 
 def _recorded(name: str) -> Report:
@@ -299,12 +434,22 @@ def _recorded(name: str) -> Report:
         ("SIGKILL-earlyTrue-rank0-of4", "3 stopped by their agents, 2.0 s to "),
         ("SIGKILL-clock-600-rank0-of4", "1 lost a peer, 1 agent failed, 1.5 ms to "),
         ("terminate-rank3-of4", "3 lost a peer, within 359 ms of the cause ("),
-        ("two-ranks-rank0-of4", "1 lost a peer, 1 stopped by its agent, within 60 s of the cause ("),
+        (
+            "two-ranks-rank0-of4",
+            "1 lost a peer, 1 stopped by its agent, within 60 s of the cause (",
+        ),
     ],
-    ids=["stopped by the root's own signal", "agents apart", "ambiguous, if the verdict is certain", "no suspect"],
+    ids=[
+        "stopped by the root's own signal",
+        "agents apart",
+        "ambiguous, if the verdict is certain",
+        "no suspect",
+    ],
 )
 def test_who_is_a_victim(name: str, followers: str) -> None:
-    """The victims are counted by what happened to them; of a killed agent the first line says that it was lost."""
+    """The victims are counted by what happened to them;
+    of a killed agent the first line says that it was lost.
+    """
     assert _recorded(name).followers.startswith(followers)
     assert _recorded("agent-killed-rank0-of4").first_line.startswith("agent lost ")
 
@@ -312,7 +457,9 @@ def test_who_is_a_victim(name: str, followers: str) -> None:
 def test_a_suspect_is_no_victim() -> None:
     """A second rank that failed by itself is listed under "Failed too", not under the victims."""
     rows = {fact.name: fact for fact in build_sections(_recorded("two-ranks-rank0-of4")).details}
-    assert [line[:7] for line in rows["Victims"].lines] == ["rank 3:"], "rank 2 was stopped, and is only counted"
+    assert [line[:7] for line in rows["Victims"].lines] == ["rank 3:"], (
+        "rank 2 was stopped, and is only counted"
+    )
     assert (rows["Failed too"].value, rows["Failed too"].lines) == (
         "1",
         ("rank 1: ValueError: the batch of rank 1 has no labels",),
@@ -320,7 +467,9 @@ def test_a_suspect_is_no_victim() -> None:
 
 
 def test_a_clock_an_hour_off_is_corrected() -> None:
-    """A wrong clock with a known error does not make the times unknown, because they are corrected."""
+    """A wrong clock with a known error does not make the times unknown,
+    because they are corrected.
+    """
     report = _recorded("raise-clock+3600-rank3-of4")
     assert "60 min" not in report.followers
     assert report.clocks == ""
@@ -330,7 +479,9 @@ def test_a_clock_an_hour_off_is_corrected() -> None:
 def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     """A task group's own text does not say what failed."""
     leaf = model.ExceptionInfo(
-        "ValueError", "shard 3 is empty", frames=(model.FrameInfo("/root/data.py", 12, "load", "raise"),)
+        "ValueError",
+        "shard 3 is empty",
+        frames=(model.FrameInfo("/root/data.py", 12, "load", "raise"),),
     )
     text = "unhandled errors in a TaskGroup (1 sub-exception)"
     group = replace(scenes.raised("ExceptionGroup", text), members=(leaf,))
@@ -340,11 +491,19 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     assert report.answers.code == "data.py:12 in load"
 
 
-_IN_DECODER = 'File "/root/data.py", line 12 in decode\n    lib.decode(sample)\n  File "/root/data.py", line 5 in run\n'
+_IN_DECODER = (
+    'File "/root/data.py", line 12 in decode\n    lib.decode(sample)\n  File "/root/data.py", line'
+    " 5 in run\n"
+)
 _IN_MAIN = 'Thread 0x1 (most recent call first):\n  File "/root/train.py", line 41 in train\n'
-_CRASHED = f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x2 (most recent call first):\n  {_IN_DECODER}\n"
+_CRASHED = (
+    "Fatal Python error: Segmentation fault\n\nCurrent thread 0x2 (most recent call first):\n "
+    f" {_IN_DECODER}\n"
+)
 _RAISED = model.FrameInfo("/root/data.py", 12, "decode", "lib.decode(sample)")
-_ENDED = model.ThreadFailure("decoder", None, model.ExceptionInfo("LookupError", "no codec", frames=(_RAISED,)))
+_ENDED = model.ThreadFailure(
+    "decoder", None, model.ExceptionInfo("LookupError", "no codec", frames=(_RAISED,))
+)
 
 
 @pytest.mark.parametrize(
@@ -356,18 +515,30 @@ _ENDED = model.ThreadFailure("decoder", None, model.ExceptionInfo("LookupError",
     ids=["crashed", "ended"],
 )
 def test_the_place_is_that_of_the_thread_that_failed(failure: model.WorkerError) -> None:
-    """If a thread is why its process crashed, or stands still, the report leads to its line, not the main one's."""
+    """If a thread is why its process crashed, or stands still, the report leads to its line,
+    not the main one's.
+    """
     job = readers.done(readers.waited(0), failure, readers.stopped(1))
     verdict = run_strategy(get_strategy("evidence"), job)
     answers = build_report(job, verdict, decide(verdict)).answers
-    assert (verdict.ranks, answers.code, answers.source) == ((3,), "data.py:12 in decode", "lib.decode(sample)")
+    assert (verdict.ranks, answers.code, answers.source) == (
+        (3,),
+        "data.py:12 in decode",
+        "lib.decode(sample)",
+    )
     assert answers.steps[0].text.endswith("data.py:12 in decode")
 
 
 def test_one_document_without_rank_and_node() -> None:
-    """A job without firstfault has one document: it gives the error and the advice, but not the place."""
+    """A job without firstfault has one document: it gives the error and the advice,
+    but not the place.
+    """
     stock = make_error(
-        None, node="", writer=model.Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
+        None,
+        node="",
+        writer=model.Writer.STOCK,
+        exception=None,
+        message="Trace:\n\nMessage:\n\nValueError: bad",
     )
     report = scenes.report_conclusion(make_job(stock))
     assert report.verdict.scope is model.Scope.UNDETERMINED
@@ -376,14 +547,24 @@ def test_one_document_without_rank_and_node() -> None:
     assert report.answers.steps[0].text.startswith("read the text below: ")
 
 
-# --- words of Flyte on Kubernetes, or of no engine at all -------------------------------------------------------------
+# --- words of Flyte on Kubernetes, or of no engine at all -----------------------------------------
 
 
 _AGAIN = replace(_NO, retry=True, kind=model.Kind.RECOVERABLE)
 
 
-def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = None, **place: str) -> Report:
-    fields = {"exception": None, "subject": model.Subject.AGENT, "writer": model.Writer.AGENT} if category else {}
+def _report(
+    engine: str,
+    *,
+    category: str = "",
+    logs: dict[str, str] | None = None,
+    **place: str,
+) -> Report:
+    fields = (
+        {"exception": None, "subject": model.Subject.AGENT, "writer": model.Writer.AGENT}
+        if category
+        else {}
+    )
     place = {"node": "w-1", "namespace": "team", **place}
     job = make_job(make_error(3, engine=engine, category=category, **place, **fields))
     verdict = run_strategy(get_strategy("earliest"), job)
@@ -397,9 +578,13 @@ def _commands(report: Report) -> list[str]:
     return [step.command for step in report.answers.steps if step.command]
 
 
-@pytest.mark.parametrize(("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)]
+)
 def test_the_engine_is_the_documents(name: str, engine: object) -> None:
-    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine."""
+    """Documents without an engine's name are Flyte's;
+    an unknown name gives the words of no engine.
+    """
     assert _report(name).engine is engine
     job = make_job(roster=(make_presence(node="w-0", engine=name),))
     assert find_engine_words(job, run_strategy(get_strategy("earliest"), job)) is engine
@@ -409,26 +594,46 @@ def test_the_engine_is_the_documents(name: str, engine: object) -> None:
     ("engine", "category", "commands"),
     [
         ("flyte", "", ["kubectl logs w-1 -n team"]),
-        ("flyte", "node_lost", [f"kubectl get events {_EVENTS} -n team", "kubectl logs w-1 -n team"]),
+        (
+            "flyte",
+            "node_lost",
+            [f"kubectl get events {_EVENTS} -n team", "kubectl logs w-1 -n team"],
+        ),
         ("plain", "", []),
         ("plain", "node_lost", []),
     ],
 )
 def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
-    """Only reports on Kubernetes have kubectl commands; a log that is a file on this machine needs no engine."""
+    """Only reports on Kubernetes have kubectl commands;
+    a log that is a file on this machine needs no engine.
+    """
     assert _commands(_report(engine, category=category)) == commands
     assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
 
 
 def test_the_logs_of_many_nodes() -> None:
-    """If the cause is unknown, the logs of the first nodes are listed, in the order of their numbers."""
+    """If the cause is unknown, the logs of the first nodes are listed,
+    in the order of their numbers.
+    """
     errors = [
-        make_error(number, node=f"w-{number}", at_ms=-number, exception=None, message="", engine="flyte", exit_code=1)
+        make_error(
+            number,
+            node=f"w-{number}",
+            at_ms=-number,
+            exception=None,
+            message="",
+            engine="flyte",
+            exit_code=1,
+        )
         for number in range(12)
     ]
     job = make_job(*errors)
     verdict = replace(
-        run_strategy(get_strategy("evidence"), job), node=None, root=None, suspects=(), scope=model.Scope.UNDETERMINED
+        run_strategy(get_strategy("evidence"), job),
+        node=None,
+        root=None,
+        suspects=(),
+        scope=model.Scope.UNDETERMINED,
     )
     report = build_report(job, verdict, decide(verdict))
     assert _commands(report) == [f"kubectl logs w-{number}" for number in range(4)]
@@ -441,11 +646,18 @@ def test_no_kubernetes() -> None:
         assert len(_commands(report)) == commands
 
 
-@pytest.mark.parametrize("text", ["x; touch owned", "$(touch owned)", "-n", "a b", "a\nb", "`x`", "a'b", "\u00e9"])
+@pytest.mark.parametrize(
+    "text", ["x; touch owned", "$(touch owned)", "-n", "a b", "a\nb", "`x`", "a'b", "\u00e9"]
+)
 def test_a_command_has_no_text_of_a_document(text: str) -> None:
-    """What cannot be a name in Kubernetes is left out of the commands to copy: a document may hold anything."""
+    """What cannot be a name in Kubernetes is left out of the commands to copy:
+    a document may hold anything.
+    """
     for category in ("", "node_lost"):
-        bare = [command.removesuffix(" -n team") for command in _commands(_report("flyte", category=category))]
+        bare = [
+            command.removesuffix(" -n team")
+            for command in _commands(_report("flyte", category=category))
+        ]
         assert _commands(_report("flyte", category=category, namespace=text)) == bare
     assert _commands(_report("flyte", node=text)) == []
     assert _commands(_report("flyte", category="gpu_hardware", node=text, machine=text)) == []
@@ -454,7 +666,10 @@ def test_a_command_has_no_text_of_a_document(text: str) -> None:
 @pytest.mark.parametrize("category", model.CATEGORIES)
 def test_the_advice(category: str) -> None:
     """Advice without Kubernetes names no pod."""
-    (_, plain), (_, flyte) = describe_fault_owner(category, PLAIN), describe_fault_owner(category, FLYTE)
+    (_, plain), (_, flyte) = (
+        describe_fault_owner(category, PLAIN),
+        describe_fault_owner(category, FLYTE),
+    )
     assert "pod" not in plain
     assert not {"{", "}"} & set(plain + flyte)
 
@@ -470,7 +685,9 @@ def test_the_advice(category: str) -> None:
     ],
 )
 def test_the_retry_answer(decision: model.Decision, flyte: str, plain: str) -> None:
-    """With Flyte, it includes spent retries and whether Flyte follows the decision; without an engine it is plain."""
+    """With Flyte, it includes spent retries and whether Flyte follows the decision;
+    without an engine it is plain.
+    """
     assert (FLYTE.describe_retry(decision), PLAIN.describe_retry(decision)) == (flyte, plain)
 
 

@@ -1,4 +1,6 @@
-"""The parts of the page in a real browser: their order, the traceback's lines, attempts, search, the map."""
+"""The parts of the page in a real browser: their order, the traceback's lines, attempts, search,
+the map.
+"""
 
 import re
 from collections.abc import Callable
@@ -16,20 +18,48 @@ from tests.reports.scenes import PAGE_SCENES, report_conclusion
 
 _PARTS = {
     "rank": ["traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
-    "hang": ["stacks", "traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
-    "three-attempts": ["attempts", "traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
+    "hang": [
+        "stacks",
+        "traceback",
+        "ranks",
+        "time",
+        "groups",
+        "evidence",
+        "coverage",
+        "documents",
+        "raw",
+    ],
+    "three-attempts": [
+        "attempts",
+        "traceback",
+        "ranks",
+        "time",
+        "groups",
+        "evidence",
+        "coverage",
+        "documents",
+        "raw",
+    ],
 }
 
 
 @pytest.mark.parametrize("name", _PARTS)
 def test_parts_are_in_the_order_of_questions(name: str, open_page: Callable[..., Page]) -> None:
-    """The cause comes before the cascade, a hang's stack before its message; what few people need is folded."""
+    """The cause comes before the cascade, a hang's stack before its message;
+    what few people need is folded.
+    """
     opened = open_page(page_of(name))
-    found = opened.evaluate("[...document.querySelectorAll('h2')].map(heading => heading.id.slice(3))")
+    found = opened.evaluate(
+        "[...document.querySelectorAll('h2')].map(heading => heading.id.slice(3))"
+    )
     assert found == _PARTS[name]
-    links = opened.evaluate("[...document.querySelectorAll('nav li > a')].map(link => link.hash.slice(4))")
+    links = opened.evaluate(
+        "[...document.querySelectorAll('nav li > a')].map(link => link.hash.slice(4))"
+    )
     assert links == found
-    folded = opened.evaluate("[...document.querySelectorAll('details.ff-part')].map(part => part.open)")
+    folded = opened.evaluate(
+        "[...document.querySelectorAll('details.ff-part')].map(part => part.open)"
+    )
     assert folded == [False] * 3
 
 
@@ -39,7 +69,9 @@ def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[...,
     opened = open_page(page_of(name))
     report = PAGE_SCENES[name]()
     raw = opened.locator("details.ff-part").last
-    opened.evaluate("document.querySelectorAll('details:not(.ff-part)').forEach(part => { part.open = true; })")
+    opened.evaluate(
+        "document.querySelectorAll('details:not(.ff-part)').forEach(part => { part.open = true; })"
+    )
     seen = opened.locator("main").inner_text()
     assert re.search(r"\.\d{9}|\bPID:?\s*\d|boot-\d|[0-9a-f]{12}\.pb|\d:[0-9a-f]{12}", seen) is None
     opened.locator("#ff-raw").click()
@@ -52,7 +84,11 @@ def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
     """The innermost own frame is open with its lines and a link; the marked part is underlined."""
     opened = open_page(page_of("rank"))
     frames = opened.locator("details.ff-own")
-    assert [frame.get_attribute("open") is not None for frame in frames.all()] == [False, False, True]
+    assert [frame.get_attribute("open") is not None for frame in frames.all()] == [
+        False,
+        False,
+        True,
+    ]
     innermost = frames.last
     assert innermost.locator("summary").inner_text() == "/root/model.py:12 in forward"
     assert innermost.locator("pre").inner_text().splitlines() == [
@@ -70,8 +106,18 @@ def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
 
 @pytest.mark.parametrize("marked", [(10, 2), (-1, 5), (3, 900), (5, 5)])
 def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None:
-    """A damaged mark neither repeats nor hides a part of the line; of many equal frames only the last one is open."""
-    frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6, marked)
+    """A damaged mark neither repeats nor hides a part of the line;
+    of many equal frames only the last one is open.
+    """
+    frame = FrameInfo(
+        "/job/walk.py",
+        7,
+        "walk",
+        "walk(node)",
+        ("def walk(node):", "    walk(node)"),
+        6,
+        marked,
+    )
     raised = ExceptionInfo("RecursionError", "deep", frames=(frame,) * 40)
     shown = page(report_conclusion(make_job(make_error(3, exception=raised))))
     assert shown.count('<details class="ff-own"') == 40
@@ -80,7 +126,13 @@ def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize(
-    "url", ["javascript:alert(1)//blob", 'https://a.com/x" onclick="alert(1)', "//a.com/blob", "https://a.com/b?c=d"]
+    "url",
+    [
+        "javascript:alert(1)//blob",
+        'https://a.com/x" onclick="alert(1)',
+        "//a.com/blob",
+        "https://a.com/b?c=d",
+    ],
 )
 def test_no_other_address_becomes_a_link(url: str, open_page: Callable[..., Page]) -> None:
     """An address in a document that is no plain web address is not linked."""
@@ -91,7 +143,9 @@ def test_no_other_address_becomes_a_link(url: str, open_page: Callable[..., Page
 
 
 def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
-    """Each attempt has a tab with its outcome and what changed; arrow keys move; an attempt that succeeded is green."""
+    """Each attempt has a tab with its outcome and what changed; arrow keys move;
+    an attempt that succeeded is green.
+    """
     opened = open_page(page_of("three-attempts"))
     tabs = opened.locator("[role=tab]")
     assert [tab.inner_text() for tab in tabs.all()] == [
@@ -116,7 +170,9 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
 
 
 def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
-    """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen."""
+    """An error on a later page of the table, and a text in another attempt's tab,
+    are shown when they are chosen.
+    """
     error = make_error(3, message="\u0130" * 6 + " error in shard 3", exception="ValueError")
     grown = open_page(page(report_conclusion(make_job(error))))
     grown.fill("#ff-search", "shard 3")
@@ -135,7 +191,9 @@ def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
 
 
 def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> None:
-    """A text is found in errors, frames and stacks, also in folded ones; a hit opens what it is in."""
+    """A text is found in errors, frames and stacks, also in folded ones;
+    a hit opens what it is in.
+    """
     opened = open_page(page_of("hang"))
     opened.fill("#ff-search", "ALL_reduce")
     assert opened.locator("#ff-hits").inner_text().endswith("places")
@@ -152,12 +210,19 @@ def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> 
 
 
 def test_a_map_of_many_nodes(open_page: Callable[..., Page]) -> None:
-    """Each of 125 pods has a cell with the worst state of its ranks; a click shows its ranks alone."""
+    """Each of 125 pods has a cell with the worst state of its ranks;
+    a click shows its ranks alone.
+    """
     opened = open_page(page_of("a-thousand-ranks"))
     map_ = opened.locator("#ff-map")
-    drawn = map_.evaluate("map => [...map.querySelectorAll('path')].map(path => path.getAttribute('d')).join('')")
+    drawn = map_.evaluate(
+        "map => [...map.querySelectorAll('path')].map(path => path.getAttribute('d')).join('')"
+    )
     assert drawn.count("M") == 125
-    assert map_.get_attribute("aria-label") == "One cell for each of 125 pods: 1 root cause, 124 victim"
+    assert (
+        map_.get_attribute("aria-label")
+        == "One cell for each of 125 pods: 1 root cause, 124 victim"
+    )
     map_.click(position={"x": 7, "y": 7 + 14})
     assert opened.locator("[name=node]").input_value() == "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-54"
     assert opened.locator(".ff-cell").count() == 8

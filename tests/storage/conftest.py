@@ -65,7 +65,9 @@ def environment_of() -> Callable[[S3], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture(scope="session")
 def write(with_store: WithStore) -> Callable[..., list[str]]:
-    """Return a function that writes error documents below an output prefix, and returns their names."""
+    """Return a function that writes error documents below an output prefix,
+    and returns their names.
+    """
 
     def put(uri: str, *errors: WorkerError, **options: Any) -> list[str]:
         names = [error_key_for(error) for error in errors]
@@ -103,7 +105,10 @@ class Peer:
         listing = self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
         keys = [item["Key"] for item in listing.get("Contents", ())]
         return {
-            key.removeprefix(prefix): self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read() for key in keys
+            key.removeprefix(prefix): (
+                self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+            )
+            for key in keys
         }
 
     def _key(self, uri: str) -> str:
@@ -118,7 +123,9 @@ def peer(s3: S3) -> Iterator[Peer]:
 
 @pytest.fixture
 def files_in(request: pytest.FixtureRequest) -> Callable[[str], dict[str, bytes]]:
-    """Return a function that reads the files directly in a folder, local or on S3, without firstfault."""
+    """Return a function that reads the files directly in a folder, local or on S3,
+    without firstfault.
+    """
 
     def read(uri: str) -> dict[str, bytes]:
         if uri.startswith("s3://"):

@@ -1,4 +1,6 @@
-"""Tasks without firstfault that fail in each of the ways that Flyte's own entrypoint tells apart."""
+"""Tasks without firstfault that fail in each of the ways that Flyte's own
+entrypoint tells apart.
+"""
 
 from typing import Any
 
@@ -9,7 +11,9 @@ from flytekit.extend import TaskPlugins
 
 
 class BrokenPlatform:
-    """Configuration of a task type that fails outside of the user's function, as a plugin or a data upload does."""
+    """Configuration of a task type that fails outside of the user's function,
+    as a plugin or a data upload does.
+    """
 
 
 class BrokenPlatformTask(PythonFunctionTask[BrokenPlatform]):

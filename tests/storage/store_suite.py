@@ -37,12 +37,16 @@ class StoreTests:
     """Tests that every store must pass; a subclass defines `open_store`."""
 
     def open_store(self) -> Store:
-        """Return a store that is not yet entered. All stores of a test share one folder, which is empty at first."""
+        """Return a store that is not yet entered. All stores of a test share one folder,
+        which is empty at first.
+        """
         raise NotImplementedError
 
     @_opened
     async def test_gives_back_what_was_put(self, store: Store) -> None:
-        """`get` returns the bytes that were put, also none, and under a name with characters outside of ASCII."""
+        """`get` returns the bytes that were put, also none,
+        and under a name with characters outside of ASCII.
+        """
         for name, data in (("a.pb", bytes(range(256)) * 33), ("b.pb", b""), (_UNICODE, b"x")):
             await store.put(f"errors/{name}", data)
             assert await store.exists(f"errors/{name}")
@@ -52,7 +56,9 @@ class StoreTests:
 
     @_opened
     async def test_lists_by_name_with_sizes(self, store: Store) -> None:
-        """A listing is sorted by name and has the size of each object; that of the store's own folder needs no name."""
+        """A listing is sorted by name and has the size of each object;
+        that of the store's own folder needs no name.
+        """
         names = ("B.pb", "a.pb", "b.pb", "c.pb")
         for folder in ("errors", ""):
             for name in reversed(names):
@@ -78,7 +84,9 @@ class StoreTests:
 
     @_opened
     async def test_a_page_ends(self, store: Store) -> None:
-        """A page has at most 1,000 objects, or all without an order; successive pages have each object once."""
+        """A page has at most 1,000 objects, or all without an order;
+        successive pages have each object once.
+        """
         names = [f"errors/{number:04d}.pb" for number in range(1_003)]
         gate = asyncio.Semaphore(32)
 
@@ -88,7 +96,9 @@ class StoreTests:
 
         await asyncio.gather(*map(put, names))
         page = await store.page()
-        assert (len(page.objects), page.has_more) == ((1_000, True) if store.has_ordered_pages else (1_003, False))
+        assert (len(page.objects), page.has_more) == (
+            (1_000, True) if store.has_ordered_pages else (1_003, False)
+        )
         first = [item.name for item in page.objects]
         rest = await store.page(max(first))
         assert not rest.has_more
@@ -97,7 +107,9 @@ class StoreTests:
 
     @_opened
     async def test_a_folder_is_not_an_object(self, store: Store) -> None:
-        """A listing has no subfolders, a missing one is empty; folders do not exist, and their URI ends in no slash."""
+        """A listing has no subfolders, a missing one is empty; folders do not exist,
+        and their URI ends in no slash.
+        """
         assert not store.uri.endswith("/")
         assert await store.list() == []
         await store.put("errors/a.pb", b"x")
@@ -110,7 +122,9 @@ class StoreTests:
 
     @_opened
     async def test_every_listing_is_fresh(self, first: Store) -> None:
-        """A listing shows what this store, or another one, has put or overwritten since the last one."""
+        """A listing shows what this store, or another one,
+        has put or overwritten since the last one.
+        """
         async with self.open_store() as second:
             for store in (first, second):
                 assert await store.list("errors") == []
@@ -118,13 +132,17 @@ class StoreTests:
             for writer, data in ((first, b"x"), (second, b"a long one" * 1_000), (first, b"short")):
                 await writer.put("errors/a.pb", data)
                 for store in (first, second):
-                    assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", len(data))]
+                    assert [(item.name, item.size) for item in await store.list("errors")] == [
+                        ("a.pb", len(data))
+                    ]
                     assert await store.exists("errors/a.pb")
                     assert await store.get("errors/a.pb") == data
 
     @_opened
     async def test_getting_what_is_not_there(self, store: Store) -> None:
-        """`get` of a missing object raises ObjectNotFoundError with its path, and `exists` is False."""
+        """`get` of a missing object raises ObjectNotFoundError with its path,
+        and `exists` is False.
+        """
         await store.put("errors/a.pb", b"x")
         for path in ("errors/b.pb", "elsewhere/a.pb", "errors/a.pb/c.pb"):
             assert not await store.exists(path)
@@ -135,7 +153,9 @@ class StoreTests:
 
     @_opened
     async def test_the_limit_is_the_largest_size_allowed(self, store: Store) -> None:
-        """`get` returns an object of `limit` bytes, and raises ObjectTooLargeError for one byte more."""
+        """`get` returns an object of `limit` bytes,
+        and raises ObjectTooLargeError for one byte more.
+        """
         await store.put("errors/a.pb", b"x" * 1_000)
         assert len(await store.get("errors/a.pb", limit=1_000)) == 1_000
         with pytest.raises(ObjectTooLargeError, match=r"a\.pb"):

@@ -15,7 +15,14 @@ from tests.s3_server import S3
 
 pytestmark = pytest.mark.slow
 
-FIRST = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
+FIRST = make_error(
+    3,
+    node="worker-1",
+    at_ms=0,
+    message="the first fault",
+    group_world_size=2,
+    world_size=4,
+)
 SECOND = make_error(0, node="worker-0", at_ms=900, exception="RuntimeError", message="peer is gone")
 LISTING = "list-type=2"
 SLOWLY_S = 0.05
@@ -42,7 +49,9 @@ def attempt(proxy: FaultyProxy, write: Callable[..., list[str]]) -> tuple[str, s
 
 @pytest.fixture(autouse=True)
 def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the clients wait a moment only, and ask twice without a pause; end all faults after the test."""
+    """Let the clients wait a moment only, and ask twice without a pause;
+    end all faults after the test.
+    """
     stamina.set_testing(True, attempts=2)
     monkeypatch.setattr(settings, "CONNECT_TIMEOUT_SECONDS", 1.0)
     monkeypatch.setattr(settings, "READ_TIMEOUT_SECONDS", 0.6)
@@ -54,7 +63,11 @@ def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.mark.parametrize(("what", "client"), [*CASES[:-1], ("refused", "obstore")])
 def test_a_listing_that_fails(
-    proxy: FaultyProxy, attempt: tuple[str, str], what: str, client: str, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultyProxy,
+    attempt: tuple[str, str],
+    what: str,
+    client: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The reader raises an error of one line and never says that there is no error."""
     monkeypatch.setenv(CLIENT_VARIABLE, client)
@@ -67,7 +80,9 @@ def test_a_listing_that_fails(
 def test_a_page_of_a_listing_that_fails_once(
     proxy: FaultyProxy, with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only this page is requested again; a long listing that began again with each failure might never end."""
+    """Only this page is requested again; a long listing that began again with each
+    failure might never end.
+    """
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     monkeypatch.setattr(listings, "MAX_PAGE_OBJECTS", 2)
 
@@ -84,7 +99,11 @@ def test_a_page_of_a_listing_that_fails_once(
 
 @pytest.mark.parametrize(("what", "client"), CASES)
 def test_a_document_that_cannot_be_read(
-    proxy: FaultyProxy, attempt: tuple[str, str], what: str, client: str, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultyProxy,
+    attempt: tuple[str, str],
+    what: str,
+    client: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is counted and named, the other one is judged, and no part of it is taken for an error."""
     monkeypatch.setenv(CLIENT_VARIABLE, client)
@@ -98,7 +117,10 @@ def test_a_document_that_cannot_be_read(
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
 def test_answers_that_come_twice(
-    proxy: FaultyProxy, attempt: tuple[str, str], client: str, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultyProxy,
+    attempt: tuple[str, str],
+    client: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second answer to a request is not taken for the answer to the next one."""
     monkeypatch.setenv(CLIENT_VARIABLE, client)

@@ -1,4 +1,6 @@
-"""``firstfault ls`` on a real S3 server and in a folder: what is listed, what it costs, and what is grouped."""
+"""``firstfault ls`` on a real S3 server and in a folder: what is listed, what it costs,
+and what is grouped.
+"""
 
 import asyncio
 import json
@@ -36,18 +38,27 @@ _LINE = "ValueError rank 1 worker-1 no retry: boom"
 def _error(number: int = 0, **fields: Any) -> WorkerError:
     """Return the root cause of attempt `number`, an hour after its agents started."""
     kind = ("ValueError", "KeyError")[number % 2]
-    place = {"node": f"f{number:03x}-n0-0-worker-1", "machine": f"host-{number % 3}", "incarnation": _NOW_MS}
+    place = {
+        "node": f"f{number:03x}-n0-0-worker-1",
+        "machine": f"host-{number % 3}",
+        "incarnation": _NOW_MS,
+    }
     error = make_error(1, **{"exception": kind, **place, **fields})
     return replace(error, timestamp_ns=(_NOW_MS + _HOUR_MS + number) * 1_000_000)
 
 
 def _sealed(error: WorkerError) -> dict[str, bytes]:
-    """Return the files of an attempt that ended as a task of firstfault does, by path below its output prefix."""
+    """Return the files of an attempt that ended as a task of firstfault does,
+    by path below its output prefix.
+    """
     text = "Connection closed by peer [10.0.0.7]:4242"
     victim = make_error(0, node=error.node, exception="RuntimeError", message=text)
     conclusion = conclude(make_job(error, victim))
     verdict, decision = conclusion.verdict, conclusion.decision
-    fields = {"message": f"{first_line(verdict, decision)}\n\nmore", "timestamp_ns": error.timestamp_ns or 0}
+    fields = {
+        "message": f"{first_line(verdict, decision)}\n\nmore",
+        "timestamp_ns": error.timestamp_ns or 0,
+    }
     seal = sealed(verdict, decision, node=error.node, worker=error.node, **fields)
     entry = make_presence(Phase.FAILED, node=error.node, incarnation=_NOW_MS)
     return {
@@ -58,7 +69,9 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
     }
 
 
-def _resealed(error: WorkerError, change: Callable[[dict[str, Any]], None], **fields: Any) -> dict[str, bytes]:
+def _resealed(
+    error: WorkerError, change: Callable[[dict[str, Any]], None], **fields: Any
+) -> dict[str, bytes]:
     """Return the files of `_sealed` with a changed verdict, and with other fields of the seal."""
     files = _sealed(error)
     seal = decode(files["error.pb"], DocumentRef("error.pb", ""))
@@ -92,7 +105,9 @@ class Many:
 
 @pytest.fixture(scope="module")
 def many(s3: S3, environment_of: Callable[..., Any]) -> Many:
-    """Write 180 failed executions as Flyte lays them out, each of which failed once and then succeeded."""
+    """Write 180 failed executions as Flyte lays them out,
+    each of which failed once and then succeeded.
+    """
     count, uri = 180, s3.uri("many")
     template = [_sealed(_error(number)) for number in range(6)]
     files = {}
@@ -109,9 +124,14 @@ def many(s3: S3, environment_of: Callable[..., Any]) -> Many:
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
 def test_the_requests_of_many_attempts(
-    many: Many, s3_environ: S3, monkeypatch: pytest.MonkeyPatch, client: str
+    many: Many,
+    s3_environ: S3,
+    monkeypatch: pytest.MonkeyPatch,
+    client: str,
 ) -> None:
-    """Many failed attempts cost one GET each, and a listing whose pages are requested at the same time."""
+    """Many failed attempts cost one GET each,
+    and a listing whose pages are requested at the same time.
+    """
     with latency_proxy(s3_environ.endpoint, 0) as proxy:
         monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
         monkeypatch.setenv("FIRSTFAULT_STORAGE_CLIENT", client)
@@ -124,7 +144,9 @@ def test_the_requests_of_many_attempts(
     assert not sum(asked.values())
 
 
-def test_machines_cost_one_more_get(many: Many, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_cost_one_more_get(
+    many: Many, s3_environ: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The machine is in the root cause's document, which costs a second GET."""
     with latency_proxy(s3_environ.endpoint, 0) as proxy:
         monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
@@ -161,7 +183,11 @@ def test_what_is_listed(store_uri: str) -> None:
     """Newest first, with the first line of each report; an attempt that succeeded is left out."""
     _put(
         store_uri,
-        {f"f3a{number}/n0/data/0/{path}": data for number in range(3) for path, data in _sealed(_error(number)).items()}
+        {
+            f"f3a{number}/n0/data/0/{path}": data
+            for number in range(3)
+            for path, data in _sealed(_error(number)).items()
+        }
         | {"f3a9/n0/data/0/outputs.pb": b"", "f3a9/n0/data/0/firstfault/roster/r.pb": b""},
     )
     attempts, found = failed_attempts(store_uri)
@@ -177,7 +203,10 @@ def test_attempts_without_a_seal(store_uri: str) -> None:
     """Documents without a seal, and Flyte's own error files, are judged as show does."""
     stock = make_error(None, exception=None, message="Trace: the loss is NaN", code="USER:Unknown")
     error = _error(4)
-    _put(store_uri, {"a/0/error.pb": encode(stock), f"b/0/{ERRORS}/{error_key_for(error)}": encode(error)})
+    _put(
+        store_uri,
+        {"a/0/error.pb": encode(stock), f"b/0/{ERRORS}/{error_key_for(error)}": encode(error)},
+    )
     attempts, _ = failed_attempts(store_uri)
     lines = {attempt.execution: attempt.line for attempt in attempts}
     assert lines["b"].startswith("ValueError rank 1 worker-1 no retry")
@@ -186,7 +215,9 @@ def test_attempts_without_a_seal(store_uri: str) -> None:
 
 @pytest.mark.parametrize("count", [-100, 10**400], ids=["negative", "401 digits"])
 def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
-    """A sealed verdict with an impossible count is not used, and the attempt's documents are read instead."""
+    """A sealed verdict with an impossible count is not used,
+    and the attempt's documents are read instead.
+    """
 
     def change(verdict: dict[str, Any]) -> None:
         verdict["victims"]["count"] = count
@@ -198,7 +229,9 @@ def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
 
 
 def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that is none of firstfault's also becomes the attempt's note, and the other attempts are listed."""
+    """An error that is none of firstfault's also becomes the attempt's note,
+    and the other attempts are listed.
+    """
     broken = Mock(side_effect=UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no text"))
     # of a sealed attempt the line is read, not made
     monkeypatch.setattr("firstfault.failure_listing.first_line", broken)
@@ -244,12 +277,25 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_groups_by_cost() -> None:
-    """The group with the most rank-hours is first, then the one with the most attempts; unknown hours are no hours."""
+    """The group with the most rank-hours is first, then the one with the most attempts;
+    unknown hours are no hours.
+    """
 
     def attempt(execution: str, category: str, hours: float | None) -> FailedAttempt:
-        return FailedAttempt(f"s3://b/{execution}/n0/data/0", 1, "line", category=category, rank_hours=hours)
+        return FailedAttempt(
+            f"s3://b/{execution}/n0/data/0",
+            1,
+            "line",
+            category=category,
+            rank_hours=hours,
+        )
 
-    several = (("one", "data", None), ("one", "data", None), ("two", "hang", 40.0), ("three", "auth", 1.5))
+    several = (
+        ("one", "data", None),
+        ("one", "data", None),
+        ("two", "hang", 40.0),
+        ("three", "auth", 1.5),
+    )
     attempts = [attempt(*fields) for fields in (*several, ("four", "auth", None))]
     found = [(g.key, g.attempts, g.executions, g.rank_hours) for g in grouped(attempts, "category")]
     assert found == [("hang", 1, 1, 40.0), ("auth", 2, 2, 1.5), ("data", 2, 1, None)]
@@ -257,7 +303,9 @@ def test_groups_by_cost() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> str:
-    """Write three failed local runs, of which the first is two days old, and one that cannot be read."""
+    """Write three failed local runs, of which the first is two days old,
+    and one that cannot be read.
+    """
     folder = tmp_path / "runs"
     for number in range(3):
         _put(str(folder / f"run{number}" / "0"), _sealed(_error(number)))
@@ -286,8 +334,16 @@ def test_json_lines(runs: str, run: Callable[..., Ran]) -> None:
     assert [row["execution"] for row in found if row["error"] is None] == ["run2", "run1", "run0"]
     (bad,) = [row for row in found if row["error"]]
     assert bad["first_line"] is None
-    (hot, *_) = [json.loads(line) for line in run("ls", runs, "--json", "--group", "category").out.splitlines()]
-    assert (hot["group"], hot["key"], hot["attempts"], hot["executions"]) == ("category", "user_code", 3, 3)
+    hot, *_ = [
+        json.loads(line)
+        for line in run("ls", runs, "--json", "--group", "category").out.splitlines()
+    ]
+    assert (hot["group"], hot["key"], hot["attempts"], hot["executions"]) == (
+        "category",
+        "user_code",
+        3,
+        3,
+    )
     assert hot["last"]["execution"] == "run2"
 
 
@@ -314,12 +370,18 @@ def test_one_line_each(tmp_path: Path, run: Callable[..., Ran]) -> None:
 
 
 def test_nothing_to_list(tmp_path: Path, run: Callable[..., Ran]) -> None:
-    """No attempt has exit code 3, no failed one has 0, a wrong duration has 2; each prints one line."""
+    """No attempt has exit code 3, no failed one has 0, a wrong duration has 2;
+    each prints one line.
+    """
     _put(str(tmp_path / "good" / "run" / "0"), {"outputs.pb": b""})
     for arguments, code, message in (
         ((str(tmp_path / "empty"),), 3, "no attempts below"),
         ((str(tmp_path / "good"),), 0, "none of the 1 attempts below"),
-        ((str(tmp_path), "--since", "soon"), 2, "'soon' is not a duration; write 30m, 12h, 7d or 2w"),
+        (
+            (str(tmp_path), "--since", "soon"),
+            2,
+            "'soon' is not a duration; write 30m, 12h, 7d or 2w",
+        ),
     ):
         ran = run("ls", *arguments)
         (line,) = ran.err.splitlines()

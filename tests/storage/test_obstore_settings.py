@@ -28,7 +28,11 @@ _KEYS = {"key": "k", "secret": "s"}
     ("uri", "options", "kind"),
     [
         ("s3://a-bucket/run", _KEYS, S3Store),
-        ("s3a://a-bucket/run", {**_KEYS, "token": "t", "endpoint_url": "http://127.0.0.1:1"}, S3Store),
+        (
+            "s3a://a-bucket/run",
+            {**_KEYS, "token": "t", "endpoint_url": "http://127.0.0.1:1"},
+            S3Store,
+        ),
         ("s3://a-bucket", {"anon": True, "client_kwargs": {"region_name": "eu-west-1"}}, S3Store),
         ("s3://a-bucket", {**_KEYS, "requester_pays": True}, S3Store),
         ("gs://a_bucket.b/run", {"token": "anon"}, GCSStore),
@@ -76,18 +80,32 @@ _USER = {"type": "authorized_user", "client_id": "i", "client_secret": "s", "ref
     ("uri", "environment", "is_supported"),
     [
         ("az://container/run", _AZURE, True),
-        ("az://container/run", {**_AZURE, "AZURE_STORAGE_CONNECTION_STRING": "AccountName=name"}, False),
+        (
+            "az://container/run",
+            {**_AZURE, "AZURE_STORAGE_CONNECTION_STRING": "AccountName=name"},
+            False,
+        ),
         ("gs://a-bucket/run", {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"}, True),
         ("gs://a-bucket/run", {"STORAGE_EMULATOR_HOST": "default"}, False),
         ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": _USER}, True),
-        ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": {"type": "external_account"}}, False),
+        (
+            "gs://a-bucket/run",
+            {"GOOGLE_APPLICATION_CREDENTIALS": {"type": "external_account"}},
+            False,
+        ),
         ("gs://a-bucket/run", {"GOOGLE_APPLICATION_CREDENTIALS": []}, False),
     ],
 )
 def test_settings_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, environment: dict[str, Any], is_supported: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uri: str,
+    environment: dict[str, Any],
+    is_supported: bool,
 ) -> None:
-    """Flytekit's variables, an emulator and a key file are enough for obstore; for others, fsspec is used."""
+    """Flytekit's variables, an emulator and a key file are enough for obstore; for others,
+    fsspec is used.
+    """
     for name, value in environment.items():
         file = tmp_path / "content.json"
         file.write_text(json.dumps(value))
@@ -95,10 +113,17 @@ def test_settings_of_the_environment(
     assert (make_client(uri, None) is not None) is is_supported
 
 
-def test_a_profile(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]) -> None:
+def test_a_profile(
+    s3: S3,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: Callable[..., Any],
+) -> None:
     """Credentials of a profile in AWS's files are found."""
     file = tmp_path / "credentials"
-    file.write_text(f"[lab]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n")
+    file.write_text(
+        f"[lab]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n"
+    )
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     monkeypatch.setenv("AWS_PROFILE", "lab")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
@@ -148,16 +173,25 @@ _SET = "no credentials; set GOOGLE_APPLICATION_CREDENTIALS"
 @pytest.mark.parametrize(
     ("said", "kind", "times"),
     [
-        ("Server returned non-2xx status code: 503 Service Unavailable: busy", StoreUnavailableError, 3),
+        (
+            "Server returned non-2xx status code: 503 Service Unavailable: busy",
+            StoreUnavailableError,
+            3,
+        ),
         ("operation timed out", StoreUnavailableError, 3),
         ("Server returned non-2xx status code: 403 Forbidden: no role", AccessDeniedError, 1),
         (_NO_ROLE, AccessDeniedError, 1),
     ],
 )
 def test_a_cloud_that_gives_no_credentials(
-    monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception], times: int
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    kind: type[Exception],
+    times: int,
 ) -> None:
-    """What may be over soon is asked again, a refusal is told as one; without a cloud, a line says what to set."""
+    """What may be over soon is asked again, a refusal is told as one; without a cloud,
+    a line says what to set.
+    """
     text = f"Generic GCS error: Error performing token request: {said}"
     listed = Mock(side_effect=obstore.exceptions.GenericError(text))
     monkeypatch.setattr(obstore, "list_with_delimiter_async", listed)
@@ -168,5 +202,7 @@ def test_a_cloud_that_gives_no_credentials(
 
     with pytest.raises(kind) as caught:
         asyncio.run(look())
-    assert (_SET in str(caught.value)) is ("no credentials" in str(caught.value)) is (said == _NO_ROLE)
+    assert (
+        (_SET in str(caught.value)) is ("no credentials" in str(caught.value)) is (said == _NO_ROLE)
+    )
     assert listed.call_count == times

@@ -1,4 +1,6 @@
-"""What processes print and how they end: firstfault show on a bad storage, and programs right after a request."""
+"""What processes print and how they end: firstfault show on a bad storage,
+and programs right after a request.
+"""
 
 import os
 import subprocess
@@ -34,12 +36,17 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("seconds", ["60", "0.004"], ids=["writes", "gives up"])
 def test_a_process_ends_right_after_its_requests(s3: S3, seconds: str) -> None:
-    """Of 8 processes, four at a time, none is aborted: without the wait at their end about one in eight was."""
+    """Of 8 processes, four at a time, none is aborted:
+    without the wait at their end about one in eight was.
+    """
     command = [sys.executable, "-c", _WRITES, s3.uri(), seconds]
     environment = {**os.environ, **s3.environment()}
     ended = []
     for _ in range(2):
-        four = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        four = [
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            for _ in range(4)
+        ]
         ended += [(process.communicate()[1], process.returncode) for process in four]
     assert ended == [("", 0)] * 8
 
@@ -66,7 +73,9 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             region = "<Region>eu-west-3</Region>" if _STATUS[code] != 301 else ""
-            body = f"<Error><Code>{code}</Code><Message>elsewhere</Message>{region}</Error>".encode()
+            body = (
+                f"<Error><Code>{code}</Code><Message>elsewhere</Message>{region}</Error>".encode()
+            )
             self.send_response(_STATUS[code])
             self.send_header("x-amz-bucket-region", "eu-west-3")
             self.send_header("Content-Type", "application/xml")
@@ -90,7 +99,9 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("_nowhere")
-def test_a_bucket_of_another_region(run: Callable[..., Ran], elsewhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_of_another_region(
+    run: Callable[..., Ran], elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The line names the region to set."""
     for name, value in {**_KEYS, "AWS_ENDPOINT_URL": elsewhere}.items():
         monkeypatch.setenv(name, value)
@@ -116,7 +127,9 @@ for uri, settings in {cases}:
 
 @pytest.mark.usefixtures("_nowhere")
 def test_one_line_in_time() -> None:
-    """Missing credentials and wrong ports are one line each, and leave nothing that is printed at a process's end."""
+    """Missing credentials and wrong ports are one line each,
+    and leave nothing that is printed at a process's end.
+    """
     closed_port = "http://127.0.0.1:9"
     cases = [
         (f"s3://{_ATTEMPT}", {}, "no credentials; set AWS_ACCESS_KEY_ID"),
@@ -125,7 +138,14 @@ def test_one_line_in_time() -> None:
         (f"gs://{_ATTEMPT}", {"STORAGE_EMULATOR_HOST": closed_port}, "check the"),
     ]
     code = _SHOWS.format(cases=[(uri, settings) for uri, settings, _ in cases])
-    # about 10 s for each on a machine that does nothing else; without our limits the clients take up to 60 s
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180)
+    # about 10 s for each on a machine that does nothing else; without our limits the clients take
+    # up to 60 s
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=180,
+    )
     for line, (*_, said) in zip((done.stdout + done.stderr).splitlines(), cases, strict=True):
         assert said in line

@@ -1,4 +1,6 @@
-"""A storage that refuses, is missing or answers badly gives a typed error of one line, in bounded time."""
+"""A storage that refuses, is missing or answers badly gives a typed error of one line,
+in bounded time.
+"""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -6,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
+from firstfault.errors import (
+    AccessDeniedError,
+    FirstFaultError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
 from firstfault.store import Store, settings
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.s3_server import S3
@@ -35,8 +43,15 @@ def refusal(kind: type[FirstFaultError], run: Callable[[], object]) -> str:
     return text
 
 
-def refusals(kind: type[FirstFaultError], with_store: WithStore, uri: str, *verbs: str) -> list[str]:
-    """Return the text of the error of each kind of request, which names the request and the folder."""
+def refusals(
+    kind: type[FirstFaultError],
+    with_store: WithStore,
+    uri: str,
+    *verbs: str,
+) -> list[str]:
+    """Return the text of the error of each kind of request,
+    which names the request and the folder.
+    """
     texts = []
     for verb in verbs or VERBS:
         texts.append(refusal(kind, lambda verb=verb: with_store(uri, VERBS[verb])))
@@ -44,19 +59,32 @@ def refusals(kind: type[FirstFaultError], with_store: WithStore, uri: str, *verb
     return texts
 
 
-@pytest.mark.parametrize("wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"])
+@pytest.mark.parametrize(
+    "wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"]
+)
 def test_wrong_credentials(
-    s3: S3, environment_of: Callable[..., Any], with_store: WithStore, wrong: dict[str, str]
+    s3: S3,
+    environment_of: Callable[..., Any],
+    with_store: WithStore,
+    wrong: dict[str, str],
 ) -> None:
     """A wrong key or secret raises AccessDeniedError, which says what to check."""
     with environment_of(replace(s3, **wrong)):
-        texts = refusals(AccessDeniedError, with_store, s3.uri(), *(["list"] if "access_key" in wrong else []))
+        texts = refusals(
+            AccessDeniedError,
+            with_store,
+            s3.uri(),
+            *(["list"] if "access_key" in wrong else []),
+        )
     assert all("check the credentials" in text and "guessed" not in text for text in texts)
 
 
 @pytest.mark.parametrize("variables", ["AWS_", "FLYTE_AWS_"])
 def test_credentials_come_from_either_kind_of_variables(
-    s3: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore, variables: str
+    s3: S3,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: WithStore,
+    variables: str,
 ) -> None:
     """The variables of flytekit are enough, and so are those of botocore."""
     for name, value in s3.environment().items():
@@ -66,9 +94,14 @@ def test_credentials_come_from_either_kind_of_variables(
 
 
 def test_given_options_win(
-    s3_environ: S3, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
+    s3_environ: S3,
+    faulty_proxy: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: WithStore,
 ) -> None:
-    """Options that the caller passes are used instead of the environment's; a refusal is not repeated."""
+    """Options that the caller passes are used instead of the environment's;
+    a refusal is not repeated.
+    """
     monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
     refusal(AccessDeniedError, lambda: with_store(s3_environ.uri(), VERBS["list"]))
     assert len(faulty_proxy.requests) == 1
@@ -76,9 +109,14 @@ def test_given_options_win(
 
 
 def test_no_credentials_and_an_instance_service_that_hangs(
-    s3: S3, silent_server: SilentServer, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
+    s3: S3,
+    silent_server: SilentServer,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: WithStore,
 ) -> None:
-    """The error names the variables to set. botocore's search for an instance role ends, and is not repeated."""
+    """The error names the variables to set. botocore's search for an instance role ends,
+    and is not repeated.
+    """
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", s3.endpoint)
     for text in refusals(AccessDeniedError, with_store, s3.uri()):
         for name in ("FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
@@ -86,30 +124,42 @@ def test_no_credentials_and_an_instance_service_that_hangs(
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", silent_server.endpoint)
     refusal(AccessDeniedError, lambda: with_store(s3.uri(), VERBS["list"]))
-    assert 0 < len(silent_server.connections) <= 2, "the client asked the instance service again, or not at all"
+    assert 0 < len(silent_server.connections) <= 2, (
+        "the client asked the instance service again, or not at all"
+    )
 
 
 def test_an_account_that_may_not_list(
     s3_no_list: S3, environment_of: Callable[..., Any], with_store: WithStore
 ) -> None:
-    """An account without the list permission can read and write; the error of a listing names the permission."""
+    """An account without the list permission can read and write;
+    the error of a listing names the permission.
+    """
     uri = s3_no_list.uri()
     with environment_of(s3_no_list):
         with_store(uri, VERBS["write"])
         assert with_store(uri, VERBS["read"]) == b"data"
         assert with_store(uri, VERBS["exists"]) is True
-        assert "the list permission" in refusal(AccessDeniedError, lambda: with_store(uri, VERBS["list"]))
+        assert "the list permission" in refusal(
+            AccessDeniedError, lambda: with_store(uri, VERBS["list"])
+        )
 
 
 def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: WithStore) -> None:
-    """A missing bucket raises an error that says to check its name; so does a name against the rules."""
+    """A missing bucket raises an error that says to check its name;
+    so does a name against the rules.
+    """
     for text in refusals(StoreError, with_store, "s3://no-such-place/run", "list", "read", "write"):
         assert "check the bucket's name" in text
-    assert "Not_A_Bucket" in refusal(StoreError, lambda: with_store("s3://Not_A_Bucket!/run", VERBS["list"]))
+    assert "Not_A_Bucket" in refusal(
+        StoreError, lambda: with_store("s3://Not_A_Bucket!/run", VERBS["list"])
+    )
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_an_endpoint_without_a_listener(s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore) -> None:
+def test_an_endpoint_without_a_listener(
+    s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
+) -> None:
     """A refused connection raises StoreUnavailableError, which says to check the endpoint."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "http://127.0.0.1:9")
     for text in refusals(StoreUnavailableError, with_store, s3_environ.uri()):
@@ -117,7 +167,9 @@ def test_an_endpoint_without_a_listener(s3_environ: S3, monkeypatch: pytest.Monk
         assert "check the endpoint" in text
 
 
-def test_an_endpoint_without_a_scheme(s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore) -> None:
+def test_an_endpoint_without_a_scheme(
+    s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: WithStore
+) -> None:
     """An endpoint that is not a URL raises a UsageError."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "minio.flyte:9000")
     text = refusal(UsageError, lambda: with_store(s3_environ.uri(), VERBS["list"]))
@@ -128,9 +180,15 @@ def test_an_endpoint_without_a_scheme(s3_environ: S3, monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("verb", ["list", "write"])
 def test_a_server_that_never_answers(
-    s3_environ: S3, silent_server: SilentServer, monkeypatch: pytest.MonkeyPatch, with_store: WithStore, verb: str
+    s3_environ: S3,
+    silent_server: SilentServer,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: WithStore,
+    verb: str,
 ) -> None:
-    """A silent server takes one read timeout per attempt: the clients do not retry by themselves."""
+    """A silent server takes one read timeout per attempt:
+    the clients do not retry by themselves.
+    """
     monkeypatch.setattr(settings, "READ_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(settings, "CONNECT_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", silent_server.endpoint)
@@ -140,7 +198,9 @@ def test_a_server_that_never_answers(
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_a_fault_that_passes(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore) -> None:
+def test_a_fault_that_passes(
+    s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore
+) -> None:
     """Up to three transient faults in a row are retried."""
     uri = s3_environ.uri()
     with_store(uri, VERBS["write"])
@@ -154,7 +214,12 @@ def test_a_fault_that_passes(s3_environ: S3, faulty_proxy: FaultyProxy, with_sto
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("fault", ["503", "500", "drop"])
-def test_a_fault_that_stays(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore, fault: str) -> None:
+def test_a_fault_that_stays(
+    s3_environ: S3,
+    faulty_proxy: FaultyProxy,
+    with_store: WithStore,
+    fault: str,
+) -> None:
     """A lasting fault raises StoreUnavailableError after four requests."""
     faulty_proxy.plan(Fault(fault))
     for verb in VERBS:
@@ -165,7 +230,10 @@ def test_a_fault_that_stays(s3_environ: S3, faulty_proxy: FaultyProxy, with_stor
 
 
 def test_a_bucket_in_another_region(
-    s3_environ: S3, faulty_proxy: FaultyProxy, with_store: WithStore, client: str
+    s3_environ: S3,
+    faulty_proxy: FaultyProxy,
+    with_store: WithStore,
+    client: str,
 ) -> None:
     """If S3 redirects to the bucket's region, the store follows."""
     faulty_proxy.plan(Fault("301", client="object_store"))

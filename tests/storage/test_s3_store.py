@@ -32,16 +32,24 @@ async def names(store: Store) -> list[str]:
     return [item.name for item in await store.list()]
 
 
-def test_only_objects_directly_in_the_folder_are_listed(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
-    """A listing has no deeper objects, no siblings with the same prefix, and not the folder's own marker."""
+def test_only_objects_directly_in_the_folder_are_listed(
+    s3_environ: S3, peer: Peer, with_store: WithStore
+) -> None:
+    """A listing has no deeper objects, no siblings with the same prefix,
+    and not the folder's own marker.
+    """
     uri = s3_environ.uri()
     for name in ("/b.pb", "/a.pb", "/deep/c.pb", "-sibling/d.pb"):
         peer.put(uri + name, b"x")
-    peer.client.put_object(Bucket=peer.bucket, Key=uri.removeprefix(f"s3://{peer.bucket}/") + "/", Body=b"")
+    peer.client.put_object(
+        Bucket=peer.bucket, Key=uri.removeprefix(f"s3://{peer.bucket}/") + "/", Body=b""
+    )
     assert with_store(uri, names) == ["a.pb", "b.pb"]
 
 
-def test_a_listing_that_fsspec_remembers_is_not_used(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
+def test_a_listing_that_fsspec_remembers_is_not_used(
+    s3_environ: S3, peer: Peer, with_store: WithStore
+) -> None:
     """The filesystem that fsspec shares does not see a new object; the store does."""
     uri = s3_environ.uri()
     peer.put(f"{uri}/first.pb", b"x")
@@ -55,7 +63,9 @@ def test_a_listing_that_fsspec_remembers_is_not_used(s3_environ: S3, peer: Peer,
         assert len(shared.ls(uri)) == 1
         assert with_store(uri, names) == ["first.pb"]
         peer.put(f"{uri}/second.pb", b"x")
-        assert len(shared.ls(uri)) == 1, "the shared filesystem no longer remembers; this test shows nothing"
+        assert len(shared.ls(uri)) == 1, (
+            "the shared filesystem no longer remembers; this test shows nothing"
+        )
         assert with_store(uri, names) == ["first.pb", "second.pb"]
     finally:
         type(shared).clear_instance_cache()
@@ -75,7 +85,9 @@ def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: WithStore) -> No
 
 
 def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: WithStore) -> None:
-    """Another client finds what was put under its name and with its bytes, also if URLs encode the name."""
+    """Another client finds what was put under its name and with its bytes,
+    also if URLs encode the name.
+    """
     uri = s3_environ.uri()
     files = {name: bytes(range(256)) for name in ("a b+c&d=e.pb", "ä.pb", "100%.pb", "a#b?.pb")}
 
@@ -142,7 +154,22 @@ print("done")
 
 
 def test_a_forked_child_uses_a_store_of_its_own(s3_environ: S3) -> None:
-    """A child that is forked after its parent has used S3 can write and list, and so can the parent afterwards."""
-    command = [sys.executable, "-c", FORK, s3_environ.uri(), s3_environ.access_key, s3_environ.secret_key]
-    done = subprocess.run([*command, s3_environ.endpoint], capture_output=True, text=True, timeout=60, check=False)
+    """A child that is forked after its parent has used S3 can write and list,
+    and so can the parent afterwards.
+    """
+    command = [
+        sys.executable,
+        "-c",
+        FORK,
+        s3_environ.uri(),
+        s3_environ.access_key,
+        s3_environ.secret_key,
+    ]
+    done = subprocess.run(
+        [*command, s3_environ.endpoint],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_only_this_machine_can_reach_it(s3: S3) -> None:
-    """All of the server's sockets listen on the loopback address, that of its endpoint among them."""
+    """All of the server's sockets listen on the loopback address,
+    that of its endpoint among them.
+    """
     sockets = listening(s3.pid)
     assert urlsplit(s3.endpoint).netloc in sockets
     assert {address.rpartition(":")[0] for address in sockets} == {"127.0.0.1"}
@@ -25,6 +27,8 @@ def test_its_ports_are_not_the_kernels_to_give(s3: S3) -> None:
 
 
 def test_no_settings_are_seen() -> None:
-    """A test without the server's fixture sees only the settings that keep botocore from looking for others."""
+    """A test without the server's fixture sees only the settings that keep botocore
+    from looking for others.
+    """
     names = {name for name in os.environ if name.startswith(("AWS_", "FLYTE_", "_F_"))}
     assert names == {"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_DISABLED"}

@@ -1,4 +1,6 @@
-"""Files of jobs without firstfault, written by Flyte's own entrypoint, in its own process, to a folder and to S3."""
+"""Files of jobs without firstfault, written by Flyte's own entrypoint, in its own process,
+to a folder and to S3.
+"""
 
 import os
 import re
@@ -21,7 +23,10 @@ pytestmark = pytest.mark.slow
 SECOND = 1_000_000_000
 WORKER = "run-n0-0-worker-1"
 ONE_FILE: dict[str, str] = {}
-A_FILE_EACH = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": WORKER}
+A_FILE_EACH = {
+    "FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest",
+    "FLYTE_INTERNAL_WORKER_NAME": WORKER,
+}
 SHORT_NAMES = {"_F_DES": "Earliest", "_F_WN": WORKER}
 """The variables that the backend sets."""
 
@@ -40,9 +45,21 @@ class Case:
 
 
 CASES = [
-    Case("plain", "USER:RuntimeError", Kind.NON_RECOVERABLE, Origin.USER, "RuntimeError: a plain fault"),
+    Case(
+        "plain",
+        "USER:RuntimeError",
+        Kind.NON_RECOVERABLE,
+        Origin.USER,
+        "RuntimeError: a plain fault",
+    ),
     Case("recoverable", "USER:Recoverable", Kind.RECOVERABLE, Origin.USER, "error=try again"),
-    Case("platform", "SYSTEM", Kind.NON_RECOVERABLE, Origin.SYSTEM, "ValueError: the platform is gone"),
+    Case(
+        "platform",
+        "SYSTEM",
+        Kind.NON_RECOVERABLE,
+        Origin.SYSTEM,
+        "ValueError: the platform is gone",
+    ),
     Case("fine", "SYSTEM", Kind.RECOVERABLE, Origin.SYSTEM, "missing.pb", inputs="missing.pb"),
 ]
 
@@ -53,7 +70,8 @@ def named(store: str, case: Case, way: str, mode: dict[str, str]) -> Any:
     return pytest.param(store, case, mode, marks=marks, id=f"{store}-{case.task}-{way}")
 
 
-# processes that import flytekit are slow to start: each case once, and each way at least once, in a folder and on S3
+# processes that import flytekit are slow to start: each case once, and each way at least once, in a
+# folder and on S3
 STARTED = [
     named("folder", CASES[0], "one-file", ONE_FILE),
     named("folder", CASES[1], "a-file-each", A_FILE_EACH),
@@ -64,11 +82,20 @@ STARTED = [
 
 @pytest.fixture
 def execute(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that runs a task with the stock ``pyflyte-execute``, as the pod's container does."""
+    """Return a function that runs a task with the stock ``pyflyte-execute``,
+    as the pod's container does.
+    """
 
     def run(case: Case, output_prefix: str, mode: dict[str, str]) -> None:
         (tmp_path / "inputs.pb").write_bytes(b"")
-        environment = os.environ | mode | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = (
+            os.environ
+            | mode
+            | {
+                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }
+        )
         command = [
             str(Path(sysconfig.get_path("scripts")) / "pyflyte-execute"),
             f"--inputs={tmp_path / case.inputs}",
@@ -99,7 +126,9 @@ def test_a_stock_error_is_read_as_it_was_written(
     case: Case,
     mode: dict[str, str],
 ) -> None:
-    """Code, message, kind, origin, time and worker of a stock error file arrive unchanged, and decide as in Flyte."""
+    """Code, message, kind, origin, time and worker of a stock error file arrive unchanged,
+    and decide as in Flyte.
+    """
     before = time.time_ns() // SECOND * SECOND
     execute(case, store_uri, mode)
     after = time.time_ns()
@@ -121,11 +150,19 @@ def test_a_stock_error_is_read_as_it_was_written(
     assert_flyte_would_say_the_same(reader, failure)
 
 
-def assert_flyte_would_say_the_same(reader: MultiErrorFileOutputReader, failure: WorkerError) -> None:
-    """Compare with Flyte's own reader: message and code as they are, RECOVERABLE is recoverable, origin is the kind."""
+def assert_flyte_would_say_the_same(
+    reader: MultiErrorFileOutputReader, failure: WorkerError
+) -> None:
+    """Compare with Flyte's own reader: message and code as they are, RECOVERABLE is recoverable,
+    origin is the kind.
+    """
     assert reader.is_error()
     assert not reader.exists()
     error = reader.read_error()
-    assert (error.code, error.message, error.kind) == (failure.code, failure.message, failure.origin)
+    assert (error.code, error.message, error.kind) == (
+        failure.code,
+        failure.message,
+        failure.origin,
+    )
     assert error.recoverable is (failure.kind is Kind.RECOVERABLE)
     assert (error.timestamp_ns, error.worker) == (failure.timestamp_ns, failure.worker)

@@ -27,7 +27,12 @@ def _chosen(folder: Path, programs: dict[str, str], given: str = "") -> tuple[in
         (folder / name).chmod(0o755)
     environment = {"PATH": str(folder), **({"PYTHON": given} if given else {})}
     ran = subprocess.run(
-        [SCRIPT], capture_output=True, text=True, timeout=60, check=False, env=os.environ | environment
+        [SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | environment,
     )
     return ran.returncode, ran.stdout.splitlines(), ran.stderr
 
@@ -57,9 +62,16 @@ def _chosen(folder: Path, programs: dict[str, str], given: str = "") -> tuple[in
     ],
 )  # fmt: skip
 def test_the_choice(  # noqa: PLR0917 - a table
-    programs: dict[str, str], python: str, extra: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: dict[str, str],
+    python: str,
+    extra: str,
+    note: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The interpreter is python3 if flytekit supports it, else another; a sentence says why it is another one."""
+    """The interpreter is python3 if flytekit supports it, else another;
+    a sentence says why it is another one.
+    """
     monkeypatch.delenv("PYTHON", raising=False)
     code, lines, _ = _chosen(tmp_path, programs)
     assert (code, lines[:2]) == (0, [python, extra])
@@ -78,8 +90,12 @@ def test_a_given_interpreter_is_taken(minor: int, extra: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", ["", "python3", "nowhere"])
-def test_no_interpreter_is_new_enough(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an interpreter that can be used the script fails, and says in one line which one to name."""
+def test_no_interpreter_is_new_enough(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an interpreter that can be used the script fails,
+    and says in one line which one to name.
+    """
     monkeypatch.delenv("PYTHON", raising=False)
     code, lines, error = _chosen(tmp_path, {"python3": _python(9)}, given)
     assert (code, lines) == (1, [])

@@ -1,4 +1,6 @@
-"""Each layer of tests can be collected without the packages above it; `make test` runs it where they are absent."""
+"""Each layer of tests can be collected without the packages above it;
+`make test` runs it where they are absent.
+"""
 
 import os
 import subprocess
@@ -27,7 +29,9 @@ def test_what_is_listed_exists() -> None:
 
 
 def test_what_is_left_out() -> None:
-    """Without torch and flytekit the tests that need them are not imported, and one line names them."""
+    """Without torch and flytekit the tests that need them are not imported,
+    and one line names them.
+    """
     paths = [str(ROOT / "tests" / path) for path in ("readers/test_wire.py", "plugin")]
     outer = ("PYTEST_", "FIRSTFAULT_", "TESTS_LAYER")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(outer)}

@@ -1,4 +1,6 @@
-"""The structure that a reader of the product can rely on: sizes, names that mean one thing, and who imports whom."""
+"""The structure that a reader of the product can rely on: sizes, names that mean one thing,
+and who imports whom.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def _read_sources() -> dict[Path, str]:
         folder = Path(spec.origin).parent
         place = Path(*package.split("."))
         texts |= {
-            place / path.relative_to(folder): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))
+            place / path.relative_to(folder): path.read_text(encoding="utf-8")
+            for path in sorted(folder.rglob("*.py"))
         }
     return texts
 
@@ -58,7 +61,9 @@ def _nodes(*, with_logs: bool = True) -> Iterator[tuple[Path, ast.AST]]:
 
 
 def test_sizes() -> None:
-    """No file, function or folder of the product is larger than `make sizes` allows; parameters are ruff's matter."""
+    """No file, function or folder of the product is larger than `make sizes` allows;
+    parameters are ruff's matter.
+    """
     assert [line for line in sizes.excesses(SOURCES) if not line.endswith("parameters")] == []
 
 
@@ -79,7 +84,9 @@ def test_a_class_name_means_one_thing() -> None:
         if isinstance(node, ast.ClassDef):
             places[node.name].append(f"{path}:{node.lineno}")
     repeated = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name: found for name, found in repeated.items() if name not in _CLASSES_WITH_TWO_MEANINGS} == {}
+    assert {
+        name: found for name, found in repeated.items() if name not in _CLASSES_WITH_TWO_MEANINGS
+    } == {}
     assert set(repeated) == _CLASSES_WITH_TWO_MEANINGS, "take it out of the list"
 
 
@@ -87,11 +94,15 @@ def test_names_are_no_riddles() -> None:
     """Names that readers of the code could not explain don't come back."""
     for path, node in _nodes(with_logs=False):
         names = [getattr(node, field, None) for field in ("id", "name", "attr", "arg")]
-        assert not _RIDDLES.intersection(name for name in names if isinstance(name, str)), f"{path}: {names}"
+        assert not _RIDDLES.intersection(name for name in names if isinstance(name, str)), (
+            f"{path}: {names}"
+        )
 
 
 def test_a_lookup_has_a_verb() -> None:
-    """Few functions are named `x_of`: such a name doesn't tell whether it finds, reads, builds or computes."""
+    """Few functions are named `x_of`: such a name doesn't tell whether it finds, reads,
+    builds or computes.
+    """
     named = [
         f"{path}: {node.name}"
         for path, node in _nodes(with_logs=False)
@@ -115,8 +126,16 @@ def test_the_product_needs_no_measurements(package: str) -> None:
 
 def test_exported_names_exist() -> None:
     """What a package of the library lists in `__all__` can be imported from it."""
-    lists = [path.parent for path, text in SOURCES.items() if path.name == "__init__.py" and "\n__all__ = " in text]
-    packages = [import_module(".".join(path.parts)) for path in lists if path.parts[0] == "firstfault"]
+    lists = [
+        path.parent
+        for path, text in SOURCES.items()
+        if path.name == "__init__.py" and "\n__all__ = " in text
+    ]
+    packages = [
+        import_module(".".join(path.parts)) for path in lists if path.parts[0] == "firstfault"
+    ]
     assert packages
-    missing = [(it.__name__, name) for it in packages for name in it.__all__ if not hasattr(it, name)]
+    missing = [
+        (it.__name__, name) for it in packages for name in it.__all__ if not hasattr(it, name)
+    ]
     assert missing == []

@@ -16,7 +16,9 @@ PATIENT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give machine and storage more time than a worker or an agent gives; a test of a limit sets its own."""
+    """Give machine and storage more time than a worker or an agent gives;
+    a test of a limit sets its own.
+    """
     for module, limit in [
         (document_writer, "RECEIPT_TIMEOUT_SECONDS"),
         (time_limits, "CONCLUDE_TIMEOUT_SECONDS"),
@@ -36,4 +38,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def store(request: pytest.FixtureRequest) -> RoundStore:
     """Return the store of a round; without libuv if the parameter is False."""
     libuv = getattr(request, "param", True)
-    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv), 0)
+    return RoundStore(
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv), 0
+    )

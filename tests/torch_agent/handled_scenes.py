@@ -1,6 +1,7 @@
 """Scenes of exceptions that a program handles; prints as JSON what is known of them afterwards.
 
-A program of its own, which needs no torch, so that it can run on other versions of Python than the tests do.
+A program of its own, which needs no torch, so that it can run on other versions of Python than the
+tests do.
 """
 
 import contextlib
@@ -186,7 +187,13 @@ class Formatted(traceback.TracebackException):
 
     def __init__(self, error: BaseException, *, lines: bool = False) -> None:
         kind, trace = type(error), error.__traceback__
-        super().__init__(exc_type=kind, exc_value=error, exc_traceback=trace, limit=-1, capture_locals=lines)
+        super().__init__(
+            exc_type=kind,
+            exc_value=error,
+            exc_traceback=trace,
+            limit=-1,
+            capture_locals=lines,
+        )
 
 
 def _format_in_all_ways(error: BaseException) -> list[Any]:
@@ -245,12 +252,17 @@ def as_before(handled: HandledExceptions) -> Any:
     depths = range(deepest - 60, deepest - 5)
 
     def look() -> list[Any]:
-        return _format_in_all_ways(error) + [_format_near_the_limit(error, depth) for depth in depths]
+        return _format_in_all_ways(error) + [
+            _format_near_the_limit(error, depth) for depth in depths
+        ]
 
     watched = look()
     handled.close()
     before = look()
-    differ = [(number, one, other) for number, (one, other) in enumerate(zip(watched, before, strict=True))]
+    differ = [
+        (number, one, other)
+        for number, (one, other) in enumerate(zip(watched, before, strict=True))
+    ]
     differ = [item for item in differ if item[1] != item[2]]
     # what is replaced needs one frame more
     at_limit = [item for item in differ if item[1] == "too deep"]
@@ -280,7 +292,12 @@ def _to_json(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     return [
-        [item.exception.type, item.exception.message, [frame.function for frame in item.exception.frames], item.times]
+        [
+            item.exception.type,
+            item.exception.message,
+            [frame.function for frame in item.exception.frames],
+            item.times,
+        ]
         for item in value
     ]
 

@@ -1,4 +1,6 @@
-"""What a training may do with its own process, and machines that refuse what firstfault asks for."""
+"""What a training may do with its own process,
+and machines that refuse what firstfault asks for.
+"""
 
 import contextlib
 import ctypes
@@ -59,7 +61,9 @@ def _children() -> None:
         code = 3
         with contextlib.suppress(Exception):
             os.setsid()
-            subprocess.run([sys.executable, "-c", "import os; os.write(2, b'a grandchild\\n')"], check=True)
+            subprocess.run(
+                [sys.executable, "-c", "import os; os.write(2, b'a grandchild\\n')"], check=True
+            )
             code = 0
         os._exit(code)
     if os.waitpid(child, 0)[1]:
@@ -122,8 +126,14 @@ _BIND, _PRIVATE, _READ_ONLY = 0x5000, 0x44000, 0x1021
 
 
 def _refuse(name: str, first_argument: int | None = None) -> None:
-    """Let a system call fail with EPERM in this process and those it starts, or only with this first argument."""
-    statements = [(_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, 1, _CALLS[name][_MACHINE]), (_RETURN, 0, 0, _EPERM)]
+    """Let a system call fail with EPERM in this process and those it starts,
+    or only with this first argument.
+    """
+    statements = [
+        (_LOAD, 0, 0, _NUMBER),
+        (_EQUAL, 0, 1, _CALLS[name][_MACHINE]),
+        (_RETURN, 0, 0, _EPERM),
+    ]
     if first_argument is not None:
         statements[1:] = [
             (_EQUAL, 0, 3, _CALLS[name][_MACHINE]),
@@ -132,8 +142,12 @@ def _refuse(name: str, first_argument: int | None = None) -> None:
             (_RETURN, 0, 0, _EPERM),
         ]
     statements.append((_RETURN, 0, 0, _ALLOW))
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *statement) for statement in statements))
-    filters = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(statements), ctypes.addressof(program)))
+    program = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *statement) for statement in statements)
+    )
+    filters = ctypes.create_string_buffer(
+        struct.pack("=HxxxxxxQ", len(statements), ctypes.addressof(program))
+    )
     _checked(_LIBC.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     _checked(_LIBC.prctl(_SECCOMP, _FILTER, filters))
 
@@ -144,7 +158,15 @@ def _checked(result: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    _checked(_LIBC.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()))
+    _checked(
+        _LIBC.mount(
+            source.encode(),
+            target.encode(),
+            kind.encode(),
+            ctypes.c_ulong(flags),
+            options.encode(),
+        )
+    )
 
 
 def own_mounts() -> None:

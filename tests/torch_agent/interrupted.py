@@ -23,7 +23,9 @@ MOMENTS: dict[str, tuple[type, str]] = {
 
 @dataclass(frozen=True)
 class InterruptedStart:
-    """Where this is unpickled, the second node's agent gets SIGTERM at a moment, after rank 0 has told that it runs."""
+    """Where this is unpickled, the second node's agent gets SIGTERM at a moment,
+    after rank 0 has told that it runs.
+    """
 
     moment: str
 

@@ -1,6 +1,8 @@
-"""A worker that writes down what its process is like: ``python own_process.py FOLDER WHOSE START_METHOD``.
+"""A worker that writes down what its process is like:
+``python own_process.py FOLDER WHOSE START_METHOD``.
 
-WHOSE is "ours" (firstfault's agent), "torch" (torch's own), or a package with a task configuration `Elastic`.
+WHOSE is "ours" (firstfault's agent), "torch" (torch's own), or a package with a task configuration
+`Elastic`.
 """
 
 import faulthandler
@@ -22,13 +24,24 @@ _OF_GLIBC = 1 << 32 - 1 | 1 << 33 - 1
 
 def state() -> dict[str, Any]:
     """Return what other code in this process could notice of firstfault."""
-    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if ":\t" in line
+    )
     return {
         "handlers": {
-            number.name: _named(signal.getsignal(number)) for number in signal.valid_signals() if _known(number)
+            number.name: _named(signal.getsignal(number))
+            for number in signal.valid_signals()
+            if _known(number)
         },
-        "masks": {name: f"{int(status[name], 16) & ~_OF_GLIBC:x}" for name in ("SigBlk", "SigIgn", "SigCgt")},
-        "settings": {name: status.get(name, "") for name in ("NoNewPrivs", "Seccomp", "TracerPid", "Umask")},
+        "masks": {
+            name: f"{int(status[name], 16) & ~_OF_GLIBC:x}"
+            for name in ("SigBlk", "SigIgn", "SigCgt")
+        },
+        "settings": {
+            name: status.get(name, "") for name in ("NoNewPrivs", "Seccomp", "TracerPid", "Umask")
+        },
         "hooks": {
             "sys.excepthook": _named(sys.excepthook),
             "sys.unraisablehook": _named(sys.unraisablehook),
@@ -41,11 +54,22 @@ def state() -> dict[str, Any]:
         "faulthandler": faulthandler.is_enabled(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "files": sorted(_files()),
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name},
+        "limits": {
+            name: resource.getrlimit(getattr(resource, name))
+            for name in dir(resource)
+            if "RLIMIT_" in name
+        },
         "environ": dict(os.environ),
         "streams": [type(stream).__name__ for stream in (sys.stdin, sys.stdout, sys.stderr)],
-        "session": [os.getsid(0) == os.getsid(os.getppid()), os.getpgid(0) == os.getpgid(os.getppid())],
-        "functions": {name: _functions(module) for name, module in list(sys.modules.items()) if not _ours(name)},
+        "session": [
+            os.getsid(0) == os.getsid(os.getppid()),
+            os.getpgid(0) == os.getpgid(os.getppid()),
+        ],
+        "functions": {
+            name: _functions(module)
+            for name, module in list(sys.modules.items())
+            if not _ours(name)
+        },
         "loaded": sorted(name for name in sys.modules if _ours(name)),
     }
 
@@ -63,8 +87,13 @@ def _known(number: Any) -> bool:
 def _named(item: Any) -> str:
     code = getattr(item, "__code__", None)
     if code is not None:
-        return f"{item.__module__}.{item.__qualname__} {Path(code.co_filename).name}:{code.co_firstlineno}"
-    return str(getattr(item, "name", None) or getattr(item, "__qualname__", None) or type(item).__name__)
+        return (
+            f"{item.__module__}.{item.__qualname__}"
+            f" {Path(code.co_filename).name}:{code.co_firstlineno}"
+        )
+    return str(
+        getattr(item, "name", None) or getattr(item, "__qualname__", None) or type(item).__name__
+    )
 
 
 def _files() -> list[str]:
@@ -76,7 +105,9 @@ def _files() -> list[str]:
         except OSError:
             continue  # the one that lists the folder
         if not target.endswith(f"/{os.getpid()}/fd"):
-            found.append(target.partition(":[")[0] if target.startswith(("pipe:", "socket:")) else target)
+            found.append(
+                target.partition(":[")[0] if target.startswith(("pipe:", "socket:")) else target
+            )
     return found
 
 
@@ -85,18 +116,27 @@ def _ours(name: str) -> bool:
 
 
 def _functions(module: Any) -> str:
-    """Return a digest of the code of each function and method of a module; ask no lazy module for its class."""
+    """Return a digest of the code of each function and method of a module;
+    ask no lazy module for its class.
+    """
     digest = hashlib.sha256()
     loads_lazily = "__getattr__" in vars(module)
     for name, item in sorted(vars(module).items(), key=lambda pair: str(pair[0])):
         if loads_lazily and str(getattr(item, "__module__", "")).startswith(f"{module.__name__}."):
             continue  # of a module below it, there once it was asked for
         members = sorted(vars(item).items()) if issubclass(type(item), type) else []
-        for key, value in [(name, item), *((f"{name}.{member}", value) for member, value in members)]:
+        for key, value in [
+            (name, item),
+            *((f"{name}.{member}", value) for member, value in members),
+        ]:
             function = value.__func__ if type(value) in {staticmethod, classmethod} else value
             code = function.__code__ if type(function) is types.FunctionType else None
-            if code is not None and code.co_filename != "<string>":  # generated code has random names
-                said = f"{key} {function.__module__} {code.co_filename} {code.co_firstlineno} {code.co_code.hex()}"
+            # generated code has random names
+            if code is not None and code.co_filename != "<string>":
+                said = (
+                    f"{key} {function.__module__} {code.co_filename} {code.co_firstlineno}"
+                    f" {code.co_code.hex()}"
+                )
                 digest.update(said.encode())
             elif type(function) is types.BuiltinFunctionType:
                 digest.update(f"{key} {function.__module__} {function.__qualname__}".encode())
@@ -111,14 +151,28 @@ def look(folder: str) -> None:
 
 
 def _by_agent(folder: str, whose: str, method: str) -> None:
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415 - not in a spawned worker
+    from torch.distributed.launcher.api import (  # noqa: PLC0415 - not in a spawned worker
+        LaunchConfig,
+        elastic_launch,
+    )
 
-    config = LaunchConfig(1, 1, 1, start_method=method, max_restarts=0, monitor_interval=0.1, rdzv_backend="c10d")
+    config = LaunchConfig(
+        1,
+        1,
+        1,
+        start_method=method,
+        max_restarts=0,
+        monitor_interval=0.1,
+        rdzv_backend="c10d",
+    )
     config.rdzv_endpoint, config.run_id = "127.0.0.1:0", "job"
     if whose == "torch":
         elastic_launch(config, look)(folder)
         return
-    from firstfault_torch import PlainEngine, launch  # noqa: PLC0415 - torch's workers must not load it
+    from firstfault_torch import (  # noqa: PLC0415 - torch's workers must not load it
+        PlainEngine,
+        launch,
+    )
 
     launch(config, look, folder, engine=PlainEngine(f"{folder}/store", node="worker-0"))
 
@@ -127,7 +181,9 @@ if __name__ == "__main__":
     if sys.argv[2].startswith("flytekitplugins"):
         import flytekit
 
-        CONFIG = importlib.import_module(sys.argv[2]).Elastic(nnodes=1, nproc_per_node=1, start_method=sys.argv[3])
+        CONFIG = importlib.import_module(sys.argv[2]).Elastic(
+            nnodes=1, nproc_per_node=1, start_method=sys.argv[3]
+        )
 
         @flytekit.task(task_config=CONFIG)
         def train(folder: str) -> None:

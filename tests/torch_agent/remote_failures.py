@@ -87,7 +87,12 @@ def nested() -> None:
 
 WAYS = {
     "data loader": (of_data_loader, "KeyError", "'label'", "in parse"),
-    "data loader, RuntimeError": (of_data_loader_as_runtime_error, "LineError", "shard-3:0 has no label", "in parse"),
+    "data loader, RuntimeError": (
+        of_data_loader_as_runtime_error,
+        "LineError",
+        "shard-3:0 has no label",
+        "in parse",
+    ),
     "process pool": (of_process_pool, "ValueError", "record 0 has no label", "in parse"),
     "pool": (of_pool, "ValueError", "record 0 has no label", "in parse"),
     "torch spawn": (of_torch_spawn, "ValueError", "record 0 has no label", "in parse"),

@@ -1,4 +1,6 @@
-"""Stores that agents share in tests: one in a process that can be killed, and one that counts its requests."""
+"""Stores that agents share in tests: one in a process that can be killed,
+and one that counts its requests.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ class Counting:
         return getattr(self._store, name)
 
 
-def group_on(store: Any, group_rank: int, nodes: int, set_closed: Callable[[], None] = lambda: None) -> Any:
+def group_on(
+    store: Any,
+    group_rank: int,
+    nodes: int,
+    set_closed: Callable[[], None] = lambda: None,
+) -> Any:
     """Return torch's worker group of a node, as far as the agents' connections need it."""
     return SimpleNamespace(
         store=store,

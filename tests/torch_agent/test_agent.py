@@ -1,4 +1,6 @@
-"""An agent documents its workers' deaths and its own errors, and stays torch's agent if its own code fails."""
+"""An agent documents its workers' deaths and its own errors,
+and stays torch's agent if its own code fails.
+"""
 
 import contextlib
 import faulthandler
@@ -75,11 +77,15 @@ def _death(local_rank: int, exit_code: int, at: Moment | None = None) -> WorkerE
 
 def _failures(report: NodeReport) -> list[model.WorkerError]:
     """Return what a node's documents are about."""
-    found = [decode(data, model.DocumentRef(path)) for path, data in report.copies.items() if "/errors/" in path]
+    found = [
+        decode(data, model.DocumentRef(path))
+        for path, data in report.copies.items()
+        if "/errors/" in path
+    ]
     return [failure for failure in found if isinstance(failure, model.WorkerError)]
 
 
-# --- one death ------------------------------------------------------------------------------------------------------
+# --- one death ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -89,16 +95,30 @@ def _failures(report: NodeReport) -> list[model.WorkerError]:
         (-11, "", None, "USER:SIGSEGV", "signal", "was killed by SIGSEGV"),
         (3, "", None, "USER:ExitCode", "exit", "exited with code 3 without an exception"),
         (-15, STOPPED, None, "USER:Stopped", "stopped", "was stopped by its agent with SIGTERM"),
-        (-11, STOPPED, None, "USER:Stopped", "stopped", "was killed by SIGSEGV while its agent stopped it"),
+        (
+            -11,
+            STOPPED,
+            None,
+            "USER:Stopped",
+            "stopped",
+            "was killed by SIGSEGV while its agent stopped it",
+        ),
         (1, STOPPED, KEPT, "USER:Stopped", "stopped", "was stopped by its agent"),
         (1, "", KEPT, "USER:RuntimeError", "user_code", KEPT.traceback),
         (-6, "", KEPT, "USER:RuntimeError", "user_code", KEPT.traceback),
     ],
 )
 def test_a_death(  # noqa: PLR0917
-    exit_code: int, stopped: str, kept: TorchKeptException | None, code: str, category: str, message: str
+    exit_code: int,
+    stopped: str,
+    kept: TorchKeptException | None,
+    code: str,
+    category: str,
+    message: str,
 ) -> None:
-    """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept."""
+    """A death's code is its signal, its exit code, "stopped",
+    or that of the exception that torch kept.
+    """
     death = _death(1, exit_code)
     stop = WorkerStop(stopped, death.monotonic_ns - 1) if stopped else None
     failure = describe_exit(death, PLACE, stop=stop, traces=ExitEvidence(kept))
@@ -131,10 +151,20 @@ def test_a_death(  # noqa: PLR0917
         (-11, (1,), 5, False),
     ],
 )
-def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns: int, by_us: bool) -> None:
-    """A stop ended all that ended after it began, also by a crash in the clean-up; not those that failed first."""
+def test_what_a_stop_has_ended(
+    exit_code: int,
+    first: tuple[int, ...],
+    after_ns: int,
+    by_us: bool,
+) -> None:
+    """A stop ended all that ended after it began, also by a crash in the clean-up;
+    not those that failed first.
+    """
     death = _death(1, exit_code)
-    assert WorkerStop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death) is by_us
+    assert (
+        WorkerStop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death)
+        is by_us
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,45 +175,84 @@ def test_a_kill_by_the_kernel(oom_kill: bool | None, stopped: bool, category: st
     """A SIGKILL that the agent did not send is host_oom if the kernel counted an OOM kill."""
     death = _death(1, -9)
     stop = WorkerStop(STOPPED, death.monotonic_ns - 1) if stopped else None
-    failure = describe_exit(death, PLACE, stop=stop, traces=ExitEvidence(resources=model.Resources(oom_kill=oom_kill)))
+    failure = describe_exit(
+        death,
+        PLACE,
+        stop=stop,
+        traces=ExitEvidence(resources=model.Resources(oom_kill=oom_kill)),
+    )
     assert (failure.category, failure.resources.oom_kill) == (category, oom_kill)
 
 
 def test_what_was_seen_before_a_stop() -> None:
-    """The document tells what the agent learned of a worker before the stop; a fatal signal's stack counts more."""
+    """The document tells what the agent learned of a worker before the stop;
+    a fatal signal's stack counts more.
+    """
     death = _death(1, -15)
-    seen = WorkerSnapshot("where it stood", (model.CollectiveProgress("default_pg", "allreduce", 7, 6),))
+    seen = WorkerSnapshot(
+        "where it stood", (model.CollectiveProgress("default_pg", "allreduce", 7, 6),)
+    )
     cause = model.CausedBy(0, "worker-0", "e1-the-root.pb")
     stop = WorkerStop(
-        STOPPED, death.monotonic_ns - 1, caused_by=cause, observations={1: seen, 0: WorkerSnapshot("not its")}
+        STOPPED,
+        death.monotonic_ns - 1,
+        caused_by=cause,
+        observations={1: seen, 0: WorkerSnapshot("not its")},
     )
     failure = describe_exit(death, PLACE, stop=stop)
-    assert [(dump.pid, dump.rank, dump.text) for dump in failure.stack_dumps] == [(death.pid, 3, "where it stood")]
+    assert [(dump.pid, dump.rank, dump.text) for dump in failure.stack_dumps] == [
+        (death.pid, 3, "where it stood")
+    ]
     assert (failure.collectives, failure.caused_by) == (seen.collectives, cause)
-    crashed = describe_exit(_death(1, -11), PLACE, stop=stop, traces=ExitEvidence(fatal_stack="where it crashed"))
+    crashed = describe_exit(
+        _death(1, -11),
+        PLACE,
+        stop=stop,
+        traces=ExitEvidence(fatal_stack="where it crashed"),
+    )
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
 
 
-# --- the agent itself -----------------------------------------------------------------------------------------------
+# --- the agent itself -----------------------------------------------------------------------------
 
 
 def test_the_agent_was_terminated_or_failed() -> None:
-    """A signal to the agent is a preemption, retried on the system's budget; an error has its traceback."""
+    """A signal to the agent is a preemption, retried on the system's budget;
+    an error has its traceback.
+    """
     error = SignalException("told", sigval=signal.SIGTERM)
-    failure = describe_agent_failure(error, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment(17, 4))
-    assert (failure.category, failure.signal, failure.subject) == ("preemption", "SIGTERM", model.Subject.AGENT)
-    assert (failure.kind, failure.origin, failure.exception) == (model.Kind.RECOVERABLE, model.Origin.SYSTEM, None)
+    failure = describe_agent_failure(
+        error,
+        ErrorClass.PREEMPTION,
+        model.Place(node="worker-1"),
+        Moment(17, 4),
+    )
+    assert (failure.category, failure.signal, failure.subject) == (
+        "preemption",
+        "SIGTERM",
+        model.Subject.AGENT,
+    )
+    assert (failure.kind, failure.origin, failure.exception) == (
+        model.Kind.RECOVERABLE,
+        model.Origin.SYSTEM,
+        None,
+    )
     assert (failure.timestamp_ns, failure.monotonic_ns) == (17, 4)
     assert "SIGTERM" in failure.message
     failure = describe_agent_failure(
-        RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, model.Place(node="worker-1"), Moment.now()
+        RuntimeError("the agent's"),
+        ErrorClass.PLATFORM_ERROR,
+        model.Place(node="worker-1"),
+        Moment.now(),
     )
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception.type == "RuntimeError"
 
 
 def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs the pods says that it ended them for a time limit: the verdict is that, and it is not retried."""
+    """What runs the pods says that it ended them for a time limit: the verdict is that,
+    and it is not retried.
+    """
     limit = tmp_path / "time-limit"
     monkeypatch.setenv("FIRSTFAULT_TIME_LIMIT_FILE", str(limit))
     terminated = SignalException("terminated", sigval=signal.SIGTERM)
@@ -192,17 +261,26 @@ def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if text:
             limit.write_text(text, encoding="ascii")
         failures.append(
-            describe_agent_failure(terminated, ErrorClass.PREEMPTION, model.Place(node="worker-1"), Moment.now())
+            describe_agent_failure(
+                terminated,
+                ErrorClass.PREEMPTION,
+                model.Place(node="worker-1"),
+                Moment.now(),
+            )
         )
     before, after = (conclude(make_job(failure)) for failure in failures)
     assert (before.verdict.code, before.decision.retry) == ("SYSTEM:Preemption", True)
-    assert (after.verdict.code, after.verdict.category, after.decision.retry) == (model.TIME_LIMIT, "preemption", False)
+    assert (after.verdict.code, after.verdict.category, after.decision.retry) == (
+        model.TIME_LIMIT,
+        "preemption",
+        False,
+    )
     assert first_line(after.verdict, after.decision).startswith(
         "time limit worker-1 no retry: the attempt reached its time limit of 90 s"
     )
 
 
-# --- looking at the workers -----------------------------------------------------------------------------------------
+# --- looking at the workers -----------------------------------------------------------------------
 
 LONG_S = 60.0
 
@@ -238,7 +316,9 @@ def others(prefix: Prefix) -> Iterator[FailureBroadcast]:
 def start(
     prefix: Prefix, others: FailureBroadcast, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., ReportingAgent]]:
-    """Start an agent with two real workers, ranks 2 and 3 of worker-1, that react to a stop as given."""
+    """Start an agent with two real workers, ranks 2 and 3 of worker-1,
+    that react to a stop as given.
+    """
     monkeypatch.setenv("FIRSTFAULT_NODE", "worker-1")
     made: list[ReportingAgent] = []
 
@@ -247,11 +327,18 @@ def start(
         handler = Mock(use_agent_store=False)
         handler.get_run_id.return_value = "run"
         workers = partial(_wait_to_be_stopped, answers or ("dies", "dies"), ready)
-        spec = WorkerSpec("default", 2, handler, entrypoint=functools.update_wrapper(workers, _wait_to_be_stopped))
+        spec = WorkerSpec(
+            "default",
+            2,
+            handler,
+            entrypoint=functools.update_wrapper(workers, _wait_to_be_stopped),
+        )
         spec.max_restarts, spec.monitor_interval = 0, 0.05
         agent = ReportingAgent(
             prefix.node_context(),
-            AgentSettings(Options(stop_seconds=stop_seconds, terminated_stop_seconds=LONG_S), SignalWatch()),
+            AgentSettings(
+                Options(stop_seconds=stop_seconds, terminated_stop_seconds=LONG_S), SignalWatch()
+            ),
             spec=spec,
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",
@@ -287,7 +374,9 @@ def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
 
 
 def _look(agent: ReportingAgent) -> RunResult:
-    """Let the agent monitor until it sees a failure; return torch's result after all documents are written."""
+    """Let the agent monitor until it sees a failure;
+    return torch's result after all documents are written.
+    """
     deadline = time.monotonic() + LONG_S
     while (result := agent._monitor_workers(agent._worker_group)).state is not WorkerState.FAILED:
         assert time.monotonic() < deadline, "it sees nothing"
@@ -296,7 +385,9 @@ def _look(agent: ReportingAgent) -> RunResult:
 
 
 @pytest.fixture(params=["before torch looks", "while torch looks"])
-def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[ReportingAgent], None]:
+def dies(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[ReportingAgent], None]:
     """Let a worker die before its agent looks, or between that and torch's own look."""
     if request.param == "before torch looks":
         return lambda agent: _kill(agent, 1)
@@ -315,7 +406,9 @@ def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def test_the_log_names_the_failed_worker(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """The log has torch's line about the worker that failed, with its traceback, and none about a stopped one."""
+    """The log has torch's line about the worker that failed, with its traceback,
+    and none about a stopped one.
+    """
     agent = start("exits", "dies")
     pids = [process.pid for process in _processes(agent._pcontext)]
     for rank, file in enumerate(agent._pcontext._pc.error_files):  # type: ignore[union-attr]
@@ -328,19 +421,35 @@ def test_the_log_names_the_failed_worker(start: Start, caplog: pytest.LogCapture
     assert said == [f"{what}\ntraceback of local rank 1"]
 
 
-@pytest.mark.parametrize(("answer", "exit_code"), [("exits", 7), ("ignores it", -9), ("crashes", -11)])
-def test_the_answer_to_being_stopped(answer: str, exit_code: int, start: Start, prefix: Prefix) -> None:
+@pytest.mark.parametrize(
+    ("answer", "exit_code"), [("exits", 7), ("ignores it", -9), ("crashes", -11)]
+)
+def test_the_answer_to_being_stopped(
+    answer: str,
+    exit_code: int,
+    start: Start,
+    prefix: Prefix,
+) -> None:
     """A worker counts as stopped however it reacts to the signal; one that ignores it is killed."""
     agent = start(answer, "dies", stop_seconds=0.5 if answer == "ignores it" else LONG_S)
     _kill(agent, 1)
     _look(agent)
-    found = {failure.rank: (failure.exit_code, failure.stopped_by_agent) for failure in prefix.failures()}
+    found = {
+        failure.rank: (failure.exit_code, failure.stopped_by_agent) for failure in prefix.failures()
+    }
     assert found == {2: (exit_code, True), 3: (-9, False)}
 
 
 @pytest.mark.parametrize("signalled", ["another node", "this node"])
-def test_a_signal_lengthens_a_stop(signalled: str, start: Start, others: FailureBroadcast, prefix: Prefix) -> None:
-    """A worker that is stopped beside a failed one keeps torch's time if a node, perhaps this one, gets a signal."""
+def test_a_signal_lengthens_a_stop(
+    signalled: str,
+    start: Start,
+    others: FailureBroadcast,
+    prefix: Prefix,
+) -> None:
+    """A worker that is stopped beside a failed one keeps torch's time if a node, perhaps this one,
+    gets a signal.
+    """
     agent = start("saves", "dies", stop_seconds=SAVING_S / 4)
     if signalled == "another node":
         others.announce_grace(LONG_S)
@@ -352,22 +461,34 @@ def test_a_signal_lengthens_a_stop(signalled: str, start: Start, others: Failure
         told.start()
     _kill(agent, 1)
     _look(agent)
-    assert {failure.rank: failure.exit_code for failure in prefix.failures() if failure.rank} == {2: 7, 3: -9}
+    assert {failure.rank: failure.exit_code for failure in prefix.failures() if failure.rank} == {
+        2: 7,
+        3: -9,
+    }
 
 
 def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     """Spool a document as a worker that could not upload it; return its name and its bytes."""
-    own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
+    own = make_error(
+        2 + local_rank,
+        node="worker-1",
+        message="last words",
+        monotonic_ns=time.monotonic_ns(),
+    )
     name, data = error_key_for(own), encode(own)
     spool = open_worker_spool(
-        agent.node.reporter.node_context, local_rank, agent.node.reporter.report.error_files[local_rank]
+        agent.node.reporter.node_context,
+        local_rank,
+        agent.node.reporter.report.error_files[local_rank],
     )
     spool.add(name, data)
     return name, data
 
 
 def test_documents_of_two_workers_at_once(start: Start) -> None:
-    """Each spooled document's receipt belongs to its own worker, whatever the order of the uploads."""
+    """Each spooled document's receipt belongs to its own worker,
+    whatever the order of the uploads.
+    """
     agent = start()
     ranks = {_spooled(agent, local_rank)[0]: 2 + local_rank for local_rank in (0, 1)}
     both = threading.Barrier(2)
@@ -387,10 +508,15 @@ def test_documents_of_two_workers_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "broken"), [(NodeRound, "handle_failures"), (NodeRound, "report_failure"), (LocalWorkers, "stop")]
+    ("owner", "broken"),
+    [(NodeRound, "handle_failures"), (NodeRound, "report_failure"), (LocalWorkers, "stop")],
 )
 def test_when_our_code_breaks(
-    owner: type, broken: str, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: type,
+    broken: str,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """If our own code raises, torch's result is returned, with a warning."""
     agent = start()
@@ -401,12 +527,17 @@ def test_when_our_code_breaks(
     assert "ZeroDivisionError: ours" in caplog.text
 
 
-# --- launching ------------------------------------------------------------------------------------------------------
+# --- launching ------------------------------------------------------------------------------------
 
 
 def _config(**fields: Any) -> LaunchConfig:
     values: dict[str, Any] = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "run_id": "run"}
-    values |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork", "monitor_interval": 0.05}
+    values |= {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "start_method": "fork",
+        "monitor_interval": 0.05,
+    }
     return LaunchConfig(**(values | fields))
 
 
@@ -433,7 +564,12 @@ def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any)
     ids=["before there is an agent", "no other node comes"],
 )
 def test_a_launch_that_fails(  # noqa: PLR0917
-    fields: dict[str, Any], category: str, code: str, kind: model.Kind, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any],
+    category: str,
+    code: str,
+    kind: model.Kind,
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An error of the agent itself is documented, and the node announces its failure."""
     monkeypatch.setenv("FIRSTFAULT_NODE", "worker-1")
@@ -448,10 +584,13 @@ def test_a_launch_that_fails(  # noqa: PLR0917
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_leaves_the_rendezvous_open(
+    listening: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A terminated pod documents a preemption and leaves the rendezvous open for another pod.
 
-    A task that was called from a thread hears no signals; there it is torch's exception alone that tells.
+    A task that was called from a thread hears no signals; there it is torch's exception alone that
+    tells.
     """
 
     def signalled(*_: object) -> None:
@@ -461,7 +600,9 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
             raise SignalException("terminated", sigval=signal.SIGTERM)
 
     handler = Mock()
-    monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
+    monkeypatch.setattr(
+        launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler
+    )
     monkeypatch.setattr(LocalElasticAgent, "run", signalled)
     with SignalWatch() if listening else contextlib.nullcontext() as signals:
         end = _launched(prefix, signals)
@@ -473,13 +614,22 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
 
 
 @pytest.mark.parametrize("needed", [True, False])
-def test_the_rendezvous_is_closed_at_the_end(needed: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shut down after a failure, and by a node without which the job finished: that one has no result."""
+def test_the_rendezvous_is_closed_at_the_end(
+    needed: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shut down after a failure, and by a node without which the job finished:
+    that one has no result.
+    """
     handler = Mock()
-    monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
+    monkeypatch.setattr(
+        launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler
+    )
     result = RunResult(WorkerState.FAILED, failures={0: ProcessFailure(0, 4000, 1, "no such file")})
     monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: result if needed else None)
     end = _launched(prefix)
-    assert (isinstance(end.error, ChildFailedError), end.results) == (needed, None if needed else {})
+    assert (isinstance(end.error, ChildFailedError), end.results) == (
+        needed,
+        None if needed else {},
+    )
     assert prefix.failures() == []
     handler.shutdown.assert_called_once()

@@ -1,4 +1,6 @@
-"""The time limits of a pod: they stand in one table, their sums fit, and the pages give the same numbers."""
+"""The time limits of a pod: they stand in one table, their sums fit,
+and the pages give the same numbers.
+"""
 
 import ast
 import pickle
@@ -19,16 +21,24 @@ def _own_limits(file: Path) -> list[str]:
     """Return the constants of a module that are numbers and look like times."""
     nodes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Assign)]
     numbers = [
-        node for node in nodes if isinstance(node.value, ast.Constant) and type(node.value.value) in {int, float}
+        node
+        for node in nodes
+        if isinstance(node.value, ast.Constant) and type(node.value.value) in {int, float}
     ]
-    names = [target.id for node in numbers for target in node.targets if isinstance(target, ast.Name)]
+    names = [
+        target.id for node in numbers for target in node.targets if isinstance(target, ast.Name)
+    ]
     return [f"{file.name}: {name}" for name in names if name.endswith(("_S", "_SECONDS"))]
 
 
 def test_a_limit_stands_in_the_table() -> None:
-    """No module of the pod has a time limit of its own, each in the tables has its row, and no name occurs twice."""
+    """No module of the pod has a time limit of its own, each in the tables has its row,
+    and no name occurs twice.
+    """
     here, there = Path(str(firstfault_torch.__file__)).parent, Path(str(recorder.__file__)).parent
-    files = [file for file in [*here.rglob("*.py"), *there.glob("*.py")] if file.name != "time_limits.py"]
+    files = [
+        file for file in [*here.rglob("*.py"), *there.glob("*.py")] if file.name != "time_limits.py"
+    ]
     assert not [name for file in files for name in _own_limits(file)]
     tables = (time_limits, of_recorder)
     names = [name for table in tables for name in vars(table) if "_SECONDS" in name]
@@ -44,7 +54,9 @@ def test_a_limit_stands_in_the_table() -> None:
 
 
 def test_a_limit_has_its_row() -> None:
-    """Each limit says who waits, for what, and what happens at the end, and other processes get a plain number."""
+    """Each limit says who waits, for what, and what happens at the end,
+    and other processes get a plain number.
+    """
     for limit in limits().values():
         assert limit.who
         assert limit.waits_for
@@ -74,7 +86,10 @@ def test_a_limit_has_its_row() -> None:
         ),
         # a worker answers its agent before that gives up on it
         (
-            (time_limits.LAST_DECKS_TIMEOUT_SECONDS, time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS),
+            (
+                time_limits.LAST_DECKS_TIMEOUT_SECONDS,
+                time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS,
+            ),
             time_limits.WORKER_QUERY_TIMEOUT_SECONDS,
         ),
         # reading an exception and its surroundings leaves time for the upload
@@ -94,19 +109,33 @@ def test_a_limit_has_its_row() -> None:
     ],
 )
 def test_a_chain_of_waits_fits(chain: tuple[float, ...], most: float) -> None:
-    """What a process waits for one after the other ends before another one gives up on it, or Kubernetes kills it."""
+    """What a process waits for one after the other ends before another one gives up on it,
+    or Kubernetes kills it.
+    """
     assert sum(chain) <= most
 
 
 @pytest.mark.parametrize(
     ("page", "promise", "limit"),
     [
-        ("guides/hangs", "connections are shut down after {:g} s", time_limits.CLEAN_EXIT_GRACE_SECONDS),
-        ("start/torchrun", "the start takes {:g} s longer", time_limits.ROUND_NUMBER_TIMEOUT_SECONDS),
+        (
+            "guides/hangs",
+            "connections are shut down after {:g} s",
+            time_limits.CLEAN_EXIT_GRACE_SECONDS,
+        ),
+        (
+            "start/torchrun",
+            "the start takes {:g} s longer",
+            time_limits.ROUND_NUMBER_TIMEOUT_SECONDS,
+        ),
         ("project/design", "not restored within {:g} s", time_limits.RECONNECT_TIMEOUT_SECONDS),
         ("project/design", "lists the roster every {:g} s", time_limits.ROSTER_POLL_SECONDS),
         ("project/design", "raised again every {:g} s", time_limits.SIGNAL_RAISE_INTERVAL_SECONDS),
-        ("project/design", "together may take {:g} s", time_limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS),
+        (
+            "project/design",
+            "together may take {:g} s",
+            time_limits.TERMINATED_UPLOADS_TIMEOUT_SECONDS,
+        ),
         ("project/design", "and reading {:g} s", time_limits.TERMINATED_READ_TIMEOUT_SECONDS),
     ],
 )

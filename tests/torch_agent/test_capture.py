@@ -47,13 +47,15 @@ print([name for table in (literals, shapes, texts) for name in table.PATTERNS._t
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["run", "torchrun.rank", "worker.worker_monitor"])
 def test_patterns_are_compiled_before_a_failure(module: str) -> None:
-    """An agent, a worker and a rank without an agent compile no pattern when they fail: they may lack the memory."""
+    """An agent, a worker and a rank without an agent compile no pattern when they fail:
+    they may lack the memory.
+    """
     program = [sys.executable, "-c", _UNCOMPILED, f"firstfault_torch.{module}"]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout == "[]\n"
 
 
-# --- texts ----------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 class _RaisesError(Exception):
@@ -108,7 +110,7 @@ def test_text(error: BaseException, text: str) -> None:
     assert _captured(error).message == text
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 class _Meta(type):
@@ -149,7 +151,9 @@ class _Outer:
     ids=["builtin", "nested", "metaclass", "class", "module"],
 )
 def test_type(kind: type[BaseException], name: str) -> None:
-    """The type is the qualified name, without a module for builtins, also if the class overrides it."""
+    """The type is the qualified name, without a module for builtins,
+    also if the class overrides it.
+    """
     assert qualified_name(kind) == name
     assert _captured(kind()).type == name
 
@@ -160,7 +164,7 @@ def test_bases() -> None:
     assert _captured(_HostileMetaError()).bases == ("Exception", "BaseException")
 
 
-# --- attributes that fight back -------------------------------------------------------------------------------------
+# --- attributes that fight back -------------------------------------------------------------------
 
 
 class _DelegatingError(Exception):
@@ -191,7 +195,7 @@ def test_hostile_attributes(kind: type[Exception]) -> None:
     assert captured.members == ()
 
 
-# --- notes ----------------------------------------------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +217,7 @@ def test_notes(notes: object, expected: tuple[str, ...]) -> None:
     assert _captured(error).notes == expected
 
 
-# --- causes ---------------------------------------------------------------------------------------------------------
+# --- causes ---------------------------------------------------------------------------------------
 
 
 def _from_cause() -> None:
@@ -258,7 +262,9 @@ def _three() -> None:
 def test_causes(call: Callable[[], None], chain: list[tuple[str, str]]) -> None:
     """The chain is the one that Python prints: a cause, else the context; nearest first."""
     captured = capture(_raised(call))
-    assert ("KeyError" in format_exception(captured)) is any(relation != "suppressed" for _, relation in chain)
+    assert ("KeyError" in format_exception(captured)) is any(
+        relation != "suppressed" for _, relation in chain
+    )
     assert [(cause.type, cause.relation) for cause in captured.causes] == chain
     assert all(cause.causes == () for cause in captured.causes), "the chain is flat"
     assert all(cause.frames for cause in captured.causes)
@@ -275,7 +281,9 @@ def _exit_after(error: BaseException | None) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("bad batch"), None], ids=repr)
 def test_what_came_before_an_exit(error: BaseException | None) -> None:
-    """An exit that the program made of an exception is about that exception; another exit is about itself."""
+    """An exit that the program made of an exception is about that exception;
+    another exit is about itself.
+    """
     left = _raised(lambda: _exit_after(error))
     assert isinstance(left, SystemExit)
     assert before_exit(left) is (error or left)
@@ -288,7 +296,9 @@ def test_what_came_before_an_exit(error: BaseException | None) -> None:
 
 
 def test_a_cycle_of_causes_ends() -> None:
-    """Exceptions that are each other's causes appear once each; of a long chain the nearest and the first ones do."""
+    """Exceptions that are each other's causes appear once each;
+    of a long chain the nearest and the first ones do.
+    """
     first, second = ValueError("first"), KeyError("second")
     first.__cause__, second.__cause__ = second, first
     assert [cause.type for cause in capture(first).causes] == ["KeyError"]
@@ -305,11 +315,13 @@ def test_a_cycle_of_causes_ends() -> None:
     }
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 class _Group(Exception):  # noqa: N818 - named as what it stands for
-    """An exception group as Python 3.10 sees the backport's: an exception with a tuple of exceptions."""
+    """An exception group as Python 3.10 sees the backport's:
+    an exception with a tuple of exceptions.
+    """
 
     def __init__(self, message: str, exceptions: object) -> None:
         super().__init__(message)
@@ -343,16 +355,24 @@ def test_causes_of_members_and_members_of_causes(group: type[_Group]) -> None:
     raised.__cause__ = grouped
     (cause,) = capture(raised).causes
     (member,) = cause.members
-    assert (member.type, [(link.type, link.relation) for link in member.causes]) == ("KeyError", [("OSError", "cause")])
+    assert (member.type, [(link.type, link.relation) for link in member.causes]) == (
+        "KeyError",
+        [("OSError", "cause")],
+    )
 
 
 def test_a_tree_of_groups_is_cut() -> None:
-    """At most 60 exceptions are kept, and ten members of each group; a group that contains itself ends."""
+    """At most 60 exceptions are kept, and ten members of each group;
+    a group that contains itself ends.
+    """
     tree: Exception = ValueError("leaf")
     for _ in range(4):
         tree = _Group("ten", [tree] * 10)
     assert len(list(iter_exceptions(_captured(tree)))) == 60
-    assert len(_captured(_Group("wide", [ValueError(str(number)) for number in range(100)])).members) == 10
+    assert (
+        len(_captured(_Group("wide", [ValueError(str(number)) for number in range(100)])).members)
+        == 10
+    )
     endless = _Group("endless", [])
     endless.exceptions = [endless]
     assert len(list(iter_exceptions(_captured(endless)))) == 6
@@ -364,7 +384,7 @@ def test_no_group(members: object) -> None:
     assert _captured(_Group("boom", members)).members == ()
 
 
-# --- frames ---------------------------------------------------------------------------------------------------------
+# --- frames ---------------------------------------------------------------------------------------
 
 
 def _deep(levels: int) -> None:
@@ -380,7 +400,13 @@ def _endless() -> None:
 def test_frames() -> None:
     """Frames come outermost first, each with file, line, function and source text."""
     frames = capture(_raised(lambda: _deep(2))).frames
-    assert [frame.function for frame in frames] == ["_raised", "<lambda>", "_deep", "_deep", "_deep"]
+    assert [frame.function for frame in frames] == [
+        "_raised",
+        "<lambda>",
+        "_deep",
+        "_deep",
+        "_deep",
+    ]
     assert {frame.file for frame in frames} == {__file__}
     assert frames[-1].code == 'raise ValueError("bottom")'
     assert frames[-1].line > 0
@@ -418,7 +444,9 @@ def script(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_lines_around(script: dict[str, Any]) -> None:
-    """A frame of the program has two lines before its own and two after, without the indentation that they share."""
+    """A frame of the program has two lines before its own and two after,
+    without the indentation that they share.
+    """
     frame = capture(_raised(lambda: script["divide"]({"größe": 0}))).frames[-1]
     assert frame.code == 'return sum(batch) / row["größe"] + len(batch)'
     assert frame.context == (
@@ -443,13 +471,19 @@ def test_lines_around(script: dict[str, Any]) -> None:
     ],
 )
 def test_the_marked_part(script: dict[str, Any], function: str, row: object, marked: str) -> None:
-    """The characters that Python marks with carets are known; none where it marks the whole line."""
+    """The characters that Python marks with carets are known;
+    none where it marks the whole line.
+    """
     frame = capture(_raised(lambda: script[function](row))).frames[-1]
     assert frame.code[slice(*frame.marked)] == marked
 
 
-def test_a_loader_that_gives_no_text(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Source code comes from third-party loaders; one that gives bytes costs the lines, and nothing else."""
+def test_a_loader_that_gives_no_text(
+    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source code comes from third-party loaders; one that gives bytes costs the lines,
+    and nothing else.
+    """
     error = _raised(lambda: script["whole"]({}))
     monkeypatch.setattr("linecache.getlines", lambda _: [b"raise"] * 99)
     frame = capture(error).frames[-1]
@@ -457,7 +491,9 @@ def test_a_loader_that_gives_no_text(script: dict[str, Any], monkeypatch: pytest
 
 
 def test_frames_of_libraries_have_no_lines_around() -> None:
-    """A library's frames have their line alone, and of many frames of the program the innermost have more."""
+    """A library's frames have their line alone,
+    and of many frames of the program the innermost have more.
+    """
 
     def deep(number: int) -> None:
         json.loads("{") if number == 0 else deep(number - 1)
@@ -469,7 +505,9 @@ def test_frames_of_libraries_have_no_lines_around() -> None:
 
 
 def test_source_that_is_not_there() -> None:
-    """Code without a file has frames without text; an exception that was never raised has no frames."""
+    """Code without a file has frames without text;
+    an exception that was never raised has no frames.
+    """
     code = compile("def broken():\n    raise ValueError('boom')\nbroken()\n", "<nowhere>", "exec")
     frames = capture(_raised(lambda: exec(code, {}))).frames  # noqa: S102 - a frame without a file
     found = [(frame.file, frame.function, frame.code) for frame in frames[-2:]]

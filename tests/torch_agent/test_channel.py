@@ -1,4 +1,6 @@
-"""Messages between an agent and its workers, over real sockets and between real processes; the workers' start."""
+"""Messages between an agent and its workers, over real sockets and between real processes;
+the workers' start.
+"""
 
 import json
 import multiprocessing
@@ -50,7 +52,9 @@ def agent(folder: Path) -> Iterator[Agent]:
     """Open an agent's channel; its thread does not outlive the test."""
     before = set(threading.enumerate())
     one = Agent(folder)
-    (thread,) = {thread for thread in threading.enumerate() if thread.name == "firstfault-channel"} - before
+    (thread,) = {
+        thread for thread in threading.enumerate() if thread.name == "firstfault-channel"
+    } - before
     yield one
     one.channel.close()
     thread.join(LONG_S)
@@ -62,7 +66,9 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
     """Open workers' channels; their threads do not outlive the test."""
     made: list[WorkerChannel] = []
 
-    def begin(local_rank: int, answer: Callable[..., dict[str, Any]] = lambda _: {}, round_: int = 0) -> WorkerChannel:
+    def begin(
+        local_rank: int, answer: Callable[..., dict[str, Any]] = lambda _: {}, round_: int = 0
+    ) -> WorkerChannel:
         made.append(WorkerChannel(NodeFolder(folder), round_, local_rank, answer))
         return made[-1]
 
@@ -74,7 +80,10 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
 def test_an_answer(agent: Agent, worker: OpenChannel) -> None:
     """Each worker that is asked answers for itself, at once; one that is not asked does not."""
     for local_rank in range(3):
-        worker(local_rank, lambda _, local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
+        worker(
+            local_rank,
+            lambda _, local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]},
+        )
     began = time.monotonic()
     agent.channel.ask([1], LONG_S)
     assert agent.channel.get_states().keys() == {1}
@@ -88,7 +97,9 @@ def test_an_answer(agent: Agent, worker: OpenChannel) -> None:
 
 
 def test_earlier_rounds_are_forgotten(agent: Agent, worker: OpenChannel, folder: Path) -> None:
-    """A round has the messages of its own workers only, whenever the others come; a failure report wakes the agent."""
+    """A round has the messages of its own workers only, whenever the others come;
+    a failure report wakes the agent.
+    """
     content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
     late = worker(1)
     for round_ in range(2):
@@ -127,12 +138,19 @@ def test_finished_workers(agent: Agent, worker: OpenChannel) -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_worker_that_does_not_answer(
-    others: int, agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch
+    others: int,
+    agent: Agent,
+    worker: OpenChannel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The agent waits for a busy worker up to the time limit, and returns the other workers' answers."""
+    """The agent waits for a busy worker up to the time limit,
+    and returns the other workers' answers.
+    """
     release = threading.Event()
     # a clock that stands until the others have answered
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() if len(agent.channel._answers) == others else 0.0)
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() if len(agent.channel._answers) == others else 0.0
+    )
     monkeypatch.setattr(channel, "time", clock)
 
     def busy(_: str) -> dict[str, Any]:
@@ -149,8 +167,12 @@ def test_a_worker_that_does_not_answer(
     release.set()
 
 
-def test_an_end_without_the_other(folder: Path, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for workers that ended or never opened a channel, nor a failing worker for an agent that died."""
+def test_an_end_without_the_other(
+    folder: Path, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for workers that ended or never opened a channel,
+    nor a failing worker for an agent that died.
+    """
     monkeypatch.setattr(time_limits, "SEND_TIMEOUT_SECONDS", LONG_S)
     began = time.monotonic()
     worker(5).report_failure({"what": "ValueError"})
@@ -160,7 +182,9 @@ def test_an_end_without_the_other(folder: Path, worker: OpenChannel, monkeypatch
     assert time.monotonic() - began < TOLERANCE_S
 
 
-def test_an_answer_that_breaks(agent: Agent, worker: OpenChannel, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_breaks(
+    agent: Agent, worker: OpenChannel, caplog: pytest.LogCaptureFixture
+) -> None:
     """A worker whose answer raises sends an empty state, logs a warning, and can be asked again."""
     answers = iter([ZeroDivisionError("ours"), None])
 
@@ -176,7 +200,9 @@ def test_an_answer_that_breaks(agent: Agent, worker: OpenChannel, caplog: pytest
 
 
 def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
-    """A busy agent receives the reports of all workers of a large node that fail at the same moment."""
+    """A busy agent receives the reports of all workers of a large node that
+    fail at the same moment.
+    """
     busy, free, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     def wake() -> None:
@@ -186,7 +212,9 @@ def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
 
     line = AgentChannel(NodeFolder(folder), wake)
     lines = [worker(local_rank) for local_rank in range(16)]
-    threads = [threading.Thread(target=one.report_failure, args=({"what": "ValueError"},)) for one in lines]
+    threads = [
+        threading.Thread(target=one.report_failure, args=({"what": "ValueError"},)) for one in lines
+    ]
     for thread in threads:
         thread.start()
     assert busy.wait(LONG_S)
@@ -217,7 +245,12 @@ def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
     ],
     ids=repr,
 )
-def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: OpenChannel) -> None:
+def test_an_invalid_message(
+    message: bytes,
+    agent: Agent,
+    folder: Path,
+    worker: OpenChannel,
+) -> None:
     """Both ends skip an invalid or incomplete message and receive the next one."""
     line = worker(0, lambda _: {"ok": True})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -239,7 +272,9 @@ def test_a_large_answer(agent: Agent, worker: OpenChannel) -> None:
 
 
 SOON_S = 30.0
-"""The longest wait for what happens, on a busy machine; what does not happen is waited for `LONG_S`."""
+"""The longest wait for what happens, on a busy machine;
+what does not happen is waited for `LONG_S`.
+"""
 PAUSE_S = 0.5
 _fork = multiprocessing.get_context("fork")
 
@@ -256,7 +291,9 @@ def _begin(folder: Path, began: Any) -> None:
 
 
 def test_forked_workers_begin_together(tmp_path: Path) -> None:
-    """The first worker waits for the last fork, whenever that is; one that is killed meanwhile delays none."""
+    """The first worker waits for the last fork, whenever that is;
+    one that is killed meanwhile delays none.
+    """
     began = _fork.SimpleQueue()
     workers = [_fork.Process(target=_begin, args=(tmp_path, began)) for _ in range(3)]
     with hold_forked_workers(NodeFolder(tmp_path)):
@@ -278,7 +315,9 @@ def test_forked_workers_begin_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "gone"], ids=["started before", "the folder is gone"])
 def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
-    """A worker that no fork follows begins at once; so does one whose agent died, and whose folder is gone."""
+    """A worker that no fork follows begins at once; so does one whose agent died,
+    and whose folder is gone.
+    """
     files, began = NodeFolder(tmp_path / name), time.monotonic()
     with hold_forked_workers(files):
         pass
@@ -289,12 +328,18 @@ def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
 
 
 def _await_receive(number: int) -> None:
-    """Wait until the channel's thread is in a system call about a descriptor: between two calls it may lose it."""
+    """Wait until the channel's thread is in a system call about a descriptor:
+    between two calls it may lose it.
+    """
     deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
         for thread in threading.enumerate():
             if thread.name == "firstfault-channel":
-                call = Path(f"/proc/self/task/{thread.native_id}/syscall").read_text(encoding="ascii").split()
+                call = (
+                    Path(f"/proc/self/task/{thread.native_id}/syscall")
+                    .read_text(encoding="ascii")
+                    .split()
+                )
                 if len(call) > 1 and int(call[1], 16) == number:
                     return
         time.sleep(0.001)
@@ -302,7 +347,9 @@ def _await_receive(number: int) -> None:
 
 
 def test_a_worker_whose_program_takes_the_number(agent: Agent, worker: OpenChannel) -> None:
-    """A program's socket under the number of the channel keeps its messages, and the worker still answers."""
+    """A program's socket under the number of the channel keeps its messages,
+    and the worker still answers.
+    """
     one = worker(0, lambda _: {"stack": "x"})
     number = one._listener._socket.fileno()
     _await_receive(number)
@@ -322,7 +369,9 @@ def test_a_worker_whose_program_takes_the_number(agent: Agent, worker: OpenChann
         assert own.recv(100) == b"still open"
 
 
-def test_a_channel_survives_failures(agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_survives_failures(
+    agent: Agent, worker: OpenChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It starts although no thread is free at first, and answers after a read that failed."""
     start, failures = threading.Thread.start, [1, 2]
 
@@ -343,7 +392,9 @@ def test_a_channel_survives_failures(agent: Agent, worker: OpenChannel, monkeypa
 
 
 def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A channel that is closed while its thread looks at its socket ends at once, and binds no new one."""
+    """A channel that is closed while its thread looks at its socket ends at once,
+    and binds no new one.
+    """
     closed, is_ours = threading.Event(), vars(channel.KeptDescriptor)["is_ours"].fget
 
     def close_meanwhile(kept: channel.KeptDescriptor) -> Any:
@@ -365,7 +416,9 @@ def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_files_that_a_cleaner_removes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose socket's file, or folder, was removed answers again; another process's file stays."""
+    """A worker whose socket's file, or folder, was removed answers again;
+    another process's file stays.
+    """
     monkeypatch.setattr(time_limits, "CHANNEL_CHECK_SECONDS", 0.2)
     minutes = threading.Semaphore(0)
     files = NodeFolder(folder / "node")
@@ -374,7 +427,11 @@ def test_files_that_a_cleaner_removes(folder: Path, monkeypatch: pytest.MonkeyPa
     path = files.worker(0, 0).socket
     for remove in (
         path.unlink,
-        lambda: (files.path.rename(folder / "gone"), minutes.acquire(timeout=SOON_S), files.path.mkdir()),
+        lambda: (
+            files.path.rename(folder / "gone"),
+            minutes.acquire(timeout=SOON_S),
+            files.path.mkdir(),
+        ),
     ):
         remove()
         deadline = time.monotonic() + SOON_S

@@ -1,4 +1,6 @@
-"""torch elastic's error.json, compared with what torch itself writes and reads, and the classes of errors."""
+"""torch elastic's error.json, compared with what torch itself writes and reads,
+and the classes of errors.
+"""
 
 import json
 import pickle
@@ -23,28 +25,51 @@ NANO = 1_000_000_000
 
 
 def test_it_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our file has the keys of torch's own, with values of the same types; torch takes message and time from it."""
+    """Our file has the keys of torch's own, with values of the same types;
+    torch takes message and time from it.
+    """
 
     def shape(value: object) -> object:
-        return {key: shape(item) for key, item in value.items()} if isinstance(value, dict) else type(value)
+        return (
+            {key: shape(item) for key, item in value.items()}
+            if isinstance(value, dict)
+            else type(value)
+        )
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "theirs.json"))
     ErrorHandler().record_exception(ValueError("boom"))
-    write_error_file(tmp_path / "ours.json", error_file_data("ValueError", "boom", "Traceback", 5 * NANO))
-    ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("ours.json", "theirs.json"))
+    write_error_file(
+        tmp_path / "ours.json", error_file_data("ValueError", "boom", "Traceback", 5 * NANO)
+    )
+    ours, theirs = (
+        json.loads((tmp_path / name).read_text()) for name in ("ours.json", "theirs.json")
+    )
     assert shape(ours) == shape(theirs)
     assert ours["message"]["message"] == theirs["message"]["message"] == "ValueError: boom"
     path = tmp_path / "error.json"
-    write_error_file(path, error_file_data("my.module.LostError", "boom", "Traceback of it", 1_700_000_000_900_000_000))
+    write_error_file(
+        path,
+        error_file_data(
+            "my.module.LostError",
+            "boom",
+            "Traceback of it",
+            1_700_000_000_900_000_000,
+        ),
+    )
     failure = ProcessFailure(local_rank=1, pid=42, exitcode=1, error_file=str(path))
     assert failure.timestamp == 1_700_000_000
-    word = {"message": "LostError: boom", "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1700000000"}}
+    word = {
+        "message": "LostError: boom",
+        "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1700000000"},
+    }
     assert failure.message == word
     assert read_error_file(path) == word
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:
-    """An older file is replaced, and nothing else is left beside it; a lone surrogate in a message is escaped."""
+    """An older file is replaced, and nothing else is left beside it;
+    a lone surrogate in a message is escaped.
+    """
     path = tmp_path / "error.json"
     path.write_text("{")
     write_error_file(path, error_file_data("ValueError", "\ud800", "", 0))
@@ -56,8 +81,14 @@ def test_it_is_written_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *((text, None) for text in (None, "", "{", "[" * 5_000, "[]", "7", "null", '{"other": 1}', "\udcff")),
-        *((json.dumps({"message": message}), str(message)) for message in ("a plain text", ["a", "list"], 7)),
+        *(
+            (text, None)
+            for text in (None, "", "{", "[" * 5_000, "[]", "7", "null", '{"other": 1}', "\udcff")
+        ),
+        *(
+            (json.dumps({"message": message}), str(message))
+            for message in ("a plain text", ["a", "list"], 7)
+        ),
     ],
 )
 def test_files_of_other_tools(tmp_path: Path, text: str | None, message: str | None) -> None:
@@ -73,14 +104,17 @@ class _Thing:
 
 
 def test_traceback_file(tmp_path: Path) -> None:
-    """The traceback is read from torch.multiprocessing's pickle; a truncated file gives an empty text.
+    """The traceback is read from torch.multiprocessing's pickle;
+    a truncated file gives an empty text.
 
     Only a text is unpickled, never a class.
     """
     path = tmp_path / "traceback"
     assert read_traceback(path) == ""
     whole = pickle.dumps("Traceback (most recent call last):\nValueError: boom\n")
-    others = [pickle.dumps(content) for content in (7, ["Traceback"], b"Traceback", _Thing(), print)]
+    others = [
+        pickle.dumps(content) for content in (7, ["Traceback"], b"Traceback", _Thing(), print)
+    ]
     for data in (*(whole[:length] for length in range(len(whole))), *others):
         path.write_bytes(data)
         assert read_traceback(path) == "", data
@@ -109,7 +143,9 @@ def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -
 
 
 def test_every_class_has_its_flyte_class() -> None:
-    """Each class has a known category; only a recoverable exception is retried on the user's budget."""
+    """Each class has a known category; only a recoverable exception is
+    retried on the user's budget.
+    """
     for error_class in ErrorClass:
         flyte = error_class.value
         assert flyte.category == "" or flyte.category in CATEGORIES

@@ -33,7 +33,10 @@ class Node:
     def __init__(self, store: Any, group_rank: int) -> None:
         self.woken = threading.Event()
         self.watch = FailureBroadcast(
-            store, group_rank, self.woken.set, lambda connection, _: connection.append("on_failure", f"{group_rank} ")
+            store,
+            group_rank,
+            self.woken.set,
+            lambda connection, _: connection.append("on_failure", f"{group_rank} "),
         )
 
 
@@ -83,19 +86,25 @@ def node(store: RoundStore) -> Iterator[Callable[..., Node]]:
 @pytest.mark.parametrize("store", [True, False], ids=["libuv", "no libuv"], indirect=True)
 @pytest.mark.parametrize("sender", [0, 1])
 def test_a_failure_is_sent(sender: int, store: RoundStore, node: Callable[..., Node]) -> None:
-    """A fatal failure wakes all nodes, also one that comes late; `failure` is None on the node that failed."""
+    """A fatal failure wakes all nodes, also one that comes late;
+    `failure` is None on the node that failed.
+    """
     nodes = [node(group_rank) for group_rank in range(3)]
     assert [one.watch.outcome for one in nodes] == [None] * 3
     failure = replace(FATAL, node=f"worker-{sender}", group_rank=sender)
     nodes[sender].watch.send(failure)
     assert all(one.woken.wait(LONG_S) for one in nodes)
-    assert [one.watch.failure for one in nodes] == [None if one is nodes[sender] else failure for one in nodes]
+    assert [one.watch.failure for one in nodes] == [
+        None if one is nodes[sender] else failure for one in nodes
+    ]
     assert [one.watch.outcome and one.watch.outcome.failure for one in nodes] == [failure] * 3
     late = node(3)
     assert late.woken.wait(LONG_S)
     assert late.watch.failure == failure
     assert all(one.watch.connections() is not None for one in nodes)
-    assert {b"0", b"1", b"2"} <= set(store.get("on_failure").split()), "each calls back, on a connection of its own"
+    assert {b"0", b"1", b"2"} <= set(store.get("on_failure").split()), (
+        "each calls back, on a connection of its own"
+    )
 
 
 def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None:
@@ -118,7 +127,14 @@ def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None
         ([(0, RESTART), (1, replace(RESTART, group_rank=1))], RESTART, None),
         ([(0, FATAL), (0, replace(FATAL, what="said twice"))], FATAL, FATAL),
     ],
-    ids=["both fatal", "fatal after a restart", "restart, then fatal", "fatal, then restart", "restarts", "twice"],
+    ids=[
+        "both fatal",
+        "fatal after a restart",
+        "restart, then fatal",
+        "fatal, then restart",
+        "restarts",
+        "twice",
+    ],
 )
 def test_the_first_counts(
     told: list[tuple[int, FailureNotice]],
@@ -127,8 +143,11 @@ def test_the_first_counts(
     node: Callable[..., Node],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first failure counts; `find_fatal_failure` also finds one that was sent after a restart."""
-    monkeypatch.setattr(time_limits, "FATAL_FAILURE_POLL_SECONDS", LONG_S)  # after it, the listener takes the fatal one
+    """The first failure counts; `find_fatal_failure` also finds one that
+    was sent after a restart.
+    """
+    # after it, the listener takes the fatal one
+    monkeypatch.setattr(time_limits, "FATAL_FAILURE_POLL_SECONDS", LONG_S)
     nodes = [node(group_rank) for group_rank in range(3)]
     for sender, failure in told:
         nodes[sender].watch.send(failure)
@@ -142,20 +161,28 @@ def test_the_first_counts(
 
 
 def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None:
-    """When all have finished, every node knows it, none reports a failure, and a later one is ignored."""
+    """When all have finished, every node knows it, none reports a failure,
+    and a later one is ignored.
+    """
     nodes = [node(0), node(1)]
     nodes[0].watch.send_finished()
     assert all(one.woken.wait(LONG_S) for one in nodes)
     assert not store.check(["on_failure"])
     nodes[0].watch.send(RESTART)
     for one in nodes:
-        assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (True, None, None)
+        assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (
+            True,
+            None,
+            None,
+        )
         assert one.watch.find_fatal_failure() is None
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
-    """When the node that hosts the store dies, the others are woken and know that the store is lost."""
+    """When the node that hosts the store dies,
+    the others are woken and know that the store is lost.
+    """
     with hosted() as (process, client):
         store = Waited(client)
         nodes = [node(0, store), node(1, store)]
@@ -166,15 +193,23 @@ def test_a_lost_store(told: bool, node: Callable[..., Node]) -> None:
         process.kill()
         assert all(one.woken.wait(LONG_S) for one in nodes)
         outcome = nodes[1].watch.outcome
-        assert (outcome.failure, bool(outcome.lost), outcome.finished) == (FATAL if told else None, not told, False)
+        assert (outcome.failure, bool(outcome.lost), outcome.finished) == (
+            FATAL if told else None,
+            not told,
+            False,
+        )
         assert nodes[1].watch.failure == (FATAL if told else None)
         process.join()
         assert (nodes[1].watch.connections() is None) is not told
         assert nodes[0].watch.find_fatal_failure() is None
 
 
-def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that still listens for a moment is lost too: a new connection to it would be tried for minutes."""
+def test_a_store_whose_host_is_dying(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that still listens for a moment is lost too:
+    a new connection to it would be tried for minutes.
+    """
     connected: list[float] = []
 
     class Dying:
@@ -210,11 +245,20 @@ def test_the_end_leaves_no_thread(on_failure: bool, node: Callable[..., Node]) -
 
 @pytest.mark.parametrize("how", ["poll", "accept"])
 def test_a_failure_that_the_waiting_thread_does_not_see(
-    how: str, store: RoundStore, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+    how: str,
+    store: RoundStore,
+    node: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A notice learned by a look, or from the roster, leaves workers of other nodes the time that it announces."""
+    """A notice learned by a look, or from the roster,
+    leaves workers of other nodes the time that it announces.
+    """
     silent = threading.Event()
-    monkeypatch.setattr(FailureBroadcast, "_receive_outcome", lambda _: silent.wait() and RoundOutcome(finished=True))
+    monkeypatch.setattr(
+        FailureBroadcast,
+        "_receive_outcome",
+        lambda _: silent.wait() and RoundOutcome(finished=True),
+    )
     watch = node(1).watch
     watch._known_at -= 2 * LONG_S  # the round began long ago
     failure = replace(FATAL, stop_seconds=LONG_S)

@@ -1,4 +1,5 @@
-"""Faults on one of two nodes while the other sleeps or waits: all agents are told, all nodes end, all ranks report.
+"""Faults on one of two nodes while the other sleeps or waits: all agents are told, all nodes end,
+all ranks report.
 
 ``make agent-faults`` runs more cases, repeats them and prints what they took.
 """
@@ -27,7 +28,9 @@ SLEEPING_S = 5.0
 BLOCKED_S = 3.0
 TERMINATED_S = 5.0
 GRACE_S = 30.0
-"""Kubernetes' grace period: what must hold on any machine. Limits of speed hold for `make agent-faults`."""
+"""Kubernetes' grace period: what must hold on any machine. Limits of speed hold
+for `make agent-faults`.
+"""
 _taken: dict[str, list[float]] = {}
 
 
@@ -38,7 +41,9 @@ def _table() -> Iterator[None]:
     if TIMES > 1:
         print(f"\n{'seconds: median':>15} {'max':>7} {'runs':>5}  case")
         for case, seconds in _taken.items():
-            print(f"{statistics.median(seconds):15.2f} {max(seconds):7.2f} {len(seconds):5d}  {case}")
+            print(
+                f"{statistics.median(seconds):15.2f} {max(seconds):7.2f} {len(seconds):5d}  {case}"
+            )
 
 
 def took(case: str, began: float, limit: float) -> None:
@@ -49,13 +54,21 @@ def took(case: str, began: float, limit: float) -> None:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Return a function that starts the nodes of a job; what remains of them at the end of the test is killed."""
+    """Return a function that starts the nodes of a job;
+    what remains of them at the end of the test is killed.
+    """
     with contextlib.ExitStack() as stack:
 
         def begin(
-            function: Callable[..., Any], *arguments: Any, nodes: int = 2, options: Options | None = None, **config: Any
+            function: Callable[..., Any],
+            *arguments: Any,
+            nodes: int = 2,
+            options: Options | None = None,
+            **config: Any,
         ) -> Job:
-            return stack.enter_context(Job(tmp_path, function, arguments, options, config)).start(nodes)
+            return stack.enter_context(Job(tmp_path, function, arguments, options, config)).start(
+                nodes
+            )
 
         yield begin
 
@@ -65,9 +78,13 @@ ONE_NODE = {"nodes": 1, "min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
 
 
 @repeated
-@pytest.mark.parametrize(("peers", "limit"), [("sleep", SLEEPING_S)] + [("gloo", BLOCKED_S)] * (TIMES > 1))
+@pytest.mark.parametrize(
+    ("peers", "limit"), [("sleep", SLEEPING_S)] + [("gloo", BLOCKED_S)] * (TIMES > 1)
+)
 def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number: int) -> None:
-    """A rank raises: the verdict names it, its peers were stopped because of it or failed, and all nodes end soon."""
+    """A rank raises: the verdict names it, its peers were stopped because of it or failed,
+    and all nodes end soon.
+    """
     running = job(trainings.one_fails, "raise", peers)
     running.told("fault")
     began = time.monotonic()
@@ -87,7 +104,9 @@ def test_all_nodes_end(job: Callable[..., Job], peers: str, limit: float, number
 
 @repeated
 def test_a_slow_finally(job: Callable[..., Job], number: int) -> None:
-    """An exception has its own durable document before its first victim fails, even if its clean-up is slow."""
+    """An exception has its own durable document before its first victim fails,
+    even if its clean-up is slow.
+    """
     ended = job(trainings.one_fails, "finally-destroy", "gloo").end()
     assert ended.verdict.ranks == (1,)
     root, victim = ended.of_rank(1), ended.of_rank(0)
@@ -98,7 +117,9 @@ def test_a_slow_finally(job: Callable[..., Job], number: int) -> None:
         for receipt in entry.receipts
         if receipt.name == root.documents[0].name and receipt.fault_to_durable_ns
     }
-    assert (root.timestamp_ns or 0) + (receipt.fault_to_durable_ns or 0) < (victim.timestamp_ns or 0)
+    assert (root.timestamp_ns or 0) + (receipt.fault_to_durable_ns or 0) < (
+        victim.timestamp_ns or 0
+    )
 
 
 def test_an_exit_without_an_error(job: Callable[..., Job]) -> None:
@@ -109,7 +130,9 @@ def test_an_exit_without_an_error(job: Callable[..., Job]) -> None:
 
 
 def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
-    """After sys.exit(0) its peer's collective fails soon, though the program keeps the group, and the rank is named."""
+    """After sys.exit(0) its peer's collective fails soon, though the program keeps the group,
+    and the rank is named.
+    """
     ended = job(trainings.one_fails, "leave", "gloo", **ONE_NODE).end()
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "exit")
     assert ended.verdict.headline.startswith("SystemExit, rank 1 on ")
@@ -117,7 +140,9 @@ def test_a_rank_that_leaves_its_group_open(job: Callable[..., Job]) -> None:
 
 
 def test_an_abort(job: Callable[..., Job]) -> None:
-    """The document has the stack and the output of a failed check in native code; the node's log has them too."""
+    """The document has the stack and the output of a failed check in native code;
+    the node's log has them too.
+    """
     ended = job(trainings.one_fails, "terminate", **ONE_NODE).end()
     root = ended.of_rank(1)
     assert (ended.verdict.ranks, ended.verdict.category) == ((1,), "signal")
@@ -137,7 +162,9 @@ def test_a_recorder_that_does_not_answer(job: Callable[..., Job]) -> None:
 
 
 def test_a_rank_that_hangs_in_a_step(job: Callable[..., Job]) -> None:
-    """The verdict names the rank that hung, not those that waited for it; its stderr is teed, and in its document."""
+    """The verdict names the rank that hung, not those that waited for it; its stderr is teed,
+    and in its document.
+    """
     options = Options(watchdog=Watchdog(heartbeat_timeout=120))
     fields = {"nproc_per_node": 2, "log_line_prefix_template": "[${role_name} rank ${rank}] "}
     ended = job(trainings.one_hangs_in_a_step, 2, options=options, **fields).end()
@@ -152,7 +179,9 @@ def test_a_rank_that_hangs_in_a_step(job: Callable[..., Job]) -> None:
 
 
 def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
-    """A node whose workers have succeeded does not report success when another one fails after it."""
+    """A node whose workers have succeeded does not report success when
+    another one fails after it.
+    """
     running = job(trainings.one_is_late, "raise", 1.0)
     running.told("fault")
     began = time.monotonic()
@@ -163,9 +192,13 @@ def test_a_finished_node_learns_of_a_failure(job: Callable[..., Job]) -> None:
     assert "the first fault" in ended.verdict.headline
 
 
-@pytest.mark.parametrize(("rank", "with_worker"), [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1))
+@pytest.mark.parametrize(
+    ("rank", "with_worker"), [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1)
+)
 def test_an_agent_is_killed(job: Callable[..., Job], rank: int, with_worker: bool) -> None:
-    """The recorder and the other node's agent report the killed agent, on whichever node the store is."""
+    """The recorder and the other node's agent report the killed agent,
+    on whichever node the store is.
+    """
     running = job(trainings.one_fails, "hang")
     killed = running.told(f"rank-{rank}")
     running.told("fault")
@@ -223,22 +256,33 @@ def _await_exit(running: Job, agent: int) -> None:
 @repeated
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if TIMES > 1 or "gloo" not in phase])
 def test_an_agent_is_terminated(job: Callable[..., Job], phase: str, number: int) -> None:
-    """In any phase SIGTERM ends the node within seconds, with a document and a verdict on the system's budget."""
+    """In any phase SIGTERM ends the node within seconds,
+    with a document and a verdict on the system's budget.
+    """
     running, agent = PHASES[phase](job)
     began = time.monotonic()
     os.kill(agent, signal.SIGTERM)
     _await_exit(running, agent)
     took(f"SIGTERM: {phase}", began, TERMINATED_S)
     ended = running.end()
-    assert (ended.verdict.scope, ended.verdict.category) == (Scope.EXTERNAL, "preemption"), ended.verdict
-    assert (ended.conclusion.decision.retry, ended.conclusion.decision.origin) == (True, Origin.SYSTEM)
+    assert (ended.verdict.scope, ended.verdict.category) == (
+        Scope.EXTERNAL,
+        "preemption",
+    ), ended.verdict
+    assert (ended.conclusion.decision.retry, ended.conclusion.decision.origin) == (
+        True,
+        Origin.SYSTEM,
+    )
     assert (ended.folder / "0" / "error.pb").exists()
 
 
 @repeated
 @pytest.mark.parametrize("frozen_seconds", [3.0] + [0.0] * (TIMES > 1))
-def test_sigterm_while_settling(job: Callable[..., Job], number: int, frozen_seconds: float) -> None:
-    """A node that is terminated while it waits for a silent one, the store's host, seals the best verdict so far.
+def test_sigterm_while_settling(
+    job: Callable[..., Job], number: int, frozen_seconds: float
+) -> None:
+    """A node that is terminated while it waits for a silent one, the store's host,
+    seals the best verdict so far.
 
     torch asks the store's host every second for nodes that wait to join.
     """
@@ -255,7 +299,8 @@ def test_sigterm_while_settling(job: Callable[..., Job], number: int, frozen_sec
     sealed = (running.folder / "0" / "error.pb").read_bytes()
     os.kill(silent, signal.SIGCONT)
     ended = running.end()
-    # frozen so early, it may have missed the broadcast, and then learns of the failure from the storage
+    # frozen so early, it may have missed the broadcast, and then learns of the failure from the
+    # storage
     took("a node that was frozen", began, 6 * SLEEPING_S)
     assert ended.verdict.ranks == (1,)
     assert b"the first fault" in sealed
@@ -279,10 +324,19 @@ def _told_alike(ended: Ended, nodes: int) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "how", "concluded"),
-    [(2, "slow", 2), (2, "SIGKILL", 2)] + [(4, "none", 1), (4, "SIGKILL", 2), (4, "slow", 2)] * (TIMES > 1),
+    [(2, "slow", 2), (2, "SIGKILL", 2)]
+    + [(4, "none", 1), (4, "SIGKILL", 2), (4, "slow", 2)] * (TIMES > 1),
 )
-def test_another_node_takes_over(nodes: int, how: str, concluded: int, tmp_path: Path, job: Callable[..., Job]) -> None:
-    """The job has one verdict, which is right, and few nodes have read for it. The first node hosts the store too."""
+def test_another_node_takes_over(
+    nodes: int,
+    how: str,
+    concluded: int,
+    tmp_path: Path,
+    job: Callable[..., Job],
+) -> None:
+    """The job has one verdict, which is right, and few nodes have read for it. The first
+    node hosts the store too.
+    """
     ended = _disturbed(job, tmp_path, how, nodes).end()
     assert len(_concluded(tmp_path)) == concluded
     assert ended.verdict.ranks == (nodes - 1,)
@@ -296,7 +350,11 @@ def test_a_frozen_node(tmp_path: Path, job: Callable[..., Job]) -> None:
     """The other node seals a verdict without it; when it runs again, it reaches the same one."""
     running = _disturbed(job, tmp_path, "SIGSTOP")
     running.await_files("0/error.pb")
-    (frozen,) = [pid for pid in _concluded(tmp_path) if "State:\tT" in Path(f"/proc/{pid}/status").read_text()]
+    (frozen,) = [
+        pid
+        for pid in _concluded(tmp_path)
+        if "State:\tT" in Path(f"/proc/{pid}/status").read_text()
+    ]
     os.kill(frozen, signal.SIGCONT)
     ended = running.end()
     assert ended.verdict.ranks == (1,)

@@ -34,11 +34,14 @@ SLACK_S = 30.0
 LATER_S = 30.0
 SEALED_S = 60.0
 TERMINATED_S = 30.0
-"""SIGTERM to the verdict: ten seconds, and more for a busy machine; Kubernetes kills a pod after 30."""
+"""SIGTERM to the verdict: ten seconds, and more for a busy machine;
+Kubernetes kills a pod after 30.
+"""
 FIRST_RANK = 11
 """Of the workers that fail: the numbers of ranks are told from others in the names of documents."""
 HARMLESS = {"half", "twice"}
-"""Faults under which an upload succeeds: its answer has no body, and a second upload of the same bytes changes nothing.
+"""Faults under which an upload succeeds: its answer has no body,
+and a second upload of the same bytes changes nothing.
 """
 
 
@@ -57,19 +60,24 @@ def node_context(proxy: FaultyProxy) -> Iterator[NodeContext]:
     with document_writer.node_recorder(
         recording_at(proxy.server.uri("faulty"), DEADLINE_S, node="worker-0")
     ) as node_context:
-        # a busy machine takes half a minute to import what an upload needs, in the recorder and in this process
+        # a busy machine takes half a minute to import what an upload needs, in the recorder and in
+        # this process
         assert document_writer.put_on_node("warm", b"", node_context, SEALED_S)
         yield node_context
 
 
 def stored(server: S3, output_prefix: str) -> Callable[[str], bytes | None]:
-    """Return a function that reads a file below the output prefix, beside the proxy; None if there is none."""
+    """Return a function that reads a file below the output prefix, beside the proxy;
+    None if there is none.
+    """
     prefix = output_prefix.partition(f"{server.bucket}/")[2]
     client = server.client()
 
     def read(path: str) -> bytes | None:
         with contextlib.suppress(client.exceptions.NoSuchKey):
-            data: bytes = client.get_object(Bucket=server.bucket, Key=f"{prefix}/{path}")["Body"].read()
+            data: bytes = client.get_object(Bucket=server.bucket, Key=f"{prefix}/{path}")[
+                "Body"
+            ].read()
             return data
         return None
 
@@ -77,7 +85,13 @@ def stored(server: S3, output_prefix: str) -> Callable[[str], bytes | None]:
 
 
 def failure(rank: int) -> WorkerError:
-    error = make_error(rank, node="worker-0", at_ms=rank, message="the user's own error", group_world_size=1)
+    error = make_error(
+        rank,
+        node="worker-0",
+        at_ms=rank,
+        message="the user's own error",
+        group_world_size=1,
+    )
     return replace(error, monotonic_ns=time.monotonic_ns())
 
 
@@ -86,7 +100,9 @@ class Uploads:
     """What became of documents whose uploads met a fault."""
 
     told: list[tuple[str, bool]]
-    """Path, and whether it is durable, of a document of the recorder's, one that was uploaded directly, and a file."""
+    """Path, and whether it is durable, of a document of the recorder's,
+    one that was uploaded directly, and a file.
+    """
     seconds: float
     spooled: SpooledDocument
     """The first one."""
@@ -96,20 +112,34 @@ class Uploads:
 
 @pytest.fixture(scope="module")
 def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Uploads, Receipt]]:
-    """Upload under all faults at once, with the node's recorder and without, and again when the storage is back.
+    """Upload under all faults at once, with the node's recorder and without,
+    and again when the storage is back.
 
     The connections of the first uploads still hang then.
     """
 
     def upload(what: str) -> Uploads:
-        number, deadline = FIRST_RANK + FAULTS.index(what), LATER_S if what in HARMLESS else DEADLINE_S
+        number, deadline = (
+            FIRST_RANK + FAULTS.index(what),
+            (LATER_S if what in HARMLESS else DEADLINE_S),
+        )
         by_recorder, directly = failure(number), failure(100 + number)
-        spool, file = document_writer.open_worker_spool(node_context, number, None), f"file-{number:07d}-.pb"
+        spool, file = (
+            document_writer.open_worker_spool(node_context, number, None),
+            f"file-{number:07d}-.pb",
+        )
         assert spool is not None
         calls: list[Callable[[], tuple[str, bool]]] = [
-            lambda: _told(document_writer.record_error(by_recorder, node_context, spool, deadline)[1]),
             lambda: _told(
-                document_writer.record_error(directly, replace(node_context, node_folder=""), None, deadline)[1]
+                document_writer.record_error(by_recorder, node_context, spool, deadline)[1]
+            ),
+            lambda: _told(
+                document_writer.record_error(
+                    directly,
+                    replace(node_context, node_folder=""),
+                    None,
+                    deadline,
+                )[1]
             ),
             lambda: (file, document_writer.put_on_node(file, b"data", node_context, deadline)),
         ]
@@ -121,14 +151,22 @@ def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Up
         return Uploads(told, seconds, spooled, by_recorder)
 
     def again(found: Uploads) -> Receipt:
-        return document_writer.put_document(found.spooled, encode(found.error), found.error, node_context, LATER_S)
+        return document_writer.put_document(
+            found.spooled,
+            encode(found.error),
+            found.error,
+            node_context,
+            LATER_S,
+        )
 
     others = [what for what in FAULTS if what != "refused"]
     ranks = {what: FIRST_RANK + FAULTS.index(what) for what in others}
     proxy.refuse()
     found = {"refused": upload("refused")}
     proxy.accept()
-    proxy.plan(*(Fault(what, path=f"-{more + ranks[what]:07d}-") for what in others for more in (0, 100)))
+    proxy.plan(
+        *(Fault(what, path=f"-{more + ranks[what]:07d}-") for what in others for more in (0, 100))
+    )
     with concurrent.futures.ThreadPoolExecutor(len(others)) as pool:
         found.update(zip(others, pool.map(upload, others), strict=True))
         proxy.mend()
@@ -138,8 +176,15 @@ def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Up
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_uploads(s3: S3, node_context: NodeContext, uploads: dict[str, tuple[Uploads, Receipt]], what: str) -> None:
-    """An upload is given up in time; its document stays in the spool until the agent can upload it."""
+def test_uploads(
+    s3: S3,
+    node_context: NodeContext,
+    uploads: dict[str, tuple[Uploads, Receipt]],
+    what: str,
+) -> None:
+    """An upload is given up in time; its document stays in the spool until
+    the agent can upload it.
+    """
     (found, receipt), read = uploads[what], stored(s3, node_context.output_prefix)
     assert found.seconds < SLACK_S
     for path, is_durable in found.told:
@@ -159,7 +204,9 @@ def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
     """Start two nodes, and wait until their workers run and they have said so."""
     options = Options(settle_seconds=2, upload_deadline_seconds=1)
     before = len(proxy.requests)
-    with Job(tmp_path, trainings.once_told, options=options, store=proxy.server.uri("job")).start(2) as running:
+    with Job(tmp_path, trainings.once_told, options=options, store=proxy.server.uri("job")).start(
+        2
+    ) as running:
         for number in range(2):
             proxy.await_request("PUT", f"-{number:07d}-joined-", since=before)
         yield running
@@ -168,13 +215,16 @@ def job(proxy: FaultyProxy, tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.jobs
 def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy, job: Job) -> None:
-    """The other node, alone and with its own findings, names the rank of which its agent was told."""
+    """The other node, alone and with its own findings,
+    names the rank of which its agent was told.
+    """
     workers = {rank: job.told(f"rank-{rank}-0") for rank in range(2)}
     rank = job.host({number: worker["agent"] for number, worker in workers.items()})
     other, before = f"{1 - rank:07d}", len(proxy.requests)
     proxy.plan(Fault("stall"))
     job.go(rank)
-    proxy.await_request("PUT", f"-{other}-{other}-", since=before)  # the document of the stopped rank
+    # the document of the stopped rank
+    proxy.await_request("PUT", f"-{other}-{other}-", since=before)
     kill([workers[rank]["agent"], workers[rank]["pid"]])
     proxy.await_request("PUT", "/error.pb", since=before)
     proxy.plan()
@@ -198,4 +248,7 @@ def test_a_node_is_terminated_while_the_storage_hangs(proxy: FaultyProxy, job: J
     proxy.plan()
     ended = job.end()
     assert (ended.verdict.scope, ended.verdict.category) == (Scope.EXTERNAL, "preemption")
-    assert (ended.conclusion.decision.retry, ended.conclusion.decision.origin) == (True, Origin.SYSTEM)
+    assert (ended.conclusion.decision.retry, ended.conclusion.decision.origin) == (
+        True,
+        Origin.SYSTEM,
+    )

@@ -1,4 +1,6 @@
-"""Exceptions that programs wrap or meet again: verdict, headline, place and fingerprint are of the first cause."""
+"""Exceptions that programs wrap or meet again: verdict, headline,
+place and fingerprint are of the first cause.
+"""
 
 import asyncio
 import concurrent.futures
@@ -29,10 +31,14 @@ _CACHE: dict[str, Any] = {}
 
 
 class TrainingError(Exception):
-    """What the program raises for any failure. Its text has words of storage and services, which prove nothing here."""
+    """What the program raises for any failure. Its text has words of storage and services,
+    which prove nothing here.
+    """
 
     def __init__(self) -> None:
-        super().__init__("failed to save the checkpoint of https://hub.example.org/run after Disk quota exceeded")
+        super().__init__(
+            "failed to save the checkpoint of https://hub.example.org/run after Disk quota exceeded"
+        )
 
 
 def step(error: Exception) -> None:
@@ -138,8 +144,16 @@ WRAPPED: dict[str, Callable[[Exception], None]] = {
 }
 """What left the training was raised to report the error."""
 if sys.version_info >= (3, 11):
-    WRAPPED |= {"task group": _task_group, "around a group": _around_task_group, "within a group": _in_task_group}
-AFTERMATH: dict[str, Callable[[Exception], None]] = {"tried again": _tried_again, "save": _save, "close": _close}
+    WRAPPED |= {
+        "task group": _task_group,
+        "around a group": _around_task_group,
+        "within a group": _in_task_group,
+    }
+AFTERMATH: dict[str, Callable[[Exception], None]] = {
+    "tried again": _tried_again,
+    "save": _save,
+    "close": _close,
+}
 """What left the training failed by itself, while the error was being handled."""
 
 
@@ -215,8 +229,13 @@ def _rename(error: Exception) -> None:
 
 
 FALLBACKS["another way"] = _another_way
-OTHER_WAYS: dict[str, Callable[[Exception], None]] = {"for any error": _for_any_error, "rename": _rename}
-"""The error was raised in place of what had failed. An error about a peer there would not tell which was first."""
+OTHER_WAYS: dict[str, Callable[[Exception], None]] = {
+    "for any error": _for_any_error,
+    "rename": _rename,
+}
+"""The error was raised in place of what had failed. An error about a peer there would
+not tell which was first.
+"""
 
 
 def _save_for_type(error: Exception) -> None:
@@ -297,7 +316,10 @@ def _failure(way: Callable[[Exception], None], error: Exception, rank: int = 3) 
     """Return the failure of a rank as a reader gets it, without the document's name."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each way has its own
         way(error)
-    found = decode(encode(make_error(rank, node="worker-1", exception=capture(caught.value))), DocumentRef("e1.pb"))
+    found = decode(
+        encode(make_error(rank, node="worker-1", exception=capture(caught.value))),
+        DocumentRef("e1.pb"),
+    )
     assert isinstance(found, WorkerError)
     return found
 
@@ -306,9 +328,15 @@ def _failure(way: Callable[[Exception], None], error: Exception, rank: int = 3) 
 def test_the_first_cause_is_judged(way: str) -> None:
     """A victim stays a victim, and a fault one, whatever the program or its clean-up made of it.
 
-    Faults under one wrapper have fingerprints of their own, in which numbers and clean-ups do not matter.
+    Faults under one wrapper have fingerprints of their own, in which numbers and clean-ups do not
+    matter.
     """
-    errors = (RuntimeError(PEER), TypeError("3 columns"), ValueError("3 columns"), TypeError("7 columns"))
+    errors = (
+        RuntimeError(PEER),
+        TypeError("3 columns"),
+        ValueError("3 columns"),
+        TypeError("7 columns"),
+    )
     failures = [_failure(_ALL[way], error) for error in errors]
     (victim,), (culprit,) = (classify_failures(make_job(failure)) for failure in failures[:2])
     assert victim.failure_class is FailureClass.CONSEQUENCE
@@ -320,11 +348,15 @@ def test_the_first_cause_is_judged(way: str) -> None:
 
 @pytest.mark.parametrize("way", _ALL | OTHER_WAYS)
 def test_the_report_tells_the_first_cause(way: str) -> None:
-    """First line, headline, code and the next step name the first cause and its line; the wrapper comes second."""
+    """First line, headline, code and the next step name the first cause and its line;
+    the wrapper comes second.
+    """
     job = make_job(_failure((_ALL | OTHER_WAYS)[way], TypeError("3 columns")))
     verdict = run_strategy(get_strategy("evidence"), job)
     report = build_report(job, verdict, decide(verdict))
-    assert first_line(verdict, report.decision).startswith("TypeError rank 3 worker-1 no retry: 3 columns")
+    assert first_line(verdict, report.decision).startswith(
+        "TypeError rank 3 worker-1 no retry: 3 columns"
+    )
     assert verdict.headline.startswith("TypeError, rank 3 on worker-1: 3 columns")
     assert report.answers.what.startswith("TypeError: 3 columns")
     place = report.answers.code
@@ -338,16 +370,22 @@ def test_the_report_tells_the_first_cause(way: str) -> None:
 
 
 def test_a_wrapped_victim_is_not_the_same_fault() -> None:
-    """Victims whose program raises the same wrapper as the culprit's do not count as failed in the same way."""
+    """Victims whose program raises the same wrapper as the culprit's do not count as
+    failed in the same way.
+    """
     wrap = WRAPPED["from None"]
     victims = [_failure(wrap, RuntimeError(PEER), rank) for rank in (0, 1, 2)]
-    verdict = run_strategy(get_strategy("evidence"), make_job(_failure(wrap, KeyError("labels")), *victims))
+    verdict = run_strategy(
+        get_strategy("evidence"), make_job(_failure(wrap, KeyError("labels")), *victims)
+    )
     assert (verdict.ranks, verdict.category, verdict.victims.count) == ((3,), "user_code", 3)
 
 
 def test_a_wrapper_names_the_service_of_a_lost_connection() -> None:
     """A connection of which it is unknown whose it was belongs to what the wrapper names."""
-    (judged,) = classify_failures(make_job(_failure(WRAPPED["from"], ConnectionResetError(104, "reset by peer"))))
+    (judged,) = classify_failures(
+        make_job(_failure(WRAPPED["from"], ConnectionResetError(104, "reset by peer")))
+    )
     assert judged.failure_class is FailureClass.OWN_FAULT
 
 

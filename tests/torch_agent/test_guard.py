@@ -15,7 +15,12 @@ from unittest.mock import Mock
 import pytest
 
 from firstfault_torch import guard
-from firstfault_torch.guard import call_with_timeout, ignore_worker_signals, run_loop, suppress_internal_errors
+from firstfault_torch.guard import (
+    call_with_timeout,
+    ignore_worker_signals,
+    run_loop,
+    suppress_internal_errors,
+)
 from tests.waiting import in_a_thread
 
 LONG_S = 60.0
@@ -32,8 +37,12 @@ ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception of our own code becomes one warning that names what it was doing; with the traceback on request."""
+def test_guarded(
+    error: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of our own code becomes one warning that names what it was doing;
+    with the traceback on request.
+    """
     with suppress_internal_errors("counting sheep"):
         pass
     assert not caplog.records
@@ -43,7 +52,9 @@ def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture, monkeyp
     assert call_with_timeout(Mock(side_effect=error), 30, "counting sheep") is None
     assert [found.getMessage() for found in caplog.records] == [record.getMessage()] * 2
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith(f"firstfault: failed while counting sheep ({type(error).__name__}: ")
+    assert record.getMessage().startswith(
+        f"firstfault: failed while counting sheep ({type(error).__name__}: "
+    )
     assert record.exc_info in {None, False}
     caplog.clear()
     monkeypatch.setenv("FIRSTFAULT_DEBUG", "1")
@@ -55,7 +66,9 @@ def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture, monkeyp
 
 @pytest.mark.parametrize("seconds", [0.2, 0, -3])
 def test_bounded_gives_up(seconds: float) -> None:
-    """A call that hangs gives None at its deadline, at once if that is past, and does not keep the process."""
+    """A call that hangs gives None at its deadline, at once if that is past,
+    and does not keep the process.
+    """
     release = threading.Event()
     before = set(threading.enumerate())  # another test's threads may still end
     began = time.monotonic()
@@ -69,9 +82,14 @@ def test_bounded_gives_up(seconds: float) -> None:
 
 @pytest.mark.parametrize(("hurried_s", "found"), [(LONG_S, "done"), (0.1, None)])
 def test_a_signal_while_it_waits(
-    hurried_s: float, found: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    hurried_s: float,
+    found: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a signal handler raised, a call that is almost done completes, and a long one is not waited for."""
+    """After a signal handler raised, a call that is almost done completes,
+    and a long one is not waited for.
+    """
     monkeypatch.setattr(guard, "SHUTDOWN_CALL_TIMEOUT_SECONDS", hurried_s)
     raised, release = threading.Event(), threading.Event()
 
@@ -173,11 +191,28 @@ def test_a_loop_survives_single_errors(caplog: pytest.LogCaptureFixture) -> None
     assert "stopped polling after 3 errors in a row" in caplog.text
 
 
-def test_a_loop_outlives_a_shortage(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the system has no thread, process, memory, descriptor or disk left, the loop continues after it."""
+def test_a_loop_outlives_a_shortage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the system has no thread, process, memory, descriptor or disk left,
+    the loop continues after it.
+    """
     monkeypatch.setattr(guard, "LOOP_SHORTAGE_PAUSE_SECONDS", 0.0)
-    shortages: list[Exception] = [OSError(errno.ENOSPC, ""), BlockingIOError(errno.EAGAIN, ""), MemoryError()]
-    outcomes = iter([RuntimeError("can't start new thread"), *shortages, *shortages, ValueError(), *shortages, None])
+    shortages: list[Exception] = [
+        OSError(errno.ENOSPC, ""),
+        BlockingIOError(errno.EAGAIN, ""),
+        MemoryError(),
+    ]
+    outcomes = iter(
+        [
+            RuntimeError("can't start new thread"),
+            *shortages,
+            *shortages,
+            ValueError(),
+            *shortages,
+            None,
+        ]
+    )
 
     def step() -> bool:
         outcome = next(outcomes)

@@ -1,4 +1,6 @@
-"""What a worker knows of exceptions that its program handled, on this and on newer versions of Python."""
+"""What a worker knows of exceptions that its program handled,
+on this and on newer versions of Python.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,17 @@ from tests.torch_agent import trainings
 
 _SCENES = Path(__file__).with_name("handled_scenes.py")
 _PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-_NEWER = sorted(_PYENV.glob("versions/3.1[2-9].*/bin/python3"))[:1] if sys.version_info < (3, 12) else []
-_TELLS_ALL = pytest.mark.skipif(sys.version_info < (3, 12) and not _NEWER, reason="Python 3.12 isn't installed")
+_NEWER = (
+    sorted(_PYENV.glob("versions/3.1[2-9].*/bin/python3"))[:1] if sys.version_info < (3, 12) else []
+)
+_TELLS_ALL = pytest.mark.skipif(
+    sys.version_info < (3, 12) and not _NEWER, reason="Python 3.12 isn't installed"
+)
 
 
 def _run(python: str, folder: Path) -> dict[str, Any]:
-    # Only what the scenes need, wherever it is installed: the other packages there are for this version of Python.
+    # Only what the scenes need, wherever it is installed: the other packages there are for this
+    # version of Python.
     for name in ("firstfault", "firstfault_torch", "firstfault_start"):
         file = Path(str(importlib.import_module(name).__file__))
         found = file.parent if file.stem == "__init__" else file
@@ -34,7 +41,14 @@ def _run(python: str, folder: Path) -> dict[str, Any]:
     if python == sys.executable:
         del environment["PYTHONPATH"]
     command = [python, str(_SCENES)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=environment,
+    )
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
 
@@ -67,21 +81,27 @@ def test_an_exception_that_the_program_keeps(here: dict[str, Any]) -> None:
 
 @_TELLS_ALL
 def test_an_exception_that_was_dropped(newer: dict[str, Any]) -> None:
-    """From Python 3.12 on, a handled exception that left no trace is known; other tools may have all ids."""
+    """From Python 3.12 on, a handled exception that left no trace is known;
+    other tools may have all ids.
+    """
     assert newer["dropped"] == _failed(1, "dropped")
     assert newer["taken"] == _failed(2, "logged")
 
 
 @_TELLS_ALL
 def test_the_same_exception_counts_once(here: dict[str, Any], newer: dict[str, Any]) -> None:
-    """An exception that passed a clean-up was handled once; one that is raised again wasn't handled."""
+    """An exception that passed a clean-up was handled once;
+    one that is raised again wasn't handled.
+    """
     assert here["cleaned_up"] == newer["cleaned_up"] == _failed(4, "cleaned_up")
     assert here["raised_again"] == newer["raised_again"] == []
 
 
 @_TELLS_ALL
 def test_the_usual_business_of_a_program(here: dict[str, Any], newer: dict[str, Any]) -> None:
-    """An exception that is handled all the time isn't listed, nor one of another thread, or of a forked process."""
+    """An exception that is handled all the time isn't listed, nor one of another thread,
+    or of a forked process.
+    """
     for found in (here, newer):
         assert found["business"] == [1, 0]
         assert (found["of_a_thread"], found["forked"]) == ([], 0)
@@ -89,7 +109,9 @@ def test_the_usual_business_of_a_program(here: dict[str, Any], newer: dict[str, 
 
 @_TELLS_ALL
 def test_nothing_of_the_program_is_kept(here: dict[str, Any], newer: dict[str, Any]) -> None:
-    """A handled exception's objects are freed as before, its own ``__str__`` isn't called, and hooks are taken back."""
+    """A handled exception's objects are freed as before, its own ``__str__`` isn't called,
+    and hooks are taken back.
+    """
     for found in (here, newer):
         assert found["lets_go"] == ["out of memory", 0, True]
         assert found["undone"] is True
@@ -97,18 +119,24 @@ def test_nothing_of_the_program_is_kept(here: dict[str, Any], newer: dict[str, A
 
 @_TELLS_ALL
 def test_a_program_that_handles_too_many(newer: dict[str, Any]) -> None:
-    """Above a number of exceptions Python is no longer asked for them, until the agent asks a minute later."""
+    """Above a number of exceptions Python is no longer asked for them,
+    until the agent asks a minute later.
+    """
     assert newer["far_too_many"] == [True, False, False, True]
 
 
 @_TELLS_ALL
 def test_a_budget_for_each_minute(here: dict[str, Any], newer: dict[str, Any]) -> None:
-    """A program that handles few exceptions a minute is watched for as long as it runs, without an agent, too."""
+    """A program that handles few exceptions a minute is watched for as long as it runs,
+    without an agent, too.
+    """
     assert here["for_hours"] == newer["for_hours"] == _failed(6, "for_hours")
 
 
 def test_calls_of_traceback(here: dict[str, Any]) -> None:
-    """All ways to format an exception do what they do without firstfault, and near the limit of recursion, too."""
+    """All ways to format an exception do what they do without firstfault,
+    and near the limit of recursion, too.
+    """
     assert here["as_before"] == []
 
 
@@ -125,7 +153,9 @@ def test_an_answer_in_time(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.jobs
 def test_a_step_that_is_tried_again(tmp_path: Path) -> None:
-    """The verdict on a job whose rank handled its exception, and is out of step since, is that exception."""
+    """The verdict on a job whose rank handled its exception, and is out of step since,
+    is that exception.
+    """
     config = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
     with Job(tmp_path, trainings.tries_again, (), None, config) as job:
         ended = job.start(1).end()

@@ -1,4 +1,6 @@
-"""A job that makes no progress: its agents tell for which rank the others wait, keep a record, and may end it."""
+"""A job that makes no progress: its agents tell for which rank the others wait, keep a record,
+and may end it.
+"""
 
 import json
 import os
@@ -20,14 +22,32 @@ from firstfault.cli import main
 from firstfault.errors import UsageError
 from firstfault.evidence.positions import describe_positions
 from firstfault.layout import LIVE, ROSTER, watched_name
-from firstfault.model import CollectiveProgress, ExpiredDeadline, Place, RestartKind, StackDump, WorkerError, Writer
+from firstfault.model import (
+    CollectiveProgress,
+    ExpiredDeadline,
+    Place,
+    RestartKind,
+    StackDump,
+    WorkerError,
+    Writer,
+)
 from firstfault.model.failure import Collective
 from firstfault_torch import Hang, Options, watchdog
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
 from firstfault_torch.hang import StallWatch
-from firstfault_torch.hang.procfs import CALLS_OF_FILES, describe_wait, measure_usage, read_kernel_state
+from firstfault_torch.hang.procfs import (
+    CALLS_OF_FILES,
+    describe_wait,
+    measure_usage,
+    read_kernel_state,
+)
 from firstfault_torch.hang.progress import ProgressTracker
-from firstfault_torch.hang.stall_report import StallReport, WorkerObservation, build_stall_report, to_files
+from firstfault_torch.hang.stall_report import (
+    StallReport,
+    WorkerObservation,
+    build_stall_report,
+    to_files,
+)
 from firstfault_torch.options import parse_hang
 from firstfault_torch.rounds.election import CollectedReports
 from tests.http_receiver import receiving
@@ -42,13 +62,18 @@ SECONDS = 3.0
 def test_a_stall_is_told_kept_and_not_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All nodes tell the rank, its line, why it is not ended, and when it goes on; one keeps a record, and notifies."""
+    """All nodes tell the rank, its line, why it is not ended, and when it goes on;
+    one keeps a record, and notifies.
+    """
     options = Options(hang=Hang(warn_seconds=SECONDS, end_seconds=SECONDS))
     with receiving() as webhook, Job(tmp_path, stalling, ("paused",), options=options) as job:
         monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
         job.start(2)
         logs = partial(tmp_path.glob, "*.err.log")
-        until(lambda: ["read_shard" in log.read_text() for log in logs()] == [True, True], seconds=DEADLINE_S)
+        until(
+            lambda: ["read_shard" in log.read_text() for log in logs()] == [True, True],
+            seconds=DEADLINE_S,
+        )
         assert not (tmp_path / "0" / LIVE).exists()
         (tmp_path / "0" / ROSTER / watched_name(int(time.time() * 1000) + 600_000)).touch()
         until(lambda: _live(tmp_path) == [(41, 41, 0), (40, 40, 1)], seconds=DEADLINE_S)
@@ -76,18 +101,28 @@ def test_a_stall_is_told_kept_and_not_ended(
 
 
 def _live(folder: Path) -> list[tuple[int, int, int]]:
-    """Return the most and the fewest collectives, and whose these are, of each node in the live view."""
+    """Return the most and the fewest collectives, and whose these are,
+    of each node in the live view.
+    """
     file = folder / "0" / LIVE
     nodes = json.loads(file.read_text())["nodes"] if file.exists() else []
-    return sorted(((node["collectives"], node["least"], node["behind"]) for node in nodes), reverse=True)
+    return sorted(
+        ((node["collectives"], node["least"], node["behind"]) for node in nodes), reverse=True
+    )
 
 
 def test_a_hang_is_ended(tmp_path: Path) -> None:
-    """The rank that the others wait for is killed by its agent, and the verdict names it, the time and the line.
+    """The rank that the others wait for is killed by its agent, and the verdict names it,
+    the time and the line.
 
     As long as it uses the CPU, it is killed later.
     """
-    with Job(tmp_path, stalling, ("computes",), options=Options(hang=Hang(None, SECONDS, 2 * SECONDS))) as job:
+    with Job(
+        tmp_path,
+        stalling,
+        ("computes",),
+        options=Options(hang=Hang(None, SECONDS, 2 * SECONDS)),
+    ) as job:
         ended = job.start(2).end()
     assert ended.codes == [1, 1]
     assert "not ending the attempt: rank 1 " in ended.logs
@@ -104,17 +139,26 @@ ONE_NODE = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
 
 
 def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
-    """A rank that sleeps after a few steps is reported in time; Ctrl-C then says where each rank was."""
+    """A rank that sleeps after a few steps is reported in time;
+    Ctrl-C then says where each rank was.
+    """
     options = Options(hang=Hang(warn_seconds=SECONDS))
     with Job(tmp_path, stalling, ("early",), options=options, config=ONE_NODE) as job:
         log = tmp_path / "node-0.err.log"
         job.start()
-        until(lambda: log.exists() and "may still be loading or compiling" in log.read_text(), seconds=DEADLINE_S)
+        until(
+            lambda: log.exists() and "may still be loading or compiling" in log.read_text(),
+            seconds=DEADLINE_S,
+        )
         os.kill(cast("int", job.processes[0].pid), signal.SIGINT)
         ended = job.end()
-    assert re.search(r"no progress for [345] s since the first steps: 1 of 2 ranks wait in all_reduce #\d", ended.logs)
+    assert re.search(
+        r"no progress for [345] s since the first steps: 1 of 2 ranks wait in all_reduce #\d",
+        ended.logs,
+    )
     assert re.fullmatch(
-        r"interrupted \(SIGINT\), node-0: no progress for \d+ s: rank 1 was at trainings.py:\d+ in read_shard, "
+        r"interrupted \(SIGINT\), node-0: no progress for \d+ s: rank 1 was at trainings.py:\d+ in"
+        r" read_shard, "
         r"rank 0 waited in all_reduce #\d \(default_pg\)",
         ended.verdict.headline,
     )
@@ -123,13 +167,19 @@ def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
 def test_a_job_that_compiles(tmp_path: Path) -> None:
     """A rank that computes in its first steps for twice the warning's time isn't reported."""
     options = Options(hang=Hang(warn_seconds=SECONDS))
-    with Job(tmp_path, stalling, ("compiles", 2 * SECONDS), options=options, config=ONE_NODE) as job:
+    with Job(
+        tmp_path,
+        stalling,
+        ("compiles", 2 * SECONDS),
+        options=options,
+        config=ONE_NODE,
+    ) as job:
         ended = job.start().end()
     assert ended.codes == [0]
     assert "no progress" not in ended.logs
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is told ---------------------------------------------------------------------------------
 
 WAITS = """Thread 0x1 (most recent call first):
   File "/x/torch/distributed/distributed_c10d.py", line 3 in all_reduce
@@ -147,14 +197,26 @@ READS = """Thread 0x1 (most recent call first):
 
 
 def worker(
-    rank: int, *, begun: int = 41, stack: str = WAITS, of: int = 8, backend: str = "nccl", call: str = "all_reduce"
+    rank: int,
+    *,
+    begun: int = 41,
+    stack: str = WAITS,
+    of: int = 8,
+    backend: str = "nccl",
+    call: str = "all_reduce",
 ) -> WorkerError:
     """Return what the agent of a rank hands in: it has begun so many collectives, and ended 40."""
     calls = f"{backend}:{call}"
     last = tuple(Collective(number, calls, state="scheduled") for number in range(41, begun + 1))
     return failure_record(
         ErrorClass.WORKER_FAILURE,
-        Place(rank=rank, local_rank=rank % 2, node=f"node-{rank // 2}", group_rank=rank // 2, world_size=of),
+        Place(
+            rank=rank,
+            local_rank=rank % 2,
+            node=f"node-{rank // 2}",
+            group_rank=rank // 2,
+            world_size=of,
+        ),
         code="USER:Hang",
         category="hang",
         message="the job makes no progress",
@@ -165,34 +227,59 @@ def worker(
     )
 
 
-def _told(odd: dict[int, WorkerError], facts: dict[int, WorkerObservation] | None = None, **how: Any) -> StallReport:
-    """Return what is told of eight ranks without those of missing nodes; ranks in `odd` do not wait as others do."""
-    known = {rank: WorkerObservation(rank // 2, rank % 2, 58.0) for rank in range(8)} | (facts or {})
+def _told(
+    odd: dict[int, WorkerError], facts: dict[int, WorkerObservation] | None = None, **how: Any
+) -> StallReport:
+    """Return what is told of eight ranks without those of missing nodes;
+    ranks in `odd` do not wait as others do.
+    """
+    known = {rank: WorkerObservation(rank // 2, rank % 2, 58.0) for rank in range(8)} | (
+        facts or {}
+    )
     ranks = [rank for rank in range(8) if rank // 2 not in how.get("missing", ())]
-    return build_stall_report(to_files((odd.get(rank, worker(rank)), known[rank]) for rank in ranks), 61.0, **how)
+    return build_stall_report(
+        to_files((odd.get(rank, worker(rank)), known[rank]) for rank in ranks), 61.0, **how
+    )
 
 
 def test_the_rank_and_its_line() -> None:
-    """The line tells who waits in what, for whom, and how far that one came; the next one where it is."""
+    """The line tells who waits in what, for whom, and how far that one came;
+    the next one where it is.
+    """
     told = _told({5: worker(5, begun=40, stack=READS)})
     assert told.lines == (
-        "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg), rank 5 (node-2) has called 40",
+        (
+            "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41 (default_pg), rank 5"
+            " (node-2) has called 40"
+        ),
         "rank 5: loader.py:88 in read_shard, for at least 58 s (chunk = f.read(n))",
     )
     assert (told.ranks, told.node, told.workers_to_kill) == ((5,), "node-2", ())
     told = _told({5: worker(5, call="broadcast")})
-    assert told.lines[0].endswith("in all_reduce #41 (default_pg), rank 5 (node-2) has called broadcast instead")
+    assert told.lines[0].endswith(
+        "in all_reduce #41 (default_pg), rank 5 (node-2) has called broadcast instead"
+    )
 
 
 def test_when_a_stall_will_end_the_attempt() -> None:
-    """A report that comes before the end has when that is, and why it's later in the first steps."""
+    """A report that comes before the end has when that is,
+    and why it's later in the first steps.
+    """
     odd = {5: worker(5, begun=40, stack=READS)}
     assert _told(odd, end_seconds=300).lines[-1] == "the attempt ends after 300 s without progress"
     told = _told(odd, end_seconds=40, is_starting=True)
-    assert told.lines[-1] == "the attempt ends after 120 s without progress (3 x 40 s in the first steps)"
+    assert (
+        told.lines[-1]
+        == "the attempt ends after 120 s without progress (3 x 40 s in the first steps)"
+    )
     assert told.lines[:-1] == _told(odd, is_starting=True).lines
-    assert _told(odd, end_seconds=40, ends_attempt=True).lines[-1] == "ending the attempt because of this stall"
-    assert _told(odd, end_seconds=300, missing=(1,)).lines == _told(odd, missing=(1,)).lines, "it isn't ended"
+    assert (
+        _told(odd, end_seconds=40, ends_attempt=True).lines[-1]
+        == "ending the attempt because of this stall"
+    )
+    assert _told(odd, end_seconds=300, missing=(1,)).lines == _told(odd, missing=(1,)).lines, (
+        "it isn't ended"
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,18 +292,29 @@ def test_when_a_stall_will_end_the_attempt() -> None:
     ],
 )
 def test_the_positions_of_an_interrupted_job(waiting: tuple[int, ...], text: str) -> None:
-    """A few waiting ranks are listed by their numbers, and of many the first, with the number of the rest."""
+    """A few waiting ranks are listed by their numbers, and of many the first,
+    with the number of the rest.
+    """
     failures = [*map(worker, waiting), worker(5, begun=40, stack=READS)]
-    assert describe_positions(failures) == (
-        f"rank 5 was at loader.py:88 in read_shard, {text} in all_reduce #41 (default_pg)"
+    assert (
+        describe_positions(failures)
+        == f"rank 5 was at loader.py:88 in read_shard, {text} in all_reduce #41 (default_pg)"
     )
 
 
 def test_no_rank_stands_out() -> None:
-    """If all ranks wait in the same collective, none is named; with an end one of this node's is ended all the same."""
+    """If all ranks wait in the same collective, none is named;
+    with an end one of this node's is ended all the same.
+    """
     told = _told({}, ends_attempt=True, own=3)
-    assert told.lines[0].endswith("8 of 8 ranks wait in all_reduce #41 (default_pg), no single rank is behind")
-    assert (told.ranks, told.workers_to_kill, told.place) == ((), ((3, 0),), "no single rank is behind")
+    assert told.lines[0].endswith(
+        "8 of 8 ranks wait in all_reduce #41 (default_pg), no single rank is behind"
+    )
+    assert (told.ranks, told.workers_to_kill, told.place) == (
+        (),
+        ((3, 0),),
+        "no single rank is behind",
+    )
     watch = watching()
     watch._investigate({}, 61.0, ends_attempt=False)
     watch._observe_workers = lambda *_, **__: [
@@ -225,22 +323,32 @@ def test_no_rank_stands_out() -> None:
     watch._investigate({}, 122.0, ends_attempt=False)
     assert watch._stall.report.ranks == (5,), "it has one as long as the stall lasts"
     told = _told({}, {3: WorkerObservation(1, 1, 7.0)}, ends_attempt=True, own=3)
-    assert (told.lines[-1], told.workers_to_kill) == ("not ending the attempt: rank 3 was elsewhere 7 s ago", ())
+    assert (told.lines[-1], told.workers_to_kill) == (
+        "not ending the attempt: rank 3 was elsewhere 7 s ago",
+        (),
+    )
 
 
 def test_ranks_that_work_by_themselves() -> None:
-    """Nothing is told if no rank waits in a collective and one works; if none works, that is told."""
+    """Nothing is told if no rank waits in a collective and one works; if none works,
+    that is told.
+    """
     odd = {rank: worker(rank, begun=40, stack=READS) for rank in range(8)}
-    assert _told(odd, {3: WorkerObservation(1, 1, 58.0, is_busy=True)}, ends_attempt=True) == StallReport(())
+    assert _told(
+        odd, {3: WorkerObservation(1, 1, 58.0, is_busy=True)}, ends_attempt=True
+    ) == StallReport(())
     assert "8 ranks are outside of collectives" in _told(odd).lines[0]
     told = (
-        ", no response from 3 nodes, starting with node 1 (ranks 2, 3, 4, 5, 6, 7): its ranks are making progress, or "
+        ", no response from 3 nodes, starting with node 1 (ranks 2, 3, 4, 5, 6, 7): its ranks are"
+        " making progress, or "
     )
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
     watch, reports = watching(), CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
     assert watch._conclude(partial(build_stall_report, seconds=61.0), reports).lines
     watch._places.nodes = 3  # type: ignore[misc]
-    assert watch._conclude(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), "most nodes go on"
+    assert watch._conclude(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), (
+        "most nodes go on"
+    )
     assert (
         build_stall_report(to_files([(worker(0, of=2), WorkerObservation(0, 0))]), 61.0)
         .lines[0]
@@ -257,25 +365,67 @@ TENSOR_GROUP = dict.fromkeys(range(56, 63), WAITS)
 @pytest.mark.parametrize(
     ("usual", "odd", "named", "line"),
     [
-        (OWN_WAIT, {5: READS, 20: READS, 40: READS}, (5, 20, 40), "61 of them at comm.py:88 in wait, rank 5 "),
+        (
+            OWN_WAIT,
+            {5: READS, 20: READS, 40: READS},
+            (5, 20, 40),
+            "61 of them at comm.py:88 in wait, rank 5 ",
+        ),
         (OWN_WAIT, {5: READS, 20: ""}, (5, 20), "62 of them at comm.py:88 in wait, rank 5 "),
         (OWN_WAIT, {}, (), "64 of them at comm.py:88 in wait, no single rank is behind"),
         (OWN_WAIT, dict.fromkeys(range(32), READS), (), "no single rank is behind"),
         (SYNCHRONIZES, {5: READS}, (5,), ": 63 of 64 ranks wait in a collective, rank 5 "),
-        (SYNCHRONIZES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective, rank 63 "),
-        (RECEIVES, {**TENSOR_GROUP, 63: READS}, (63,), ": 63 of 64 ranks wait in a collective, rank 63 "),
-        (RECEIVES, TENSOR_GROUP, (), ": 64 of 64 ranks wait in a collective, no single rank is behind"),
-        (WAITS, dict.fromkeys(range(8, 16), READS), (8, 9, 10), ", rank 10 (node-5) is the straggler, and 5 more"),
+        (
+            SYNCHRONIZES,
+            {**TENSOR_GROUP, 63: READS},
+            (63,),
+            ": 63 of 64 ranks wait in a collective, rank 63 ",
+        ),
+        (
+            RECEIVES,
+            {**TENSOR_GROUP, 63: READS},
+            (63,),
+            ": 63 of 64 ranks wait in a collective, rank 63 ",
+        ),
+        (
+            RECEIVES,
+            TENSOR_GROUP,
+            (),
+            ": 64 of 64 ranks wait in a collective, no single rank is behind",
+        ),
+        (
+            WAITS,
+            dict.fromkeys(range(8, 16), READS),
+            (8, 9, 10),
+            ", rank 10 (node-5) is the straggler, and 5 more",
+        ),
         (WAITS, {5: CALLS}, (), ": 64 of 64 ranks wait in a collective, no single rank is behind"),
-        (READS, {5: WAITS, 6: OWN_WAIT}, (0, 1, 2), ": 1 of 64 ranks wait in a collective, rank 0 "),
+        (
+            READS,
+            {5: WAITS, 6: OWN_WAIT},
+            (0, 1, 2),
+            ": 1 of 64 ranks wait in a collective, rank 0 ",
+        ),
     ],
 )
-def test_most_ranks_wait(usual: str, odd: dict[int, str], named: tuple[int, ...], line: str) -> None:
-    """Without a recorder the ranks that stand apart are named, wherever most wait; none if all stand alike."""
+def test_most_ranks_wait(
+    usual: str,
+    odd: dict[int, str],
+    named: tuple[int, ...],
+    line: str,
+) -> None:
+    """Without a recorder the ranks that stand apart are named, wherever most wait;
+    none if all stand alike.
+    """
     stacks = {rank: odd.get(rank, usual) for rank in range(64)}
-    workers = [replace(worker(rank, stack=stack, of=64), collectives=()) for rank, stack in stacks.items()]
+    workers = [
+        replace(worker(rank, stack=stack, of=64), collectives=()) for rank, stack in stacks.items()
+    ]
     told = build_stall_report(
-        to_files((worker, WorkerObservation(rank // 2, rank % 2)) for rank, worker in enumerate(workers)), 61.0
+        to_files(
+            (worker, WorkerObservation(rank // 2, rank % 2)) for rank, worker in enumerate(workers)
+        ),
+        61.0,
     )
     assert told.ranks == named
     assert line in told.lines[0]
@@ -289,7 +439,12 @@ COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it uses the CPU",), is_busy=True)
     [
         (READS, {}, (), None),
         (READS, COMPUTES, (), "not ending the attempt: rank 5 it uses the CPU"),
-        (READS, {5: WorkerObservation(2, 1, 7.0)}, (), "not ending the attempt: rank 5 was elsewhere 7 s ago"),
+        (
+            READS,
+            {5: WorkerObservation(2, 1, 7.0)},
+            (),
+            "not ending the attempt: rank 5 was elsewhere 7 s ago",
+        ),
         (SYNCHRONIZES, COMPUTES, (), None),
         (
             READS,
@@ -301,22 +456,33 @@ COMPUTES = {5: WorkerObservation(2, 1, 58.0, ("it uses the CPU",), is_busy=True)
     ],
 )
 def test_what_is_ended(
-    stack: str, facts: dict[int, WorkerObservation], missing: tuple[int, ...], why: str | None
+    stack: str,
+    facts: dict[int, WorkerObservation],
+    missing: tuple[int, ...],
+    why: str | None,
 ) -> None:
-    """The rank that is waited for is ended, unless it works, a person holds one, or a node told nothing."""
+    """The rank that is waited for is ended, unless it works, a person holds one,
+    or a node told nothing.
+    """
     told = _told({5: worker(5, begun=40, stack=stack)}, facts, ends_attempt=True, missing=missing)
     assert told.workers_to_kill == (((2, 1),) if why is None else ())
     assert told.lines[-1] == (why or told.lines[-1])
     assert (", no response from node 3 (ranks 6, 7): " in told.lines[0]) == bool(missing)
     told = _told(
-        {5: worker(5, begun=40, stack=stack)}, facts, ends_attempt=True, spare_busy_ranks=False, missing=missing
+        {5: worker(5, begun=40, stack=stack)},
+        facts,
+        ends_attempt=True,
+        spare_busy_ranks=False,
+        missing=missing,
     )
     assert told.workers_to_kill == (((2, 1),) if why is None or 5 in facts else ())
 
 
 def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) -> StallWatch:
     """Return the watch of a job of one node whose rank 5 stands in a loader."""
-    reporter = SimpleNamespace(node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put)
+    reporter = SimpleNamespace(
+        node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=put
+    )
     places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, world_size=8))
     watch = StallWatch(Hang(None, None), *cast("Any", (None, reporter, places)), peers=None)
     watch._hang = Hang(60)
@@ -330,13 +496,18 @@ def watching(put: Callable[[str, bytes], None] = lambda *_: None, **how: str) ->
 
 
 def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) -> None:
-    """After three stalls there a fourth is only kept on record, and told once it takes four times as long."""
+    """After three stalls there a fourth is only kept on record,
+    and told once it takes four times as long.
+    """
     kept: list[str] = []
     watch = watching(lambda path, _: kept.append(path))
     for _ in range(4):
         watch._investigate({}, 61.0, ends_attempt=False)
         watch._handle_progress(74.0)
-    assert (caplog.text.count("no progress for 61 s"), caplog.text.count("progress resumed after 74 s")) == (3, 3)
+    assert (
+        caplog.text.count("no progress for 61 s"),
+        caplog.text.count("progress resumed after 74 s"),
+    ) == (3, 3)
     watch._investigate({}, 241.0, ends_attempt=False)
     assert "no progress for 241 s" in caplog.text
     assert len(set(kept)) == 5
@@ -345,12 +516,16 @@ def test_a_place_where_the_job_often_stands(caplog: pytest.LogCaptureFixture) ->
     number = len(kept)
     watch._investigate({}, 61.0, ends_attempt=False)
     assert len(kept) == number, "at usual places not more than a hundred are kept"
-    watch._observe_workers = lambda *_, **__: [(worker(0, begun=0, stack=READS), WorkerObservation(0, 0))]  # type: ignore[method-assign]
+    watch._observe_workers = lambda *_, **__: [
+        (worker(0, begun=0, stack=READS), WorkerObservation(0, 0))
+    ]  # type: ignore[method-assign]
     watch._investigate({}, 500.0, ends_attempt=False)
-    assert "no progress for 500 s" not in caplog.text, "it calls no collectives, and does not wait to form a group"
+    assert "no progress for 500 s" not in caplog.text, (
+        "it calls no collectives, and does not wait to form a group"
+    )
 
 
-# --- looks ------------------------------------------------------------------------------------------------------------
+# --- looks ----------------------------------------------------------------------------------------
 
 
 def _looked(*moments: tuple[float, int]) -> ProgressTracker:
@@ -362,7 +537,9 @@ def _looked(*moments: tuple[float, int]) -> ProgressTracker:
 
 
 def test_when_a_job_stands_still() -> None:
-    """Time counts from the last progress of any worker, without the time in which the agent was frozen."""
+    """Time counts from the last progress of any worker,
+    without the time in which the agent was frozen.
+    """
     assert not any(_looked((5, 0), (10, 0)).enqueued.values()), "no collective yet"
     assert _looked((5, 1), (10, 2)).is_starting
     assert _looked((50, 1)).seconds(56) == 6, "the first collective that is seen is progress"
@@ -379,7 +556,9 @@ def test_when_a_job_stands_still() -> None:
 
 
 def test_what_the_kernel_tells() -> None:
-    """A stopped process is told, and one that a worker has started; a process that runs on its own is not."""
+    """A stopped process is told, and one that a worker has started;
+    a process that runs on its own is not.
+    """
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as worker:
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
@@ -389,7 +568,9 @@ def test_what_the_kernel_tells() -> None:
         subprocess.run(["kill", "-STOP", str(child)], check=True)
         until(lambda: bool(read_kernel_state(worker.pid)))
         name = Path(f"/proc/{child}/comm").read_text().strip()
-        assert read_kernel_state(worker.pid) == [f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"]
+        assert read_kernel_state(worker.pid) == [
+            f"its process {child} ({name}) is stopped by a signal (SIGSTOP)"
+        ]
         subprocess.run(["kill", "-CONT", str(child)], check=True)
         worker.communicate(b"\n")
     before = measure_usage(1)
@@ -398,7 +579,9 @@ def test_what_the_kernel_tells() -> None:
 
 
 def test_the_call_in_which_a_process_waits() -> None:
-    """A report names the system call of the main thread and the file it's for, without a signal to the process."""
+    """A report names the system call of the main thread and the file it's for,
+    without a signal to the process.
+    """
     if os.uname().machine not in CALLS_OF_FILES:
         pytest.skip("the numbers of system calls aren't known on this machine")
     for command, call in (

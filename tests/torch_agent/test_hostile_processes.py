@@ -1,7 +1,8 @@
-"""A healthy training must not notice firstfault: not if it changes its own process, nor if its machine refuses much.
+"""A healthy training must not notice firstfault: not if it changes its own process,
+nor if its machine refuses much.
 
-Real workers under a real agent, in a process of its own that may be given a small or read-only disk, another network or
-a system call that is refused.
+Real workers under a real agent, in a process of its own that may be given a small or read-only
+disk, another network or a system call that is refused.
 """
 
 import contextlib
@@ -79,7 +80,15 @@ def _train(habit: str, fails: bool) -> int:
     return rank
 
 
-def _agent(folder: Path, answer: Connection, habit: str, machine: str, *, fails: bool, plain: bool) -> None:
+def _agent(
+    folder: Path,
+    answer: Connection,
+    habit: str,
+    machine: str,
+    *,
+    fails: bool,
+    plain: bool,
+) -> None:
     """Run a job in this process, which is a fork of the test's."""
     os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
@@ -94,7 +103,15 @@ def _agent(folder: Path, answer: Connection, habit: str, machine: str, *, fails:
     except NotAllowedError as error:
         answer.send(str(error))
         return
-    config = LaunchConfig(1, 1, 2, start_method="fork", max_restarts=0, monitor_interval=0.1, rdzv_backend="c10d")
+    config = LaunchConfig(
+        1,
+        1,
+        2,
+        start_method="fork",
+        max_restarts=0,
+        monitor_interval=0.1,
+        rdzv_backend="c10d",
+    )
     config.rdzv_endpoint, config.run_id = "localhost:0", "job"
     began = time.monotonic()
     results = None
@@ -102,11 +119,26 @@ def _agent(folder: Path, answer: Connection, habit: str, machine: str, *, fails:
         if plain:
             results = elastic_launch(config, _train)(habit, fails)
         else:
-            results = launch(config, _train, habit, fails, engine=PlainEngine(str(folder / "store"), node="worker-0"))
-    answer.send((results, time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+            results = launch(
+                config,
+                _train,
+                habit,
+                fails,
+                engine=PlainEngine(str(folder / "store"), node="worker-0"),
+            )
+    answer.send(
+        (results, time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    )
 
 
-def _job(folder: Path, habit: str = "", machine: str = "", *, fails: bool = False, plain: bool = False) -> Ended:
+def _job(
+    folder: Path,
+    habit: str = "",
+    machine: str = "",
+    *,
+    fails: bool = False,
+    plain: bool = False,
+) -> Ended:
     for name in ("store", "tmp"):
         (folder / name).mkdir(exist_ok=True)
     fork = multiprocessing.get_context("fork")
@@ -135,9 +167,13 @@ def _names_the_fault(folder: Path) -> bool:
     return conclusion.verdict.ranks == (1,) and root is not None and "asked for" in root.message
 
 
-@pytest.mark.parametrize("habit", sorted(HABITS.keys() - {"much stderr", "full disk"}) if IS_ALL else SOME_HABITS)
+@pytest.mark.parametrize(
+    "habit", sorted(HABITS.keys() - {"much stderr", "full disk"}) if IS_ALL else SOME_HABITS
+)
 def test_a_habit(habit: str, folder: Path) -> None:
-    """A training may change its own process: if it succeeds, nothing is logged; if it fails, it is reported."""
+    """A training may change its own process: if it succeeds, nothing is logged; if it fails,
+    it is reported.
+    """
     healthy = _job(folder, habit)
     assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
     assert healthy.stderr.count("still here\n") == (0 if habit in STDERR_HABITS else 2)
@@ -149,7 +185,9 @@ def test_a_habit(habit: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES if IS_ALL else SOME_MACHINES)
 def test_a_machine(machine: str, folder: Path) -> None:
-    """What the machine refuses is done without, with one line; a failure is reported all the same."""
+    """What the machine refuses is done without, with one line;
+    a failure is reported all the same.
+    """
     healthy = _job(folder, machine=machine)
     assert healthy.results == {0: 0, 1: 1}, healthy.stderr
     # the agent and each worker may say so once
@@ -163,7 +201,9 @@ def test_a_machine(machine: str, folder: Path) -> None:
 
 
 def test_a_full_disk(folder: Path) -> None:
-    """A training that fills the disk for temporary files succeeds; if it fails, the report is uploaded directly."""
+    """A training that fills the disk for temporary files succeeds; if it fails,
+    the report is uploaded directly.
+    """
     healthy = _job(folder, "full disk", "read-only")
     assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
     assert _job(folder, "full disk", "read-only", fails=True).results is None
@@ -171,7 +211,9 @@ def test_a_full_disk(folder: Path) -> None:
 
 
 def test_much_stderr(folder: Path) -> None:
-    """Many megabytes arrive in whole lines, in bounded memory, without much more time than torch alone takes."""
+    """Many megabytes arrive in whole lines, in bounded memory,
+    without much more time than torch alone takes.
+    """
     quiet = _job(folder)  # first: a fork begins with its parent's memory
     ours = _job(folder, "much stderr")
     assert ours.results == {0: 0, 1: 1}
@@ -182,5 +224,7 @@ def test_much_stderr(folder: Path) -> None:
     (folder / "stderr").unlink()
     torchs = _job(folder, "much stderr", plain=True)
     times = f"{ours.seconds:.1f} s, torch's own agent {torchs.seconds:.1f} s"
-    print(f"{2 * MEGABYTES} MB of stderr: {times}; {ours.peak_kb - quiet.peak_kb} kB of memory more")
+    print(
+        f"{2 * MEGABYTES} MB of stderr: {times}; {ours.peak_kb - quiet.peak_kb} kB of memory more"
+    )
     assert ours.seconds < 10 * torchs.seconds + 20

@@ -65,7 +65,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-# --- its moment -----------------------------------------------------------------------------------------------------
+# --- its moment -----------------------------------------------------------------------------------
 
 
 def _left(call: Callable[[], None]) -> tuple[BaseException, Moment]:
@@ -153,7 +153,9 @@ def _without_a_group() -> None:
     ],
 )
 def test_moment(call: Callable[[], None], early: bool, documents: Documents) -> None:
-    """An exception's time is that of the first clean-up of a process group with it, or with its cause, in flight."""
+    """An exception's time is that of the first clean-up of a process group with it,
+    or with its cause, in flight.
+    """
     error, before = _left(call)
     assert len(documents.recorded) == (call is not _without_a_group)
     assert _is_early(error, before) is early
@@ -163,7 +165,7 @@ def test_moment(call: Callable[[], None], early: bool, documents: Documents) -> 
     assert isinstance(get_moment(error), Moment)
 
 
-# --- the end of a process group -------------------------------------------------------------------------------------
+# --- the end of a process group -------------------------------------------------------------------
 
 
 def _bound_after() -> None:
@@ -173,10 +175,12 @@ def _bound_after() -> None:
 
 
 STYLES: dict[str, Callable[[], None]] = {
-    "import torch.distributed as dist": lambda: dist.destroy_process_group(),  # noqa: PLW0108 - looked up at the call
+    # looked up at the call
+    "import torch.distributed as dist": (lambda: dist.destroy_process_group()),  # noqa: PLW0108
     "from torch.distributed import, before": bound_before,
     "from torch.distributed import, after": _bound_after,
-    "torch.distributed.distributed_c10d": lambda: c10d.destroy_process_group(),  # noqa: PLW0108 - as above
+    # as above
+    "torch.distributed.distributed_c10d": (lambda: c10d.destroy_process_group()),  # noqa: PLW0108
     "a keyword": functools.partial(bound_before, group=None),
     "the world": lambda: bound_before(dist.group.WORLD),
 }
@@ -184,7 +188,9 @@ STYLES: dict[str, Callable[[], None]] = {
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_end_of_a_process_group(style: str, documents: Documents) -> None:
-    """The exception in flight is recorded before the group is destroyed, however torch's function was imported."""
+    """The exception in flight is recorded before the group is destroyed,
+    however torch's function was imported.
+    """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     error = ValueError("bad batch")
     seen = []
@@ -214,7 +220,9 @@ def test_an_end_without_an_exception(documents: Documents) -> None:
 
 
 def test_it_is_watched_once(documents: Documents) -> None:
-    """A nested task function does not hook torch's function again; undone, that is as before, and can be hooked."""
+    """A nested task function does not hook torch's function again; undone, that is as before,
+    and can be hooked.
+    """
     inner = Documents()
     undo = watch_process_groups(inner.in_flight)
     first, _ = _left(_finally)
@@ -268,7 +276,7 @@ def test_a_record_that_fails(documents: Documents, caplog: pytest.LogCaptureFixt
     assert "noting an exception in flight (ZeroDivisionError: ours)" in caplog.text
 
 
-# --- what is recorded, and what is taken back -----------------------------------------------------------------------
+# --- what is recorded, and what is taken back -----------------------------------------------------
 
 
 def _with_cause(error: BaseException) -> BaseException:
@@ -298,7 +306,9 @@ def _with_context(error: BaseException) -> BaseException:
 def test_what_leaves_in_the_end(
     becomes: Callable[[BaseException], BaseException | None], withdrawn: bool, documents: Documents
 ) -> None:
-    """A recorded exception that was handled is withdrawn once; one that left, or caused one that left, is not."""
+    """A recorded exception that was handled is withdrawn once; one that left,
+    or caused one that left, is not.
+    """
     error, _ = _left(_finally)
     left = becomes(error)
     documents.in_flight.withdraw_handled(left)
@@ -325,8 +335,15 @@ def test_what_leaves_in_the_end(
     ids=repr,
 )
 @pytest.mark.parametrize("asked", [False, True], ids=["at a clean-up", "asked by the agent"])
-def test_what_is_a_failure(error: BaseException, recorded: bool, asked: bool, documents: Documents) -> None:
-    """An exception that would end the worker with an error is recorded; a clean exit or an iterator's end is not."""
+def test_what_is_a_failure(
+    error: BaseException,
+    recorded: bool,
+    asked: bool,
+    documents: Documents,
+) -> None:
+    """An exception that would end the worker with an error is recorded;
+    a clean exit or an iterator's end is not.
+    """
     try:
         _raise(error)
     except BaseException:  # noqa: BLE001 - any, as long as it is in flight
@@ -353,8 +370,12 @@ def _unwinding(call: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("train", [_handling, _unwinding])
-def test_asked_by_the_agent(train: Callable[[Callable[[], None]], None], documents: Documents) -> None:
-    """`ask` in another thread records once what the main thread is handling, or what runs through a finally clause."""
+def test_asked_by_the_agent(
+    train: Callable[[Callable[[], None]], None], documents: Documents
+) -> None:
+    """`ask` in another thread records once what the main thread is handling,
+    or what runs through a finally clause.
+    """
     seen = []
 
     def ask_twice() -> None:
@@ -373,8 +394,12 @@ def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
     assert documents.recorded == documents.withdrawn == [error]
 
 
-def test_asked_while_another_exception_is_recorded(documents: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ask` withdraws what was recorded before it looked, not an exception that the main thread records after that."""
+def test_asked_while_another_exception_is_recorded(
+    documents: Documents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ask` withdraws what was recorded before it looked,
+    not an exception that the main thread records after that.
+    """
     handled, newer = ValueError("handled"), ValueError("newer")
     documents.in_flight.seen(handled)
     # between the look at the main thread, which finds nothing in flight, and the withdrawal
@@ -384,7 +409,9 @@ def test_asked_while_another_exception_is_recorded(documents: Documents, monkeyp
 
 
 def test_other_threads_and_processes(documents: Documents) -> None:
-    """What leaves another thread, or a forked child such as a data loader, does not leave the task function."""
+    """What leaves another thread, or a forked child such as a data loader,
+    does not leave the task function.
+    """
     in_a_thread(lambda: _left(_finally))
     assert documents.recorded == []
     context = multiprocessing.get_context("fork")
@@ -401,7 +428,9 @@ def test_other_threads_and_processes(documents: Documents) -> None:
 
 
 def test_a_handler_that_ends_a_process_group(documents: Documents) -> None:
-    """A signal handler may end a process group while an exception is recorded; both exceptions are recorded."""
+    """A signal handler may end a process group while an exception is recorded;
+    both exceptions are recorded.
+    """
     inner = OSError("in the handler")
 
     def handler(*_: object) -> None:
@@ -426,7 +455,9 @@ def test_a_handler_that_ends_a_process_group(documents: Documents) -> None:
 
 
 def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
-    """If one document cannot be withdrawn, the others are; that of the exception that left stays."""
+    """If one document cannot be withdrawn, the others are;
+    that of the exception that left stays.
+    """
     errors = [_left(_finally)[0] for _ in range(3)]
     documents.in_flight._record = lambda _: ""
     _left(_finally)
@@ -530,7 +561,9 @@ def _makes_its_exception() -> None:
     ],
 )
 def test_an_exception_on_its_way_out(call: Callable[[], None], function: str) -> None:
-    """While a frame drops its iterator, the place is known at which the exception was raised, and whose it is."""
+    """While a frame drops its iterator, the place is known at which the exception was raised,
+    and whose it is.
+    """
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any
         call()
     (found,) = _seen
@@ -561,6 +594,8 @@ def _kept_an_error() -> None:
 
 @pytest.mark.parametrize("call", [_ends, _closes, _kept_an_error])
 def test_no_exception(call: Callable[[], None]) -> None:
-    """A finaliser at a normal end, and an error that was handled before, are not on their way out."""
+    """A finaliser at a normal end, and an error that was handled before,
+    are not on their way out.
+    """
     call()
     assert _seen == [None]

@@ -28,9 +28,16 @@ from firstfault_torch.node_context import Moment
     ],
 )
 def test_an_interrupted_agent(  # noqa: PLR0917 - parameters
-    engine: str, has_terminal: bool, said: str, code: str, retry: bool, monkeypatch: pytest.MonkeyPatch
+    engine: str,
+    has_terminal: bool,
+    said: str,
+    code: str,
+    retry: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGINT is not a preemption. Only in a terminal it was Ctrl-C, and only in a pod it may be the platform's."""
+    """SIGINT is not a preemption. Only in a terminal it was Ctrl-C,
+    and only in a pod it may be the platform's.
+    """
     monkeypatch.setattr("firstfault_torch.agent.deaths.is_in_foreground", lambda: has_terminal)
     error = SignalException("told", sigval=signal.SIGINT)
     place = Place(node="n1", group_rank=0, engine=engine)
@@ -56,10 +63,20 @@ print(ahead, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_the_foreground_of_a_terminal() -> None:
-    """Ctrl-C reaches the processes in the foreground of a terminal: not those behind, nor those without one."""
+    """Ctrl-C reaches the processes in the foreground of a terminal: not those behind,
+    nor those without one.
+    """
     _, terminal = ends = os.openpty()
-    look = partial(subprocess.run, start_new_session=True, capture_output=True, text=True, check=True)
-    told = [look([sys.executable, "-c", LOOK, *words]).stdout for words in ([os.ttyname(terminal)], [])]
+    look = partial(
+        subprocess.run,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = [
+        look([sys.executable, "-c", LOOK, *words]).stdout for words in ([os.ttyname(terminal)], [])
+    ]
     assert told == ["True 0\n", "False 0\n"]
     for end in ends:
         os.close(end)

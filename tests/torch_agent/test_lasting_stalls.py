@@ -1,4 +1,6 @@
-"""Stalls that last or come again and again: real workers, and agents that compare over a real store."""
+"""Stalls that last or come again and again: real workers,
+and agents that compare over a real store.
+"""
 
 import ctypes
 import datetime as dt
@@ -37,11 +39,13 @@ WARN_S, END_S = 60.0, 300.0
 ALIVE = {0: os.getpid()}
 
 
-# --- no signal to a worker that goes on -------------------------------------------------------------------------------
+# --- no signal to a worker that goes on -----------------------------------------------------------
 
 
 def _poll_with_the_lock(folder: Path, seconds: int, ends: Any) -> None:
-    """Be a worker that waits in one native call, which holds Python's lock; send what the call returned."""
+    """Be a worker that waits in one native call, which holds Python's lock;
+    send what the call returned.
+    """
     register_stacks(NodeFolder(folder).worker(0, 0))
     WorkerChannel(NodeFolder(folder), 0, 0, lambda _: {"begun": 1, "ended": 1, "at": 1})
     poll = ctypes.PyDLL(None).poll
@@ -51,8 +55,12 @@ def _poll_with_the_lock(folder: Path, seconds: int, ends: Any) -> None:
 
 
 @pytest.mark.parametrize("ends_attempt", [False, True])
-def test_a_stalled_worker_gets_no_signal(ends_attempt: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A native call isn't interrupted by a look at a stall, also if the attempt may be ended but this worker isn't."""
+def test_a_stalled_worker_gets_no_signal(
+    ends_attempt: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A native call isn't interrupted by a look at a stall,
+    also if the attempt may be ended but this worker isn't.
+    """
     monkeypatch.setattr(watch, "SNAPSHOT_TIMEOUT_SECONDS", 0.1)  # it can't answer
     folder = short_folder()
     context = multiprocessing.get_context("fork")
@@ -62,9 +70,13 @@ def test_a_stalled_worker_gets_no_signal(ends_attempt: bool, prefix: Prefix, mon
     try:
         assert ours.recv() == "ready"
         node_context = replace(prefix.node_context(), node_folder=str(folder))
-        reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+        reporter = Reporter(
+            node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank)
+        )
         local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
-        places = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=0, rank=0, local_rank=0, world_size=1))
+        places = SimpleNamespace(
+            nodes=1, of=lambda *_: Place(group_rank=0, rank=0, local_rank=0, world_size=1)
+        )
         one = StallWatch(Hang(None, None), local, reporter, places, None)  # type: ignore[arg-type]
         now = time.monotonic()
         one._tracker.since = one._tracker.moved[0] = one._tracker._answered[0] = now - WARN_S
@@ -78,24 +90,41 @@ def test_a_stalled_worker_gets_no_signal(ends_attempt: bool, prefix: Prefix, mon
         process.join()
 
 
-# --- nodes that look at the same moments ------------------------------------------------------------------------------
+# --- nodes that look at the same moments ----------------------------------------------------------
 
 
 class Node:
-    """The watch of one node of a job of two, whose worker makes no progress; `killed` when it ends the attempt."""
+    """The watch of one node of a job of two, whose worker makes no progress;
+    `killed` when it ends the attempt.
+    """
 
-    def __init__(self, group_rank: int, connect: Callable[[], Any], hang: Hang, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        group_rank: int,
+        connect: Callable[[], Any],
+        hang: Hang,
+        wait_seconds: float,
+    ) -> None:
         self.killed = threading.Event()
         workers: Any = SimpleNamespace(
-            alive=ALIVE, ask=lambda *_: {}, kill_hung_workers=lambda *_: self.killed.set(), stacks=lambda _: {}
+            alive=ALIVE,
+            ask=lambda *_: {},
+            kill_hung_workers=lambda *_: self.killed.set(),
+            stacks=lambda _: {},
         )
         reporter: Any = SimpleNamespace(
             node_context=SimpleNamespace(round=0, output_prefix="/jobs/7"), put=lambda *_: None
         )
-        places: Any = SimpleNamespace(nodes=2, of=lambda *_: Place(group_rank=group_rank, world_size=4))
+        places: Any = SimpleNamespace(
+            nodes=2, of=lambda *_: Place(group_rank=group_rank, world_size=4)
+        )
         peers: Any = SimpleNamespace(connect=connect)
         self.watch = StallWatch(Hang(None, None), workers, reporter, places, peers)
-        self.watch._hang, self.watch._wait_s, self.watch._next_s = hang, wait_seconds, hang.warn_seconds or 0.0
+        self.watch._hang, self.watch._wait_s, self.watch._next_s = (
+            hang,
+            wait_seconds,
+            hang.warn_seconds or 0.0,
+        )
         self.watch._tracker.looks = 3
         seen = [
             (
@@ -107,7 +136,11 @@ class Node:
 
         def observe(_: Any, now: float, *, ends_attempt: bool) -> Any:
             seconds = now - self.watch._tracker.since
-            stalled = {"unchanged_seconds": seconds, "stalled_seconds": seconds, "ends_attempt": ends_attempt}
+            stalled = {
+                "unchanged_seconds": seconds,
+                "stalled_seconds": seconds,
+                "ends_attempt": ends_attempt,
+            }
             return [(failure, replace(facts, **stalled)) for failure, facts in seen]
 
         self.watch._observe_workers = observe  # type: ignore[method-assign]
@@ -131,7 +164,13 @@ def store() -> TCPStore:
 
 def _connected(store: TCPStore) -> Callable[[], Any]:
     limit = dt.timedelta(seconds=LONG_S)
-    return lambda: TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=limit)
+    return lambda: TCPStore(
+        "127.0.0.1",
+        store.port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=limit,
+    )
 
 
 @contextmanager
@@ -144,11 +183,15 @@ def _in_thread(call: Callable[..., None], *args: Any) -> Iterator[threading.Thre
 
 
 def test_a_lasting_hang_is_ended(store: TCPStore) -> None:
-    """Nodes whose last progress was at different times compare together, and end the hang once both may."""
+    """Nodes whose last progress was at different times compare together,
+    and end the hang once both may.
+    """
     hang = Hang(WARN_S, END_S)
     first, second = (Node(rank, _connected(store), hang, 0.2) for rank in (0, 1))
     first.look(WARN_S)
-    assert "no response from node 1" in first.lines[0], "the other one's ranks made progress half a minute ago"
+    assert "no response from node 1" in first.lines[0], (
+        "the other one's ranks made progress half a minute ago"
+    )
     second.look(WARN_S - 30)
     assert not second.lines
 
@@ -174,7 +217,9 @@ def test_a_lasting_hang_is_ended(store: TCPStore) -> None:
 
 
 def test_the_time_until_the_next_look() -> None:
-    """It's the option's time doubled, not the measured one, which is longer on each node by another part of a poll."""
+    """It's the option's time doubled, not the measured one,
+    which is longer on each node by another part of a poll.
+    """
     nodes = [Node(rank, lambda: None, Hang(WARN_S), 0.1) for rank in (0, 1)]
     for number, late in ((1, (0.1, 4.9)), (2, (4.9, 0.1)), (4, (2.0, 4.9))):
         for node, more in zip(nodes, late, strict=True):
@@ -182,7 +227,7 @@ def test_the_time_until_the_next_look() -> None:
             assert node.watch._next_s == 2 * number * WARN_S
 
 
-# --- what stays -------------------------------------------------------------------------------------------------------
+# --- what stays -----------------------------------------------------------------------------------
 
 
 def test_many_stalls_leave_nothing_in_the_store(store: TCPStore) -> None:
@@ -215,8 +260,12 @@ def test_a_broken_connection_is_replaced() -> None:
         node.watch.end()
 
 
-def test_a_watch_survives_errors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Polls that fail end neither the watch nor are they all logged: a lack of descriptors may last for hours."""
+def test_a_watch_survives_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Polls that fail end neither the watch nor are they all logged:
+    a lack of descriptors may last for hours.
+    """
     failures, polled = [1] * 10, threading.Event()
 
     def ask(*_: Any) -> dict[int, Any]:
@@ -228,7 +277,9 @@ def test_a_watch_survives_errors(monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
     monkeypatch.setattr(watch, "PROGRESS_POLL_SECONDS", 0.01)
     workers: Any = SimpleNamespace(alive=ALIVE, ask=ask)
-    reporter: Any = SimpleNamespace(node_context=SimpleNamespace(round=0, output_prefix="", files=None))
+    reporter: Any = SimpleNamespace(
+        node_context=SimpleNamespace(round=0, output_prefix="", files=None)
+    )
     places: Any = SimpleNamespace(nodes=1, of=lambda *_: Place(group_rank=1), rank_of=lambda _: 0)
     one = StallWatch(Hang(WARN_S), workers, reporter, places, None)
     assert polled.wait(LONG_S)

@@ -42,12 +42,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.forks]
 LONG_S = 60.0
 
 
-def _run(folder: Path, function: Callable[..., Any], *args: Any, options: Options | None = None, **fields: Any) -> Any:
+def _run(
+    folder: Path,
+    function: Callable[..., Any],
+    *args: Any,
+    options: Options | None = None,
+    **fields: Any,
+) -> Any:
     """Run two forked workers on one node; return their results."""
-    values: dict[str, Any] = {"nproc_per_node": 2, "start_method": "fork", "max_restarts": 0, "run_id": "job"}
+    values: dict[str, Any] = {
+        "nproc_per_node": 2,
+        "start_method": "fork",
+        "max_restarts": 0,
+        "run_id": "job",
+    }
     values |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", **fields}
     config = LaunchConfig(1, 1, **values)
-    return launch(config, function, *args, engine=PlainEngine(str(folder), node="worker-0"), options=options)
+    return launch(
+        config,
+        function,
+        *args,
+        engine=PlainEngine(str(folder), node="worker-0"),
+        options=options,
+    )
 
 
 def _failed(folder: Path, function: Callable[..., Any], *args: Any, **fields: Any) -> Conclusion:
@@ -66,12 +83,21 @@ def _fail_on_rank_1() -> None:
 
 
 def test_virtual_local_ranks(tmp_path: Path) -> None:
-    """With LOCAL_RANK 0 in each worker, as torch's option sets it, each has its own documents and its own rank."""
+    """With LOCAL_RANK 0 in each worker, as torch's option sets it,
+    each has its own documents and its own rank.
+    """
     conclusion = _failed(tmp_path, _fail_on_rank_1, virtual_local_rank=True)
     root, victim = sorted(conclusion.job.failures, key=lambda failure: -(failure.rank or 0))
     assert conclusion.verdict.ranks == (1,)
-    assert (root.exception is not None and root.exception.message, root.place.local_rank) == ("0", 1)
-    assert (victim.stopped_by_agent, victim.place.local_rank, len(victim.stack_dumps)) == (True, 0, 1)
+    assert (root.exception is not None and root.exception.message, root.place.local_rank) == (
+        "0",
+        1,
+    )
+    assert (victim.stopped_by_agent, victim.place.local_rank, len(victim.stack_dumps)) == (
+        True,
+        0,
+        1,
+    )
     assert "in _fail_on_rank_1\n    time.sleep(LONG_S)\n" in victim.stack_dumps[0].text
 
 
@@ -95,17 +121,32 @@ def _raise_in_a_loop(folder: Path) -> None:
 
 
 def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
-    """The rank whose exception is still on its way out when the first one's is recorded is named as well."""
+    """The rank whose exception is still on its way out when the first one's is
+    recorded is named as well.
+    """
     conclusion = _failed(tmp_path, _raise_in_a_loop, tmp_path)
     assert (conclusion.verdict.ranks, conclusion.verdict.rule) == ((0, 1), "own-fault")
     assert conclusion.verdict.victims.count == 0
 
 
 def test_redirected_and_teed_output(tmp_path: Path) -> None:
-    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same."""
-    logs = DefaultLogsSpecs(f"{tmp_path}/logs", {0: Std.ALL}, {1: Std.ALL}, local_ranks_filter={0, 1, 2})
+    """Output goes where torch sends it, and each failure keeps the end of
+    its stderr all the same.
+    """
+    logs = DefaultLogsSpecs(
+        f"{tmp_path}/logs",
+        {0: Std.ALL},
+        {1: Std.ALL},
+        local_ranks_filter={0, 1, 2},
+    )
     prefix = "[${node} ${group_rank} $$ ${role_name}${rank}] "
-    fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 4, "role": "trainer", "logs_specs": logs}
+    fields = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": 4,
+        "role": "trainer",
+        "logs_specs": logs,
+    }
     fields["log_line_prefix_template"] = prefix
     with Job(tmp_path, prints_and_leaves, config=fields).start() as job:
         ended = job.end()
@@ -122,7 +163,9 @@ def test_redirected_and_teed_output(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "logs").glob("job_*")
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.log")}
     assert files == {
-        f"attempt_0/{rank}/{stream}.log": f"{stream} of rank {rank}\nits reason\n" if stream == "stderr" else text
+        f"attempt_0/{rank}/{stream}.log": (
+            f"{stream} of rank {rank}\nits reason\n" if stream == "stderr" else text
+        )
         for rank in (0, 1)
         for stream, text in (("stderr", ""), ("stdout", f"stdout of rank {rank}\n"))
     }
@@ -139,7 +182,14 @@ def test_a_folder_for_each_restart(tmp_path: Path) -> None:
     """Each restart has its own folder of log files."""
     logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ERR)
     always = Options(restarts_follow_policy=False)
-    ended = _run(tmp_path, _fail_once, options=always, max_restarts=1, nproc_per_node=1, logs_specs=logs)
+    ended = _run(
+        tmp_path,
+        _fail_once,
+        options=always,
+        max_restarts=1,
+        nproc_per_node=1,
+        logs_specs=logs,
+    )
     assert ended == {0: "well"}
     files = {path.parts[-3]: path.read_text() for path in (tmp_path / "logs").rglob("stderr.log")}
     assert files == {"attempt_0": "restart 0\n", "attempt_1": "restart 1\n"}
@@ -154,11 +204,18 @@ def _hang_on_rank_1() -> None:
 
 
 def test_a_deadline_in_each_round(tmp_path: Path) -> None:
-    """The worker that misses a deadline is killed and named, the agent lives; a restarted one has new deadlines."""
+    """The worker that misses a deadline is killed and named, the agent lives;
+    a restarted one has new deadlines.
+    """
     options = Options(watchdog=Watchdog(), restarts_follow_policy=False)
     conclusion = _failed(tmp_path, _hang_on_rank_1, options=options, max_restarts=1)
     verdict, job = conclusion.verdict, conclusion.job
-    assert (verdict.ranks, verdict.category, verdict.code, verdict.confidence) == ((1,), "hang", "USER:Hang", "high")
+    assert (verdict.ranks, verdict.category, verdict.code, verdict.confidence) == (
+        (1,),
+        "hang",
+        "USER:Hang",
+        "high",
+    )
     line = first_line(verdict, conclusion.decision)
     assert line.startswith('hang rank 1 worker-0 retry unclear: "train step" exceeded 0.5 s at')
     root = verdict.root
@@ -177,12 +234,18 @@ def _leave_a_word() -> None:
 
 
 def test_a_slow_reader_of_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a worker has written is passed on before `launch` returns, also if the agent cannot write for long."""
+    """What a worker has written is passed on before `launch` returns,
+    also if the agent cannot write for long.
+    """
     is_read, written = threading.Event(), []
-    monkeypatch.setattr(stderr_relay, "write_stderr", lambda data: is_read.wait() and written.append(data))
+    monkeypatch.setattr(
+        stderr_relay, "write_stderr", lambda data: is_read.wait() and written.append(data)
+    )
     monkeypatch.setattr(stderr_relay, "RELAY_CLOSE_TIMEOUT_SECONDS", 0.0)
     wait = run.flush_relays
-    monkeypatch.setattr(run, "flush_relays", lambda shutdown_requested: (is_read.set(), wait(shutdown_requested)))
+    monkeypatch.setattr(
+        run, "flush_relays", lambda shutdown_requested: (is_read.set(), wait(shutdown_requested))
+    )
     _run(tmp_path, _leave_a_word, nproc_per_node=1)
     assert b"".join(written) == b"its last words\n"
 
@@ -215,11 +278,14 @@ def _leave_processes(folder: Path) -> None:
 
 
 def test_what_a_worker_leaves(tmp_path: Path) -> None:
-    """A worker that ends at once cannot end its children: its agent does, but not a process in a session of its own."""
+    """A worker that ends at once cannot end its children: its agent does,
+    but not a process in a session of its own.
+    """
     assert _failed(tmp_path, _leave_processes, tmp_path).verdict.ranks == (1,)
     fork, program, daemon = map(int, (tmp_path / "pids").read_text().split())
     os.kill(daemon, signal.SIGKILL)
-    until(lambda: is_gone(fork) and is_gone(program))  # Python needs a moment for torch's handler of SIGTERM
+    # Python needs a moment for torch's handler of SIGTERM
+    until(lambda: is_gone(fork) and is_gone(program))
 
 
 def _return_what_cannot_be_pickled() -> Any:
@@ -231,9 +297,13 @@ def _return_what_cannot_be_pickled() -> Any:
     [(os.getpid, Std.ERR), (_fail_on_rank_1, Std.NONE), (_return_what_cannot_be_pickled, Std.NONE)],
 )
 def test_no_temporary_file_stays(
-    function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    function: Callable[[], Any],
+    logs: Std,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A run leaves none of torch's temporary files, but log files that were asked for, and touches no other run's.
+    """A run leaves none of torch's temporary files, but log files that were asked for,
+    and touches no other run's.
 
     Nothing holds its agent and its store, which a later fork would inherit: their end aborts it.
     """
@@ -257,7 +327,9 @@ def test_no_temporary_file_stays(
         gc.enable()
     kept = sorted(Path(specs.root_log_dir).rglob("stderr.log"))
     assert len(kept) == (2 if logs else 0)
-    assert sorted(path for path in temporary.rglob("*") if path.is_file()) == sorted([*others, *kept])
+    assert sorted(path for path in temporary.rglob("*") if path.is_file()) == sorted(
+        [*others, *kept]
+    )
     assert len(list(temporary.iterdir())) == 2 + len(kept[:1])
     shutil.rmtree(temporary)
 
@@ -267,7 +339,9 @@ MOST = 2 * 1024
 
 @pytest.mark.jobs
 def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
-    """The failure has the last lines before the traceback, redacted and bounded, and the report quotes them once."""
+    """The failure has the last lines before the traceback, redacted and bounded,
+    and the report quotes them once.
+    """
     fields = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2}
     with Job(tmp_path, prints_and_raises, config=fields).start() as job:
         ended = job.end()
@@ -285,7 +359,9 @@ def test_a_failed_worker_has_its_log(tmp_path: Path) -> None:
     (victim,) = (failure for failure in ended.job.failures if failure is not root)
     assert "step" not in victim.log_tail
     roster = tmp_path / "0" / ROSTER
-    entries = {path.name: decode_presence(path.read_bytes(), path.name) for path in roster.glob("*.pb")}
+    entries = {
+        path.name: decode_presence(path.read_bytes(), path.name) for path in roster.glob("*.pb")
+    }
     assert sorted(entry.phase.value for entry in entries.values()) == ["failed", "joined"]
     (bundle,) = roster.glob("*.bundle")
     (failed,) = (name for name, entry in entries.items() if entry.phase is Phase.FAILED)

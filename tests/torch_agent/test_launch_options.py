@@ -1,4 +1,6 @@
-"""torchrun's options for output, signals and NUMA are understood in torchrun's forms, and refused if they are wrong."""
+"""torchrun's options for output, signals and NUMA are understood in torchrun's forms,
+and refused if they are wrong.
+"""
 
 import re
 import signal
@@ -28,11 +30,19 @@ WORKERS = 12
     ("value", "expected"),
     [
         *((value, Std.from_str(value)) for value in ("0", "3", "0:3", "0:1,1:2", "9:0,3:3")),
-        *((3, 3), (Std.ERR, 2), ({0: 1, 11: Std.ALL}, {0: 1, 11: 3}), ("10:1,11:2", {10: 1, 11: 2}), ({}, {})),
+        *(
+            (3, 3),
+            (Std.ERR, 2),
+            ({0: 1, 11: Std.ALL}, {0: 1, 11: 3}),
+            ("10:1,11:2", {10: 1, 11: 2}),
+            ({}, {}),
+        ),
     ],
 )
 def test_streams(value: Any, expected: Any) -> None:
-    """A text means what torch makes of it; numbers, torch's Std, dictionaries and ranks above 9 are taken, too."""
+    """A text means what torch makes of it; numbers, torch's Std,
+    dictionaries and ranks above 9 are taken, too.
+    """
     assert parse_streams(value, "tee", WORKERS) == expected
 
 
@@ -48,13 +58,25 @@ def test_ranks(value: Any, expected: set[int] | None) -> None:
 def _bad() -> Iterator[tuple[Callable[[], object], str]]:
     """Yield calls that are refused, each with the message."""
     for value in ("", "4", "out", "0:4", "0:1,", "a:1", 4, -1, True, None, {0: 4}, {"0": 1}, [3]):
-        yield (partial(parse_streams, value, "tee", WORKERS), "tee must be 0 (none), 1 (stdout), 2 (stderr), 3 (both)")
+        yield (
+            partial(parse_streams, value, "tee", WORKERS),
+            "tee must be 0 (none), 1 (stdout), 2 (stderr), 3 (both)",
+        )
     for value in ("a", "0,,1", "-1", [], [True], {0: 1}, 3, b"0"):
-        yield partial(parse_ranks, value, "filter", WORKERS), 'filter must be local ranks like "0,1" or [0, 1], not'
+        yield (
+            partial(parse_ranks, value, "filter", WORKERS),
+            'filter must be local ranks like "0,1" or [0, 1], not',
+        )
     for value in ("", "SIGTERM,", "SIGNONE", "TERM", "SIGKILL", "SIGTERM,SIGSTOP", 15, None):
-        yield partial(parse_signals, value), "signals_to_handle must be names of signals that can be handled"
+        yield (
+            partial(parse_signals, value),
+            "signals_to_handle must be names of signals that can be handled",
+        )
     for value in ("nodes", 3, ["node"]):
-        yield partial(check_numa, value, "numa_options"), "numa_options must be None, one of node, socket, exclusive, "
+        yield (
+            partial(check_numa, value, "numa_options"),
+            "numa_options must be None, one of node, socket, exclusive, ",
+        )
     message = "redirects names local rank 12, but a node has only 12 workers"
     yield partial(parse_streams, "0:1,12:3", "redirects", WORKERS), message
     yield partial(parse_ranks, [99, 1], "filter", WORKERS), "filter names local rank 99"
@@ -69,7 +91,12 @@ def test_what_is_refused() -> None:
 
 def test_signals() -> None:
     """Signals are named as torch names them."""
-    assert parse_signals(DEFAULT_SIGNALS) == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert parse_signals(DEFAULT_SIGNALS) == (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )
     assert parse_signals(" SIGUSR1 ,SIGTERM,SIGUSR1") == (signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -93,5 +120,7 @@ def test_numa() -> None:
     ],
 )
 def test_the_prefix_of_log_lines(template: str, expected: str) -> None:
-    """Node and group rank are filled in; the rest, also an escaped dollar sign, is left to torch."""
+    """Node and group rank are filled in; the rest, also an escaped dollar sign,
+    is left to torch.
+    """
     assert with_node(template, {"node": "w$1", "group_rank": 3}) == expected

@@ -1,4 +1,6 @@
-"""Agents detect a killed agent by its closed connection, or in the roster: real store, sockets and recorder."""
+"""Agents detect a killed agent by its closed connection, or in the roster: real store,
+sockets and recorder.
+"""
 
 import contextlib
 import errno
@@ -55,9 +57,13 @@ class Deaths:
         self.news.set()
 
 
-def _first(store: RoundStore, deaths: Callable[[int, str], None]) -> tuple[PeerConnections, dict[str, Any]]:
+def _first(
+    store: RoundStore, deaths: Callable[[int, str], None]
+) -> tuple[PeerConnections, dict[str, Any]]:
     """Be the first agent; return also where it listens."""
-    return PeerConnections(store, 0, "worker-0", "127.0.0.1", deaths), json.loads(store.get("firstfault/lifeline"))
+    return PeerConnections(store, 0, "worker-0", "127.0.0.1", deaths), json.loads(
+        store.get("firstfault/lifeline")
+    )
 
 
 def _greeted(where: dict[str, Any], group_rank: int = 7) -> socket.socket:
@@ -72,7 +78,9 @@ def _greeted(where: dict[str, Any], group_rank: int = 7) -> socket.socket:
 def test_the_port_is_the_users(
     store: RoundStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first agent listens on FIRSTFAULT_PORT; if that is in use, on a free one, with a warning."""
+    """The first agent listens on FIRSTFAULT_PORT; if that is in use, on a free one,
+    with a warning.
+    """
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
         monkeypatch.setenv("FIRSTFAULT_PORT", str(port))
@@ -91,12 +99,16 @@ def test_the_port_is_the_users(
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function that gives an agent only a moment to connect again, once the agents are connected."""
+    """Return a function that gives an agent only a moment to connect again,
+    once the agents are connected.
+    """
     return lambda: monkeypatch.setattr(time_limits, "RECONNECT_TIMEOUT_SECONDS", QUIET_S / 3)
 
 
 def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], None]) -> None:
-    """The thread ends also if the end of the round and an agent's greeting are read at the same moment."""
+    """The thread ends also if the end of the round and an agent's greeting are
+    read at the same moment.
+    """
     began, goes_on = threading.Event(), threading.Event()
 
     def slow(*_: Any) -> None:
@@ -121,8 +133,12 @@ def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], 
 
 
 def test_a_machine_that_vanishes(store: RoundStore) -> None:
-    """At both ends the kernel gives up a silent machine after the same time, also while sent data is in flight."""
-    agents = [PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", Deaths()) for rank in (0, 1)]
+    """At both ends the kernel gives up a silent machine after the same time,
+    also while sent data is in flight.
+    """
+    agents = [
+        PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", Deaths()) for rank in (0, 1)
+    ]
     until(lambda: agents[0]._latest)
     port = json.loads(store.get("firstfault/lifeline"))["port"]
     until(lambda: _limits_ms(port) == [(60_000, 60_000)] * 2)
@@ -131,7 +147,9 @@ def test_a_machine_that_vanishes(store: RoundStore) -> None:
 
 
 def _limits_ms(port: int) -> list[tuple[int, int]]:
-    """Return for each of this process's connections with the port: the limits without and with data in flight."""
+    """Return for each of this process's connections with the port:
+    the limits without and with data in flight.
+    """
     found = []
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -140,7 +158,9 @@ def _limits_ms(port: int) -> list[tuple[int, int]]:
                     inet = item.family in {socket.AF_INET, socket.AF_INET6}
                     if inet and port in {item.getsockname()[1], item.getpeername()[1]}:
                         tcp = partial(item.getsockopt, socket.IPPROTO_TCP)
-                        idle = tcp(socket.TCP_KEEPIDLE) + tcp(socket.TCP_KEEPINTVL) * tcp(socket.TCP_KEEPCNT)
+                        idle = tcp(socket.TCP_KEEPIDLE) + tcp(socket.TCP_KEEPINTVL) * tcp(
+                            socket.TCP_KEEPCNT
+                        )
                         found.append((1000 * idle, tcp(socket.TCP_USER_TIMEOUT)))
     return found
 
@@ -149,7 +169,9 @@ def _limits_ms(port: int) -> list[tuple[int, int]]:
 def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[], None]) -> None:
     """An agent that sends a farewell is not reported dead, whichever of two it is."""
     deaths = Deaths()
-    agents = [PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", deaths) for rank in (0, 1)]
+    agents = [
+        PeerConnections(store, rank, f"worker-{rank}", "127.0.0.1", deaths) for rank in (0, 1)
+    ]
     until(lambda: agents[0]._latest)
     hurry()
     agents[leaves].end()
@@ -157,8 +179,12 @@ def test_an_agent_that_leaves(leaves: int, store: RoundStore, hurry: Callable[[]
     agents[1 - leaves].end()
 
 
-def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes no agent for dead that meanwhile gave up to connect; those try again, and detect its death later."""
+def test_a_first_agent_that_is_frozen_in_the_beginning(
+    store: RoundStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no agent for dead that meanwhile gave up to connect; those try again,
+    and detect its death later.
+    """
     monkeypatch.setattr(time_limits, "PEER_CONNECT_TIMEOUT_SECONDS", QUIET_S)
     context = multiprocessing.get_context("fork")
     dead = context.Event()
@@ -188,7 +214,10 @@ def test_a_first_agent_that_is_frozen_in_the_beginning(store: RoundStore, monkey
 def test_an_agent_that_leaves_before_it_is_answered(store: RoundStore) -> None:
     """It sends a farewell too: the first agent may have taken its greeting."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        store.set("firstfault/lifeline", json.dumps({"port": listener.getsockname()[1], "secret": "of this test"}))
+        store.set(
+            "firstfault/lifeline",
+            json.dumps({"port": listener.getsockname()[1], "secret": "of this test"}),
+        )
         lines = PeerConnections(store, 1, "worker-1", "127.0.0.1", Deaths())
         connection, _ = listener.accept()
     with connection, connection.makefile("rb") as received:
@@ -198,9 +227,14 @@ def test_an_agent_that_leaves_before_it_is_answered(store: RoundStore) -> None:
 
 
 def test_the_first_agent_leaves_before_it_is_greeted(store: RoundStore) -> None:
-    """It sends its answer and a farewell too: an agent that connects again must not take it for dead."""
+    """It sends its answer and a farewell too:
+    an agent that connects again must not take it for dead.
+    """
     lines, where = _first(store, Deaths())
-    with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as late, late.makefile("rb") as received:
+    with (
+        socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as late,
+        late.makefile("rb") as received,
+    ):
         _greeted(where).close()  # taken after the other connection
         lines.end()
         assert received.read() == b'{"node": "worker-0"}\nbye\n'
@@ -211,7 +245,12 @@ def test_a_stranger_is_not_missed(store: RoundStore, hurry: Callable[[], None]) 
     deaths = Deaths()
     lines, where = _first(store, deaths)
     strangers = [{"secret": said, "group_rank": 1, "node": "a"} for said in ("x", "\u00e9", 7, [])]
-    for said in (b"\n", b"no json\n", b"[" * 4_095 + b"\n", *(json.dumps(one).encode() + b"\n" for one in strangers)):
+    for said in (
+        b"\n",
+        b"no json\n",
+        b"[" * 4_095 + b"\n",
+        *(json.dumps(one).encode() + b"\n" for one in strangers),
+    ):
         with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as stranger:
             stranger.sendall(said)
             assert stranger.recv(4096) == b""
@@ -224,7 +263,9 @@ def test_a_stranger_is_not_missed(store: RoundStore, hurry: Callable[[], None]) 
 
 
 def test_slow_strangers(store: RoundStore, hurry: Callable[[], None]) -> None:
-    """Strangers that say nothing, or a byte at a time, keep no agent from learning of a death, and are dropped."""
+    """Strangers that say nothing, or a byte at a time, keep no agent from learning of a death,
+    and are dropped.
+    """
     deaths = Deaths()
     lines, where = _first(store, deaths)
     address = ("127.0.0.1", where["port"])
@@ -281,7 +322,9 @@ def test_a_connection_that_breaks_and_comes_back(
 def test_no_descriptors_are_left(
     store: RoundStore, hurry: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent that may open no further file says so once, rests meanwhile, serves the others, and continues later."""
+    """An agent that may open no further file says so once, rests meanwhile, serves the others,
+    and continues later.
+    """
     deaths = Deaths()
     lines, where = _first(store, deaths)
     early = _greeted(where, 1)
@@ -297,7 +340,10 @@ def test_no_descriptors_are_left(
                 while True:
                     held.append(os.dup(0))
             late.connect(("127.0.0.1", where["port"]))
-            late.sendall(json.dumps({"secret": where["secret"], "group_rank": 2, "node": "late"}).encode() + b"\n")
+            late.sendall(
+                json.dumps({"secret": where["secret"], "group_rank": 2, "node": "late"}).encode()
+                + b"\n"
+            )
             began = time.process_time()
             assert not deaths.news.wait(3 * QUIET_S), "meanwhile it tries twice"
             assert time.process_time() - began < QUIET_S
@@ -319,7 +365,9 @@ def test_no_descriptors_are_left(
 
 @pytest.mark.parametrize("group_rank", [0, 1])
 def test_the_end_leaves_no_thread(store: RoundStore, group_rank: int) -> None:
-    """The next round may fork: no thread is left, also where the first agent never opened its end."""
+    """The next round may fork: no thread is left,
+    also where the first agent never opened its end.
+    """
     lines = PeerConnections(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()
     assert not lines.thread.is_alive()
@@ -334,13 +382,14 @@ NEVER_S = 0.5
 
 
 @pytest.fixture
-def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
+def look(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
     monkeypatch.setattr(time_limits, "ROSTER_POLL_SECONDS", 0.1)
     monkeypatch.setattr(roster_poller, "_POLLS_PER_SECOND", 100.0)
-    monkeypatch.setattr(
-        of_recorder, "REQUEST_RECEIPT_TIMEOUT_SECONDS", SOON_S
-    )  # on a busy machine a recorder takes seconds to start
+    # on a busy machine a recorder takes seconds to start
+    monkeypatch.setattr(of_recorder, "REQUEST_RECEIPT_TIMEOUT_SECONDS", SOON_S)
     looks: list[RosterPoller] = []
     with node_recorder(replace(prefix.node_context(), round=ROUND)) as node_context:
         assert node_context.files is not None
@@ -359,7 +408,13 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-roster"]
 
 
-def enter(prefix: Prefix, phase: Phase, group_rank: int, round_number: int = ROUND, incarnation: int = OLD) -> None:
+def enter(
+    prefix: Prefix,
+    phase: Phase,
+    group_rank: int,
+    round_number: int = ROUND,
+    incarnation: int = OLD,
+) -> None:
     """Write a roster entry as a node does."""
     entry = make_presence(phase, incarnation=incarnation)
     entry = replace(entry, place=replace(entry.place, group_rank=group_rank, round=round_number))
@@ -376,8 +431,12 @@ def _silent(heard: queue.Queue[int]) -> bool:
     return True
 
 
-def test_a_failure_that_was_not_broadcast(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
-    """Another node's failure in this round is reported once; its own, joining, success and other rounds are not."""
+def test_a_failure_that_was_not_broadcast(
+    look: Callable[..., queue.Queue[int]], prefix: Prefix
+) -> None:
+    """Another node's failure in this round is reported once; its own, joining,
+    success and other rounds are not.
+    """
     heard = look()
     enter(prefix, Phase.JOINED, 0)
     enter(prefix, Phase.SUCCEEDED, 3)
@@ -419,15 +478,21 @@ def test_an_earlier_run_in_the_same_prefix(
     assert heard.get(timeout=SOON_S) == 0
 
 
-def test_an_entry_of_an_earlier_run_that_arrives_late(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
-    """A failure that is older than the same group rank's newest entry is not reported, whenever it is uploaded."""
+def test_an_entry_of_an_earlier_run_that_arrives_late(
+    look: Callable[..., queue.Queue[int]], prefix: Prefix
+) -> None:
+    """A failure that is older than the same group rank's newest entry is not reported,
+    whenever it is uploaded.
+    """
     enter(prefix, Phase.JOINED, 0, incarnation=NEW)
     heard = look(incarnation=NEW)
     enter(prefix, Phase.FAILED, 0)
     assert _silent(heard)
 
 
-def test_a_storage_that_cannot_be_listed(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
+def test_a_storage_that_cannot_be_listed(
+    look: Callable[..., queue.Queue[int]], prefix: Prefix
+) -> None:
     """A roster that cannot be listed is not a failure, and the polling continues."""
     roster = prefix.folder / "firstfault" / "roster"
     roster.parent.mkdir(parents=True, exist_ok=True)

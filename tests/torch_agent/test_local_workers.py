@@ -1,4 +1,6 @@
-"""An agent's own workers: real processes that die, are stopped with real signals, and are reported."""
+"""An agent's own workers: real processes that die, are stopped with real signals,
+and are reported.
+"""
 
 import multiprocessing
 import os
@@ -71,7 +73,9 @@ def _leaving(ready: Any) -> None:
 
 
 def _exit_codes(processes: list[Any]) -> list[int | None]:
-    """Return how processes ended; the kernel may take long to end one that was killed on a busy machine."""
+    """Return how processes ended; the kernel may take long to end one that was
+    killed on a busy machine.
+    """
     for process in processes:
         process.join(LONG_S)
     return [process.exitcode for process in processes]
@@ -105,7 +109,12 @@ def start() -> Iterator[Callable[..., list[Any]]]:
         ((_leaving, _plain), (0,), 0.2, [7, -15], 0.2),
         ((_ignores_sigterm,), (0,), 0.2, [-9], 2.0),
     ],
-    ids=["they end", "one ignores it", "one that failed ends by itself", "one that failed does not end"],
+    ids=[
+        "they end",
+        "one ignores it",
+        "one that failed ends by itself",
+        "one that failed does not end",
+    ],
 )
 def test_they_are_stopped(  # noqa: PLR0917
     works: tuple[Callable[[Any], None], ...],
@@ -126,11 +135,15 @@ def test_they_are_stopped(  # noqa: PLR0917
 
 
 def test_one_that_is_exiting() -> None:
-    """The kernel marks a process from the moment its exit begins; such a process is not stopped any more."""
+    """The kernel marks a process from the moment its exit begins;
+    such a process is not stopped any more.
+    """
     with subprocess.Popen([sys.executable, "-c", _ONLY_ITS_MAIN_THREAD_EXITS]) as process:
         stat = Path(f"/proc/{process.pid}/stat")
         deadline = time.monotonic() + LONG_S
-        while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z" and time.monotonic() < deadline:
+        while (fields := stat.read_text().rpartition(")")[2].split())[
+            0
+        ] != "Z" and time.monotonic() < deadline:
             time.sleep(0.01)
 
         assert int(fields[1 + workers._STAT_FLAGS_INDEX]) & workers._EXITING
@@ -140,7 +153,9 @@ def test_one_that_is_exiting() -> None:
 
 
 def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix) -> None:
-    """A worker that SIGTERM ended before its agent sent one was not stopped, even if its death is noticed later."""
+    """A worker that SIGTERM ended before its agent sent one was not stopped,
+    even if its death is noticed later.
+    """
     processes = start(_plain, _plain)
     processes[0].terminate()
     _exit_codes(processes[:1])
@@ -157,15 +172,24 @@ def test_a_signal_from_elsewhere(start: Callable[..., list[Any]], prefix: Prefix
     assert _exit_codes(processes) == [-signal.SIGTERM, -signal.SIGTERM]
     now = time.monotonic_ns()
     assert local.stopped is not None
-    assert [local.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)] == [False, True]
+    assert [
+        local.stopped.ended(WorkerExit(rank, 1, -15, time.time_ns(), now)) for rank in (0, 1)
+    ] == [False, True]
 
 
 def test_workers_whose_deadlines_expire_together(
     start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are killed before anything is logged: the first death makes torch send SIGTERM to the next worker."""
+    """All are killed before anything is logged:
+    the first death makes torch send SIGTERM to the next worker.
+    """
     processes = start(_plain, _plain)
-    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    local = LocalWorkers(
+        prefix.node_context(),
+        Reporter(prefix.node_context(), Place),
+        LONG_S,
+        lambda: None,
+    )
     local._context = SimpleNamespace(_pc=SimpleNamespace(processes=processes))
 
     def log(*_: object) -> None:
@@ -180,11 +204,20 @@ def test_workers_whose_deadlines_expire_together(
 
 def test_a_deadline_of_a_worker_that_is_gone(prefix: Prefix) -> None:
     """A process that has the number of a worker after it gets no signal."""
-    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    local = LocalWorkers(
+        prefix.node_context(),
+        Reporter(prefix.node_context(), Place),
+        LONG_S,
+        lambda: None,
+    )
     # the shell ends, so its child isn't this process's
-    shell = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True)
+    shell = subprocess.run(
+        ["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True
+    )
     pid = int(shell.stdout)
-    local._context = SimpleNamespace(_pc=SimpleNamespace(processes=[SimpleNamespace(pid=pid, exitcode=None)]))
+    local._context = SimpleNamespace(
+        _pc=SimpleNamespace(processes=[SimpleNamespace(pid=pid, exitcode=None)])
+    )
     local._expire({pid: Timer(pid, "step", "", 0.0, 1.0)})
     os.kill(pid, 0)
     assert workers._is_running(pid)
@@ -193,9 +226,18 @@ def test_a_deadline_of_a_worker_that_is_gone(prefix: Prefix) -> None:
 
 
 def test_a_deadline_of_a_worker_that_is_no_child(prefix: Prefix) -> None:
-    """A worker that another process has forked, as torch's "forkserver" does, is ended at its deadline."""
-    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
-    shell = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True)
+    """A worker that another process has forked, as torch's "forkserver" does,
+    is ended at its deadline.
+    """
+    local = LocalWorkers(
+        prefix.node_context(),
+        Reporter(prefix.node_context(), Place),
+        LONG_S,
+        lambda: None,
+    )
+    shell = subprocess.run(
+        ["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], check=True, capture_output=True
+    )
     pid = int(shell.stdout)
     processes = [SimpleNamespace(pid=pid, exitcode=None, sentinel=-1)]
     local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
@@ -208,8 +250,15 @@ def test_a_deadline_of_a_worker_that_is_no_child(prefix: Prefix) -> None:
 def test_a_deadline_after_the_program_closed_every_descriptor(
     start: Callable[..., list[Any]], prefix: Prefix, tmp_path: Path
 ) -> None:
-    """The worker is ended, and a file that has got the number of its descriptor stays open after the round."""
-    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    """The worker is ended, and a file that has got the number of its descriptor
+    stays open after the round.
+    """
+    local = LocalWorkers(
+        prefix.node_context(),
+        Reporter(prefix.node_context(), Place),
+        LONG_S,
+        lambda: None,
+    )
     processes = start(_plain)
     local.started(SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={}), (0,))
     number = local._pidfds[0].number
@@ -224,14 +273,27 @@ def test_a_deadline_after_the_program_closed_every_descriptor(
 
 @pytest.mark.parametrize("function", ["__del__", "__next__"])
 def test_a_worker_in_a_finaliser(
-    function: str, start: Callable[..., list[Any]], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    function: str,
+    start: Callable[..., list[Any]],
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The agent waits for the report of a worker that drops a loader, perhaps for an exception that it has raised."""
-    stack = f'Thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/loader.py", line 3 in {function}\n'
+    """The agent waits for the report of a worker that drops a loader,
+    perhaps for an exception that it has raised.
+    """
+    stack = (
+        'Thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/loader.py", line 3'
+        f" in {function}\n"
+    )
     seen = workers.WorkerSnapshot(f'{stack}  File "/app/train.py", line 9 in main\n')
     monkeypatch.setattr(workers, "collect_snapshots", lambda *_: {0: seen})
     awaited: list[set[int]] = []
-    local = LocalWorkers(prefix.node_context(), Reporter(prefix.node_context(), Place), LONG_S, lambda: None)
+    local = LocalWorkers(
+        prefix.node_context(),
+        Reporter(prefix.node_context(), Place),
+        LONG_S,
+        lambda: None,
+    )
     local._context = SimpleNamespace(_pc=SimpleNamespace(processes=start(_plain)))
     local._await_raised = lambda ranks: frozenset(awaited.append(ranks) or ())
 
@@ -252,7 +314,7 @@ def test_unfinished() -> None:
     assert unfinished(object()) == frozenset()
 
 
-# --- their deaths ----------------------------------------------------------------------------------------------------
+# --- their deaths ---------------------------------------------------------------------------------
 
 
 def _act(orders: Connection, answers: Connection) -> None:
@@ -316,13 +378,17 @@ def doomed() -> Iterator[Callable[..., _Worker]]:
 
 
 def _noted(watch: ExitWatch, index: int = 0) -> int:
-    """Wait until a death is noted, and return its moment; reading the watch later does not change it."""
+    """Wait until a death is noted, and return its moment;
+    reading the watch later does not change it.
+    """
     until(partial(watch._ended.__contains__, index))
     return time.monotonic_ns()
 
 
 def test_deaths(doomed: Callable[..., _Worker]) -> None:
-    """Deaths are noted in their order, with local rank, pid, exit code, signal and the moment by both clocks."""
+    """Deaths are noted in their order, with local rank, pid, exit code,
+    signal and the moment by both clocks.
+    """
     workers = [doomed() for _ in range(4)]
     watch = ExitWatch([worker.process for worker in workers])
     assert _deaths(watch) == []
@@ -347,7 +413,9 @@ def test_a_signal_without_a_name() -> None:
 
 
 def test_deaths_before_the_watch(doomed: Callable[..., _Worker]) -> None:
-    """Processes that ended and were reaped before the watch began are recorded, one that SIGTERM ended last."""
+    """Processes that ended and were reaped before the watch began are recorded,
+    one that SIGTERM ended last.
+    """
     workers = [doomed(), doomed()]
     for worker, number in zip(workers, (signal.SIGTERM, signal.SIGKILL), strict=True):
         os.kill(worker.process.pid or 0, number)
@@ -377,7 +445,10 @@ def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
 
 @pytest.mark.parametrize("name", ["firstfault-deaths", "firstfault-timers", "firstfault-roster"])
 def test_a_moment_without_free_threads(
-    name: str, prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    prefix: Prefix,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The watches of a round start although the system allows no thread at first."""
     start, failures = threading.Thread.start, [1, 2]
@@ -396,17 +467,27 @@ def test_a_moment_without_free_threads(
         timers.start([], lambda _: None)
         end = timers.stop
     else:
-        end = RosterPoller(RecorderClient(NodeFolder(tmp_path)), prefix.node_context(), 0, LONG_S, lambda _: None).end
+        end = RosterPoller(
+            RecorderClient(NodeFolder(tmp_path)),
+            prefix.node_context(),
+            0,
+            LONG_S,
+            lambda _: None,
+        ).end
     assert not failures
     assert name in {thread.name for thread in threading.enumerate()}
     end()
 
 
 @pytest.mark.parametrize("lacks", ["kernel", "Python"])
-def test_without_pidfds(lacks: str, doomed: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pidfds(
+    lacks: str, doomed: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a kernel, or with a Python, without pidfds the watch uses multiprocessing's sentinels."""
     if lacks == "kernel":
-        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=OSError(38, "Function not implemented")))
+        monkeypatch.setattr(
+            os, "pidfd_open", Mock(side_effect=OSError(38, "Function not implemented"))
+        )
     else:
         monkeypatch.delattr(os, "pidfd_open")
     worker = doomed()
@@ -435,7 +516,7 @@ def test_stop_leaves_nothing(doomed: Callable[..., _Worker]) -> None:
     assert worker.process.is_alive(), "it only watches"
 
 
-# --- what the agent reports ------------------------------------------------------------------------------------------
+# --- what the agent reports -----------------------------------------------------------------------
 
 
 def _garbage(spool: Path) -> None:
@@ -465,16 +546,22 @@ def spool(tmp_path: Path) -> Path:
 
 def _report(prefix: Prefix, spool: Path, death: WorkerExit, stop: WorkerStop | None = None) -> None:
     node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
-    reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    reporter = Reporter(
+        node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank)
+    )
     reporter.document(death, stop)
     reporter.finish((0, 1), None)
     reporter.drain()
 
 
 def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> None:
-    """When torch prints that it waits before an abort, the worker is asked once; the document has its collectives."""
+    """When torch prints that it waits before an abort, the worker is asked once;
+    the document has its collectives.
+    """
     node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
-    reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    reporter = Reporter(
+        node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank)
+    )
     local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
     questions: list[int] = []
     outstanding = CollectiveProgress("default_pg", "nccl2:all_reduce", 9, 8)
@@ -483,7 +570,10 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
         questions.append(1)
         return to_message([outstanding], ())
 
-    channel, files = WorkerChannel(node_context.files, 0, 1, answer), node_context.files.worker(0, 1)
+    channel, files = (
+        WorkerChannel(node_context.files, 0, 1, answer),
+        node_context.files.worker(0, 1),
+    )
     local.prepare({1: {}}, LogsDest(stderrs={1: ""}))
     with Path(files.stderr).open("wb", buffering=0) as stderr:
         for part in (
@@ -506,9 +596,15 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
 @pytest.mark.parametrize("spoil", [_garbage, _truncated, _folder, _strange_receipt])
 @pytest.mark.parametrize("wrote", [True, False])
 def test_a_document_in_the_spool_that_cannot_be_read(
-    spoil: Callable[[Path], None], wrote: bool, prefix: Prefix, spool: Path, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[Path], None],
+    wrote: bool,
+    prefix: Prefix,
+    spool: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """An unreadable file in a worker's spool hides neither the worker's other documents nor its death."""
+    """An unreadable file in a worker's spool hides neither the worker's other
+    documents nor its death.
+    """
     spoil(spool)
     own = make_error(1, node="worker-0", local_rank=1)
     if wrote:
@@ -517,7 +613,9 @@ def test_a_document_in_the_spool_that_cannot_be_read(
     (failure,) = prefix.failures()
     assert (failure.rank, failure.writer) == (1, Writer.WORKER if wrote else Writer.AGENT)
     (entry,) = prefix.roster()
-    assert {receipt.name: (receipt.durable, receipt.error, receipt.rank) for receipt in entry.receipts} == {
+    assert {
+        receipt.name: (receipt.durable, receipt.error, receipt.rank) for receipt in entry.receipts
+    } == {
         "garbage.pb": (False, "it cannot be read", 1),
         failure.documents[0].name: (True, "", 1),
     }
@@ -526,18 +624,33 @@ def test_a_document_in_the_spool_that_cannot_be_read(
 
 @pytest.mark.parametrize("later", [True, False])
 def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, spool: Path) -> None:
-    """A worker whose handler exited with 0 was stopped, even if it was not asked before; one that exited before not."""
+    """A worker whose handler exited with 0 was stopped, even if it was not asked before;
+    one that exited before not.
+    """
     now = time.monotonic_ns()
-    exited = make_error(1, node="worker-0", local_rank=1, exception="SystemExit", message="0", monotonic_ns=now)
+    exited = make_error(
+        1,
+        node="worker-0",
+        local_rank=1,
+        exception="SystemExit",
+        message="0",
+        monotonic_ns=now,
+    )
     (spool / error_key_for(exited)).write_bytes(encode(exited))
-    stop = WorkerStop("another worker of this node had failed", now - 1 if later else now + 1, first=frozenset({0}))
+    stop = WorkerStop(
+        "another worker of this node had failed",
+        now - 1 if later else now + 1,
+        first=frozenset({0}),
+    )
     _report(prefix, spool, WorkerExit(1, 123, 0, time.time_ns(), now + 2), stop)
     sent = [bool(failure.sent_signals) for failure in prefix.failures()]
     assert sorted(sent) == ([False, True] if later else [False])
 
 
 def _finishes(folder: Path, local_rank: int, ready: Any, *, by_child: bool = False) -> None:
-    """Report the end of a program to the agent; with `by_child`, from a program that this process has started."""
+    """Report the end of a program to the agent; with `by_child`,
+    from a program that this process has started.
+    """
     pid = os.fork() if by_child else 0
     if pid == 0:
         WorkerChannel(NodeFolder(folder), 0, local_rank, lambda _: {}).report_finished()
@@ -548,18 +661,28 @@ def _finishes(folder: Path, local_rank: int, ready: Any, *, by_child: bool = Fal
     _plain(ready)
 
 
-def test_workers_that_have_come_to_their_end(start: Callable[..., list[Any]], prefix: Prefix, spool: Path) -> None:
-    """A worker counts if its own process reported it, before any stop; a function also needs its result."""
+def test_workers_that_have_come_to_their_end(
+    start: Callable[..., list[Any]], prefix: Prefix, spool: Path
+) -> None:
+    """A worker counts if its own process reported it, before any stop;
+    a function also needs its result.
+    """
     folder = spool.parents[1]
     node_context = replace(prefix.node_context(), node_folder=str(folder))
-    reporter = Reporter(node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    reporter = Reporter(
+        node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank)
+    )
     local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
     processes = start(
-        partial(_finishes, folder, 0), partial(_finishes, folder, 1), partial(_finishes, folder, 2, by_child=True)
+        partial(_finishes, folder, 0),
+        partial(_finishes, folder, 1),
+        partial(_finishes, folder, 2, by_child=True),
     )
     queues = {rank: _fork.SimpleQueue() for rank in range(3)}
     queues[1].put("loss")
-    context = SimpleNamespace(_pc=SimpleNamespace(processes=processes), _return_values={}, _ret_vals=queues)
+    context = SimpleNamespace(
+        _pc=SimpleNamespace(processes=processes), _return_values={}, _ret_vals=queues
+    )
     local._context, local._watch = context, ExitWatch(processes)
     assert local.find_finished() == {1}
     assert local.take_results(local.finished) == {1: "loss"}

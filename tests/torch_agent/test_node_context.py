@@ -1,4 +1,6 @@
-"""What a node reads from its environment and from git's files, and what an agent passes to its workers."""
+"""What a node reads from its environment and from git's files,
+and what an agent passes to its workers.
+"""
 
 import os
 import shutil
@@ -15,32 +17,61 @@ import pytest
 from firstfault_torch import node_setup, places, source_code
 from firstfault_torch.node_context import NODE_CONTEXT_VARIABLE, Identity, NodeContext
 
-IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
-RECORDING = NodeContext("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
+IDENTITY = Identity(
+    "s3://bucket/out",
+    engine="flyte",
+    attempt=2,
+    node="worker-1",
+    namespace="team-development",
+)
+RECORDING = NodeContext(
+    "earliest",
+    IDENTITY,
+    2.5,
+    round=3,
+    incarnation=7,
+    group_world_size=2,
+    ip="10.0.0.7",
+)
 
 
 def test_a_recording_goes_through_the_environment() -> None:
-    """What the agent knows arrives in the worker unchanged, with variables of its engine; else recording is off."""
-    node_context = replace(RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"}))
+    """What the agent knows arrives in the worker unchanged, with variables of its engine;
+    else recording is off.
+    """
+    node_context = replace(
+        RECORDING, identity=replace(IDENTITY, worker_environment={"ENGINE": "1"})
+    )
     environment = node_context.environment()
     assert (NodeContext.from_environment(environment), environment["ENGINE"]) == (RECORDING, "1")
     assert NodeContext.from_environment({}) is None
-    of_a_library = replace(RECORDING, upload_deadline_seconds=Fraction(5, 2))  # or a number of numpy
+    # or a number of numpy
+    of_a_library = replace(RECORDING, upload_deadline_seconds=Fraction(5, 2))
     assert NodeContext.from_environment(of_a_library.environment()) == RECORDING
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "7", "{}", '{"identity": {"unknown": 1}}', '{"identity": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, "7", "{}", '{"identity": {"unknown": 1}}', '{"identity": 1}']
+)
 def test_a_recording_of_another_version(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that cannot read its agent's recording records nothing, and one warning tells what to do."""
+    """A worker that cannot read its agent's recording records nothing,
+    and one warning tells what to do.
+    """
     assert NodeContext.from_environment({NODE_CONTEXT_VARIABLE: text}) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "Install the agent's version of firstfault" in caplog.text
 
 
 def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node's place has attempt, node, host, address, pid, and the machine if the pod's template names it."""
+    """A node's place has attempt, node, host, address, pid,
+    and the machine if the pod's template names it.
+    """
     monkeypatch.setenv("NODE_NAME", "gpu-node-7")
-    assert places.get_node_place(RECORDING).machine == places.get_worker_place(RECORDING, {}).machine == "gpu-node-7"
+    assert (
+        places.get_node_place(RECORDING).machine
+        == places.get_worker_place(RECORDING, {}).machine
+        == "gpu-node-7"
+    )
     monkeypatch.delenv("NODE_NAME")
     place = places.get_node_place(RECORDING)
     assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
@@ -63,12 +94,19 @@ def test_worker_place() -> None:
     assert (place.world_size, place.group_world_size, place.role) == (4, 2, "default")
     assert (place.round, place.incarnation, place.restart_count) == (3, 7, 1)
     place = places.get_worker_place(RECORDING, {"RANK": "no number"})
-    assert (place.rank, place.local_rank, place.group_rank, place.world_size) == (None, None, None, 0)
+    assert (place.rank, place.local_rank, place.group_rank, place.world_size) == (
+        None,
+        None,
+        None,
+        0,
+    )
     assert place.group_world_size == 2
 
 
 def test_boot_and_versions() -> None:
-    """All processes of a boot share an id; the versions of loaded packages are listed, and Python's always."""
+    """All processes of a boot share an id; the versions of loaded packages are listed,
+    and Python's always.
+    """
     import torch  # noqa: PLC0415 - loaded by now, as in a worker
 
     assert places.read_boot_id() == places.read_boot_id() != ""
@@ -93,15 +131,28 @@ def _git(folder: Path, *arguments: str) -> str:
             pytest.fail("git is not installed")
         pytest.skip("git is not installed")
     no_settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    author = {f"GIT_{who}_{what}": "someone" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    author = {
+        f"GIT_{who}_{what}": "someone"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
     environment = {**os.environ, **no_settings, **author}
-    done = subprocess.run(["git", *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return done.stdout.strip()
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a repository with one commit and a working folder in it, in which this process works."""
+    """Return a repository with one commit and a working folder in it,
+    in which this process works.
+    """
     folder = tmp_path / "repository"
     (folder / "src").mkdir(parents=True)
     _git(folder, "init", "-q", "-b", "main")
@@ -121,7 +172,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "ssh://git@gitlab.example.com:2222/team/sub/repo.git",
             "https://gitlab.example.com/team/sub/repo/-/blob/{commit}",
         ),
-        ("https://github.example.com:8443/org/repo.git", "https://github.example.com:8443/org/repo/blob/{commit}"),
+        (
+            "https://github.example.com:8443/org/repo.git",
+            "https://github.example.com:8443/org/repo/blob/{commit}",
+        ),
         ("https://code.example.com/org/repo.git", ""),
         ("github:org/repo.git", ""),
         ("git@bitbucket.org:org/repo.git", "https://bitbucket.org/org/repo/src/{commit}"),
@@ -129,7 +183,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_address_of_the_source(repository: Path, remote: str, address: str) -> None:
-    """The checked-out commit at the remote's web address, without user and token; a remote on a disk has none."""
+    """The checked-out commit at the remote's web address, without user and token;
+    a remote on a disk has none.
+    """
     _git(repository, "remote", "add", "origin", remote)
     setup = node_setup.read_node_setup(_IDENTITY)
     assert setup.source_url == address.format(commit=_git(repository, "rev-parse", "HEAD"))
@@ -137,7 +193,9 @@ def test_the_address_of_the_source(repository: Path, remote: str, address: str) 
     assert (setup.task, setup.image) == ("train.fit", "trainer:1")
 
 
-def test_where_git_keeps_a_commit(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_git_keeps_a_commit(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A detached head, packed references and another worktree name the same commit."""
     _git(repository, "remote", "add", "origin", "git@github.com:org/repo.git")
     expected = node_setup.read_node_setup(_IDENTITY).source_url
@@ -160,7 +218,9 @@ def test_a_damaged_repository_has_no_address(repository: Path) -> None:
     assert not node_setup.read_node_setup(_IDENTITY).source_url
 
 
-def test_a_deleted_working_folder_has_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_working_folder_has_no_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process whose working folder was deleted still tells its GPUs, without a warning."""
     (tmp_path / "bus").mkdir()
     (tmp_path / "bus" / "information").write_text("Model: NVIDIA H100 80GB HBM3\n")
@@ -169,7 +229,11 @@ def test_a_deleted_working_folder_has_no_address(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     setup = node_setup.read_node_setup(_IDENTITY)
-    assert (setup.gpu_model, setup.source_url, setup.source_root) == ("NVIDIA H100 80GB HBM3", "", "")
+    assert (setup.gpu_model, setup.source_url, setup.source_root) == (
+        "NVIDIA H100 80GB HBM3",
+        "",
+        "",
+    )
 
 
 def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +241,10 @@ def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(source_code.SOURCE_VARIABLE, "https://code.example.com/repo/blob/3f2c1e9/")
     setup = node_setup.read_node_setup(_IDENTITY)
-    assert (setup.source_url, setup.source_root) == ("https://code.example.com/repo/blob/3f2c1e9", str(tmp_path))
+    assert (setup.source_url, setup.source_root) == (
+        "https://code.example.com/repo/blob/3f2c1e9",
+        str(tmp_path),
+    )
 
 
 def test_the_gpus_that_the_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +259,9 @@ def test_the_gpus_that_the_driver_shows(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Files are read with a limit, so that a roster entry is not late; what is known without them stays."""
+    """Files are read with a limit, so that a roster entry is not late;
+    what is known without them stays.
+    """
     pipe = tmp_path / "0000:19:00.0" / "information"
     pipe.parent.mkdir()
     os.mkfifo(pipe)  # opening it waits for a writer

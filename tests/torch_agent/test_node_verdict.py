@@ -46,7 +46,12 @@ def _failure(rank: int, **fields: Any) -> WorkerError:
     return make_error(rank, node=f"worker-{rank}", group_rank=rank, group_world_size=2, **fields)
 
 
-def _settled(node_context: NodeContext, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
+def _settled(
+    node_context: NodeContext,
+    *failures: WorkerError,
+    seconds: float = 0.0,
+    **options: Any,
+) -> Conclusion:
     return concluded(node_context, failures, seconds=seconds, **options)
 
 
@@ -63,7 +68,9 @@ print([name for name in set(sys.modules) - before if name.startswith("firstfault
 
 @pytest.mark.slow
 def test_what_reads_is_loaded_before_a_failure() -> None:
-    """An agent that reads documents after a failure imports no module of ours: the disk may be gone."""
+    """An agent that reads documents after a failure imports no module of ours:
+    the disk may be gone.
+    """
     program = [sys.executable, "-c", _NEW_MODULES]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout == "[]\n"
@@ -71,7 +78,9 @@ def test_what_reads_is_loaded_before_a_failure() -> None:
 
 @pytest.mark.parametrize("uploaded", [True, False])
 def test_what_this_node_knows_counts_once(uploaded: bool, prefix: Prefix) -> None:
-    """This node's own failure counts also if its document was never uploaded, and once if it was."""
+    """This node's own failure counts also if its document was never uploaded,
+    and once if it was.
+    """
     own = _failure(0, message="lost on the way")
     conclusion = _settled(prefix.node_context(), _wrote(prefix.uri, own) if uploaded else own)
     assert "lost on the way" in conclusion.verdict.headline
@@ -85,7 +94,9 @@ def test_no_failure_at_all(prefix: Prefix) -> None:
 
 
 def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that may not list the storage judges its own failures and names the missing permission."""
+    """A pod that may not list the storage judges its own failures and names
+    the missing permission.
+    """
     for name, value in s3_no_list.environment().items():
         monkeypatch.setenv(name, value)
     uri = s3_no_list.uri("settle")
@@ -127,7 +138,11 @@ def _odd(job: Any) -> Verdict:
 @pytest.mark.parametrize(
     ("function", "policy", "reason"),
     [
-        (_raises, None, "StrategyError: the strategy _raises raised ZeroDivisionError: no failures per node"),
+        (
+            _raises,
+            None,
+            "StrategyError: the strategy _raises raised ZeroDivisionError: no failures per node",
+        ),
         (_returns_nothing, None, "StrategyError: the strategy"),
         (_odd, None, "TypeError: "),
         (None, _raises, "ZeroDivisionError: no failures per node"),
@@ -147,7 +162,11 @@ def test_a_strategy_or_policy_that_fails(  # noqa: PLR0917
     name = strategy(function) if callable(function) else function or "earliest"
     node_context = replace(prefix.node_context(), strategy=name)
     found = _settled(node_context, _failure(0, kind=Kind.RECOVERABLE), policy=policy)
-    assert (found.verdict.strategy, found.verdict.ranks, found.decision.retry) == ("earliest", (0,), True)
+    assert (found.verdict.strategy, found.verdict.ranks, found.decision.retry) == (
+        "earliest",
+        (0,),
+        True,
+    )
     (line,) = caplog.records
     assert f"the strategy {name} or the task's retry policy failed (" in line.getMessage()
     assert reason in line.getMessage()
@@ -163,9 +182,14 @@ def test_a_strategy_of_ones_own(strategy: str, prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("leaving", [False, True])
 def test_a_policy_that_blocks(
-    leaving: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    leaving: bool,
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It must not hold the pod: after a limit, and soon after the pod was told to end, the defaults decide."""
+    """It must not hold the pod: after a limit, and soon after the pod was told to end,
+    the defaults decide.
+    """
     monkeypatch.setattr(time_limits, "CONCLUDE_TIMEOUT_SECONDS", LONG_S if leaving else 0.3)
     monkeypatch.setattr(time_limits, "TERMINATED_CONCLUDE_TIMEOUT_SECONDS", 0.3)
     release, asked, shutdown_requested = threading.Event(), [], threading.Event()
@@ -180,7 +204,12 @@ def test_a_policy_that_blocks(
     began = time.monotonic()
     recoverable = _failure(0, kind=Kind.RECOVERABLE)
     try:
-        found = _settled(prefix.node_context(), recoverable, policy=blocks, shutdown_requested=shutdown_requested)
+        found = _settled(
+            prefix.node_context(),
+            recoverable,
+            policy=blocks,
+            shutdown_requested=shutdown_requested,
+        )
     finally:
         release.set()
     assert time.monotonic() - began < LONG_S / 2
@@ -188,9 +217,13 @@ def test_a_policy_that_blocks(
     assert "it takes too long); using firstfault's defaults" in caplog.text
 
 
-@pytest.mark.parametrize(("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)])
+@pytest.mark.parametrize(
+    ("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)]
+)
 def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> None:
-    """The decision is the task's own policy's, else the default's; it learns of the attempt's number and retries."""
+    """The decision is the task's own policy's, else the default's;
+    it learns of the attempt's number and retries.
+    """
     seen = []
 
     def told(verdict: Verdict, context: Any) -> Any:
@@ -207,12 +240,17 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
     ("fields", "message"),
     [
         ({"message": "bad batch"}, "ValueError: bad batch"),
-        ({"exception": None, "signal": "SIGKILL", "code": "USER:SIGKILL"}, "USER:SIGKILL: SIGKILL, rank 1 on worker-1"),
+        (
+            {"exception": None, "signal": "SIGKILL", "code": "USER:SIGKILL"},
+            "USER:SIGKILL: SIGKILL, rank 1 on worker-1",
+        ),
     ],
     ids=["exception", "death"],
 )
 def test_torch_error_data(fields: dict[str, Any], message: str, prefix: Prefix) -> None:
-    """An outer launcher gets the root cause in torch's format; a death by its code and the verdict's headline."""
+    """An outer launcher gets the root cause in torch's format;
+    a death by its code and the verdict's headline.
+    """
     verdict = _settled(prefix.node_context(), _failure(1, **fields)).verdict
     found = build_torch_error_data(verdict)["message"]
     assert found["message"].startswith(message)
@@ -221,22 +259,39 @@ def test_torch_error_data(fields: dict[str, Any], message: str, prefix: Prefix) 
 
 @pytest.fixture
 def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function that ends node 0's process as an agent whose main thread is blocked does, but for the exit."""
+    """Return a function that ends node 0's process as an agent whose main thread is blocked does,
+    but for the exit.
+    """
     monkeypatch.setattr(run, "end_node_recorder", lambda _: None)
     monkeypatch.setattr(run.os, "_exit", lambda _: None)
     own = _wrote(prefix.uri, _failure(0, message="own"))
-    end = RoundEnd(prefix.node_context(), NodeReport({document_path(own.documents[0].name): encode(own)}))
+    end = RoundEnd(
+        prefix.node_context(), NodeReport({document_path(own.documents[0].name): encode(own)})
+    )
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
-    monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
-    return lambda: run._publish_and_exit(run.ExitSettings(engine, Options(), threading.Event()), end)
+    monkeypatch.setattr(
+        type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb")
+    )
+    return lambda: run._publish_and_exit(
+        run.ExitSettings(engine, Options(), threading.Event()), end
+    )
 
 
 @pytest.mark.parametrize(("age_s", "stays"), [(None, False), (0, True), (3600, False)])
-def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, last_resort: Callable[[], None]) -> None:
-    """A node without time to read replaces an outdated verdict, but none of a node that had time."""
+def test_it_leaves_a_verdict(
+    age_s: int | None,
+    stays: bool,
+    prefix: Prefix,
+    last_resort: Callable[[], None],
+) -> None:
+    """A node without time to read replaces an outdated verdict,
+    but none of a node that had time.
+    """
     document = b""
     if age_s is not None:
-        other = sealed_of(_settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context())
+        other = sealed_of(
+            _settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context()
+        )
         document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns() - age_s * 10**9))
         put_file(prefix.uri, "error.pb", document)
     last_resort()
@@ -251,8 +306,12 @@ def test_it_leaves_a_verdict(age_s: int | None, stays: bool, prefix: Prefix, las
 def test_the_store_ends_while_the_leader_concludes(
     published: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader adopts a verdict that another node has published; without one it publishes its own."""
-    other = sealed_of(_settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context())
+    """The leader adopts a verdict that another node has published;
+    without one it publishes its own.
+    """
+    other = sealed_of(
+        _settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context()
+    )
     document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns()))
     with hosted() as (process, store):
 
@@ -269,12 +328,21 @@ def test_the_store_ends_while_the_leader_concludes(
         election.acknowledge(store)
         peers: Any = SimpleNamespace(
             settlement=election,
-            settle=lambda copies, seconds: election.settle((store.clone(), store.clone()), copies, seconds, ended),
+            settle=lambda copies, seconds: election.settle(
+                (store.clone(), store.clone()),
+                copies,
+                seconds,
+                ended,
+            ),
         )
         end = RoundEnd(prefix.node_context(), NodeReport(copies), peers=peers)
         engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
-        monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
-        found = run.reach_verdict(end, run.ExitSettings(engine, Options(retry_policy=policy), ended))
+        monkeypatch.setattr(
+            type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb")
+        )
+        found = run.reach_verdict(
+            end, run.ExitSettings(engine, Options(retry_policy=policy), ended)
+        )
     assert found is not None
     left = (prefix.folder / "error.pb").read_bytes()
     assert (found.document, left == document) == (left, published)

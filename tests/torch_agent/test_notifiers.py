@@ -1,4 +1,6 @@
-"""The node that concludes tells a webhook and installed notifiers, in bounded time and without harm."""
+"""The node that concludes tells a webhook and installed notifiers,
+in bounded time and without harm.
+"""
 
 import json
 import logging
@@ -56,23 +58,33 @@ def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(**calls: Callable[[Report], object]) -> None:
-        points = [SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()]
+        points = [
+            SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()
+        ]
         monkeypatch.setattr(
-            notifications, "entry_points", lambda group: points if group == "firstfault.notifiers" else []
+            notifications,
+            "entry_points",
+            lambda group: points if group == "firstfault.notifiers" else [],
         )
 
     return install
 
 
 def test_a_webhook_gets_the_report_as_an_event(webhook: Receiver) -> None:
-    """It is a CloudEvents 1.0 event with the JSON of the report; the same verdict has the same id."""
+    """It is a CloudEvents 1.0 event with the JSON of the report;
+    the same verdict has the same id.
+    """
     report = SCOPE_SCENES["rank"]()
     notify(report)
     notify(report)
     event, again = (json.loads(request.body) for request in webhook.received)
     types = [request.headers["Content-Type"] for request in webhook.received]
     assert types == ["application/cloudevents+json"] * 2
-    assert (event["specversion"], event["type"], event["source"]) == ("1.0", "firstfault.verdict.v1", URI)
+    assert (event["specversion"], event["type"], event["source"]) == (
+        "1.0",
+        "firstfault.verdict.v1",
+        URI,
+    )
     assert event["subject"] == "project-development-a7xk2m9qp4vd8wz3hj6t"
     assert event["data"]["first_line"] == first_line(report.verdict, report.decision)
     assert event["id"] == again["id"]
@@ -97,13 +109,26 @@ def test_a_notifier_that_fails(
     [
         ("{url}", 500),
         ("{url}", 302),
-        *[(url, 200) for url in ("ftp://127.0.0.1/{secret}", "http://127.0.0.1:x/{secret}", "http://[::{secret}")],
+        *[
+            (url, 200)
+            for url in (
+                "ftp://127.0.0.1/{secret}",
+                "http://127.0.0.1:x/{secret}",
+                "http://[::{secret}",
+            )
+        ],
     ],
 )
 def test_a_webhook_that_refuses(
-    webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str, status: int
+    webhook: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    url: str,
+    status: int,
 ) -> None:
-    """An error, or a redirect that would lose the event, is one warning without the URL: it may hold a credential."""
+    """An error, or a redirect that would lose the event, is one warning without the URL:
+    it may hold a credential.
+    """
     webhook.status = status
     monkeypatch.setenv(WEBHOOK_VARIABLE, url.format(url=f"{webhook.url}/{PATH}", secret=PATH))
     with caplog.at_level(logging.WARNING):
@@ -113,7 +138,9 @@ def test_a_webhook_that_refuses(
     assert PATH not in record.getMessage()
 
 
-def test_a_server_that_hangs_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_hangs_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is not said that the URL is wrong."""
 
     def hang_up() -> None:
@@ -136,10 +163,14 @@ def test_a_server_that_hangs_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 def test_a_slow_lookup_of_installed_notifiers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
+    """A disk that does not answer delays the end of the pod by a limit,
+    and a warning says what was not called.
+    """
     goes_on = threading.Event()
     monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(notifications, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
+    monkeypatch.setattr(
+        notifications, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group]
+    )
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
     assert time.monotonic() - began < LONG_S / 2
@@ -150,7 +181,9 @@ def test_a_slow_lookup_of_installed_notifiers(
 def _reported(prefix: Prefix, end: RoundEnd) -> SealedVerdict | None:
     """Return the verdict on a failed round, after it was published and reported."""
     engine = PlainEngine(str(prefix.folder.parent), 0, f"worker-{end.group_rank}")
-    sealed = run.reach_verdict(end, run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event()))
+    sealed = run.reach_verdict(
+        end, run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event())
+    )
     run._report(sealed, engine)
     return sealed
 
@@ -184,7 +217,10 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) 
     document = sealed(conclusion, prefix.node_context()).document
     peers = Mock()
     peers.settle.return_value = [ElectedVerdict(document, durable=True)]
-    assert _reported(prefix, RoundEnd(prefix.node_context(), NodeReport(), group_rank=1, peers=peers)) is not None
+    assert (
+        _reported(prefix, RoundEnd(prefix.node_context(), NodeReport(), group_rank=1, peers=peers))
+        is not None
+    )
     assert not webhook.received
 
 
@@ -192,7 +228,12 @@ BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 LOGS = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
 VARIABLES = (
     *(BASE, LOGS, "OTEL_SDK_DISABLED", "OTEL_LOGS_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-    *("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", WEBHOOK_VARIABLE),
+    *(
+        "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL",
+        "OTEL_SERVICE_NAME",
+        "OTEL_RESOURCE_ATTRIBUTES",
+        WEBHOOK_VARIABLE,
+    ),
 )
 
 
@@ -227,16 +268,28 @@ def _only(collector: Receiver) -> tuple[ResourceLogs, LogRecord]:
 
 def test_a_stall_is_a_warning(collector: Receiver) -> None:
     """Its record has the line that was told, and who is waited for."""
-    stall = {"uri": "/jobs/7", "first_line": "no progress", "rank": 5, "node": "node-2", "lost_seconds": None}
+    stall = {
+        "uri": "/jobs/7",
+        "first_line": "no progress",
+        "rank": 5,
+        "node": "node-2",
+        "lost_seconds": None,
+    }
     send_record.on_stall(stall)  # type: ignore[attr-defined]
     _, record = _only(collector)
     told = {"firstfault.rank": 5, "firstfault.pod": "node-2", "firstfault.uri": "/jobs/7"}
-    assert (_value(record.body), record.severity_text, record.event_name) == ("no progress", "WARN", "firstfault.stall")
+    assert (_value(record.body), record.severity_text, record.event_name) == (
+        "no progress",
+        "WARN",
+        "firstfault.stall",
+    )
     assert _values(record.attributes) == told
 
 
 def test_a_verdict_is_one_record(collector: Receiver) -> None:
-    """It has the first line, the exception by the semantic conventions, and the verdict as attributes."""
+    """It has the first line, the exception by the semantic conventions,
+    and the verdict as attributes.
+    """
     report = SCOPE_SCENES["rank"]()
     root = report.verdict.root
     assert root.exception is not None
@@ -293,7 +346,9 @@ def test_every_kind_of_verdict_can_be_sent(collector: Receiver, name: str) -> No
 
 
 def test_the_standard_variables_hold(collector: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint for logs is taken as it is; headers, the service's name and its attributes are the user's."""
+    """The endpoint for logs is taken as it is; headers,
+    the service's name and its attributes are the user's.
+    """
     monkeypatch.setenv(BASE, "http://127.0.0.1:1")
     monkeypatch.setenv(LOGS, f"{collector.url}/own/path")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abc")
@@ -309,11 +364,19 @@ def test_the_standard_variables_hold(collector: Receiver, monkeypatch: pytest.Mo
     assert _values(record.attributes)["k8s.pod.name"].endswith("worker-1")
 
 
-@pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_LOGS_EXPORTER", "none"), (BASE, "")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_LOGS_EXPORTER", "none"), (BASE, "")]
+)
 def test_it_is_switched_off(
-    collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str
+    collector: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: str,
 ) -> None:
-    """Without an endpoint, or by OpenTelemetry's own variables; without the extra, there is no reason for a warning."""
+    """Without an endpoint, or by OpenTelemetry's own variables; without the extra,
+    there is no reason for a warning.
+    """
     with monkeypatch.context() as patch:
         patch.setenv(name, value)
         notify(SCOPE_SCENES["rank"]())
@@ -327,7 +390,11 @@ def test_it_is_switched_off(
     ("protocol", "status", "warning"),
     [
         ("grpc", 200, "set OTEL_EXPORTER_OTLP_LOGS_PROTOCOL=http/protobuf"),
-        ("http/protobuf", 400, "the notifier otel failed (OSError: the OTLP endpoint rejected the record)"),
+        (
+            "http/protobuf",
+            400,
+            "the notifier otel failed (OSError: the OTLP endpoint rejected the record)",
+        ),
     ],
 )
 def test_a_record_that_is_not_sent(  # noqa: PLR0917
@@ -348,7 +415,10 @@ def test_a_record_that_is_not_sent(  # noqa: PLR0917
 
 @pytest.mark.parametrize("receiver", ["otel", "webhook"])
 def test_a_receiver_that_does_not_answer(
-    receiver: str, collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    receiver: str,
+    collector: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
     monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
@@ -364,17 +434,29 @@ def test_a_receiver_that_does_not_answer(
     assert time.monotonic() - began < 30
     assert f"the notifier {receiver} didn't return" in caplog.text
     assert "a-secret" not in caplog.text
-    ours = {thread for thread in set(threading.enumerate()) - before if "process_request" not in thread.name}
+    ours = {
+        thread
+        for thread in set(threading.enumerate()) - before
+        if "process_request" not in thread.name
+    }
     assert all(thread.daemon for thread in ours)
 
 
 def test_a_healthy_training_imports_none_of_it(collector: Receiver) -> None:
-    """The agent's modules load without OpenTelemetry, and start no thread, also if an endpoint is configured."""
+    """The agent's modules load without OpenTelemetry, and start no thread,
+    also if an endpoint is configured.
+    """
     code = """if True:
         import sys, threading
         import firstfault_torch.run, firstfault_torch.notifiers
         assert threading.active_count() == 1
         print([name for name in sys.modules if name.startswith('opentelemetry')])
     """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert ran.stdout.strip() == "[]"

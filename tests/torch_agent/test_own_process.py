@@ -1,4 +1,6 @@
-"""What firstfault does to a training's process (docs/guides/footprint.md), compared with torch's own agent."""
+"""What firstfault does to a training's process (docs/guides/footprint.md),
+compared with torch's own agent.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ def _states(folder: Path, method: str, *whose: str) -> list[dict[str, Any]]:
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what differs: the kind, and "+" or "-" and the item, or the name of what has another value."""
+    """Yield what differs: the kind, and "+" or "-" and the item,
+    or the name of what has another value.
+    """
     for kind, one in before.items():
         other = after[kind]
         if kind == "loaded":
@@ -57,10 +61,17 @@ def _without_folder(item: str) -> str:
 
 @pytest.mark.parametrize("method", ["spawn", "fork"] if IS_ALL else ["spawn"])
 def test_all_that_differs_from_a_worker_of_torchs_agent(method: str, tmp_path: Path) -> None:
-    """A worker has a signal, a hook, a thread, files and the variables more, and a few functions replaced."""
+    """A worker has a signal, a hook, a thread, files and the variables more,
+    and a few functions replaced.
+    """
     torchs, ours = _states(tmp_path, method, "torch", "ours")
     inherited = 3 if method == "fork" else 0
-    files = ["+1 stderr-0-0.fifo", "+1 fatal-0-0.txt", "+1 stacks-0-0.txt", f"{1 + inherited:+} socket"]
+    files = [
+        "+1 stderr-0-0.fifo",
+        "+1 fatal-0-0.txt",
+        "+1 stacks-0-0.txt",
+        f"{1 + inherited:+} socket",
+    ]
     files.append("+15 pipe")  # 16 are held back; stderr is none
     assert set(_differences(torchs, ours)) == {
         ("masks", "SigCgt"),
@@ -70,7 +81,11 @@ def test_all_that_differs_from_a_worker_of_torchs_agent(method: str, tmp_path: P
         ("functions", "torch.distributed.distributed_c10d"),
         ("threads", "+1 firstfault-channel"),
         # from Python 3.12 on, `sys.monitoring` tells of handled exceptions instead
-        *([("functions", "traceback")] if sys.version_info < (3, 12) else [("tools", "None firstfault")]),
+        *(
+            [("functions", "traceback")]
+            if sys.version_info < (3, 12)
+            else [("tools", "None firstfault")]
+        ),
         *(("files", item) for item in files),
         *(("environ", name) for name in VARIABLES),
     }
@@ -79,10 +94,23 @@ def test_all_that_differs_from_a_worker_of_torchs_agent(method: str, tmp_path: P
 
 @pytest.mark.flyte
 @pytest.mark.parametrize("method", ["spawn", "fork"] if IS_ALL else ["fork"])
-def test_switched_off_nothing_differs(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an empty variable a worker is like one of flytekit's own plugin, which never had firstfault."""
+def test_switched_off_nothing_differs(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty variable a worker is like one of flytekit's own plugin,
+    which never had firstfault.
+    """
     monkeypatch.setenv("FLYTE_INTERNAL_ERROR_PROPAGATION", "")
-    stock, ours = _states(tmp_path, method, "flytekitplugins.kfpytorch", "flytekitplugins.firstfault")
+    stock, ours = _states(
+        tmp_path,
+        method,
+        "flytekitplugins.kfpytorch",
+        "flytekitplugins.firstfault",
+    )
     assert set(_differences(stock, ours)) == set()
     assert not [name for name in ours["environ"] if name.startswith("FIRSTFAULT_")]
-    assert os.environ["FLYTE_INTERNAL_ERROR_PROPAGATION"] == ours["environ"]["FLYTE_INTERNAL_ERROR_PROPAGATION"] == ""
+    assert (
+        os.environ["FLYTE_INTERNAL_ERROR_PROPAGATION"]
+        == ours["environ"]["FLYTE_INTERNAL_ERROR_PROPAGATION"]
+        == ""
+    )

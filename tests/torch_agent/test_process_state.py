@@ -1,4 +1,6 @@
-"""What a worker tells about itself: the space and limits of its machine, dead threads, collectives, its GPU."""
+"""What a worker tells about itself: the space and limits of its machine, dead threads, collectives,
+its GPU.
+"""
 
 import errno
 import json
@@ -20,7 +22,14 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from firstfault.model import Collective, CollectiveProgress, FileSystem, SystemState, ThreadFailure, Verdict
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    FileSystem,
+    SystemState,
+    ThreadFailure,
+    Verdict,
+)
 from firstfault.report import build_report
 from firstfault.report.fault_owner import FaultOwner
 from firstfault.retry import decide
@@ -49,12 +58,17 @@ def _state(error: BaseException) -> SystemState:
 
 
 def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path's file system comes first, also if the file does not exist, and of a cause in a wrapper."""
+    """The path's file system comes first, also if the file does not exist,
+    and of a cause in a wrapper.
+    """
     raised = RuntimeError("training failed")
     raised.__cause__ = OSError(28, "No space left on device", str(tmp_path / "no" / "file.pt"))
     found, *others = _state(raised).file_systems
     space = os.statvfs(tmp_path)
-    assert (found.path, found.total_bytes) == (str(tmp_path / "no" / "file.pt"), space.f_frsize * space.f_blocks)
+    assert (found.path, found.total_bytes) == (
+        str(tmp_path / "no" / "file.pt"),
+        space.f_frsize * space.f_blocks,
+    )
     assert {os.getcwd(), "/dev/shm"} <= {item.path for item in others}  # noqa: PTH109, S108
     # also if Python finds no folder for temporary files, because the disk is full
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -65,14 +79,18 @@ def test_the_path_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_failed_write_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The working folder and /dev/shm are recorded, with the number of open files."""
     monkeypatch.setattr(process_state, "_open_for_writing", lambda: iter(()))  # pytest's, too
-    found = _state(RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"))
+    found = _state(
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+    )
     assert {os.getcwd(), "/dev/shm"} <= {item.path for item in found.file_systems}  # noqa: PTH109, S108
     assert found.open_files
     assert dict(found.limits).get("RLIMIT_NOFILE", 1) > 0
 
 
 def _full(monkeypatch: pytest.MonkeyPatch, folder: Path, error: int = 0) -> None:
-    """Let a folder be on a full disk of 2 MiB; or on one with free space that refuses writes with an error number."""
+    """Let a folder be on a full disk of 2 MiB; or on one with free space that refuses
+    writes with an error number.
+    """
     real = os.statvfs
 
     def statvfs(path: str) -> SimpleNamespace:
@@ -88,7 +106,9 @@ def _full(monkeypatch: pytest.MonkeyPatch, folder: Path, error: int = 0) -> None
 
 
 class _Checkpoint:
-    """Writes where torch.save, numpy and SQLite do: its path is a variable of a frame, or that of an open file."""
+    """Writes where torch.save, numpy and SQLite do: its path is a variable of a frame,
+    or that of an open file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,12 +129,22 @@ class _Checkpoint:
         raise RuntimeError("basic_ios::clear: iostream error")
 
 
-@pytest.mark.parametrize("how", [_Checkpoint.by_name, _Checkpoint.by_file, _Checkpoint.by_open_file])
-@pytest.mark.parametrize(("error", "why"), [(0, ""), (errno.EDQUOT, " (quota)"), (errno.ENOSPC, "")])
+@pytest.mark.parametrize(
+    "how", [_Checkpoint.by_name, _Checkpoint.by_file, _Checkpoint.by_open_file]
+)
+@pytest.mark.parametrize(
+    ("error", "why"), [(0, ""), (errno.EDQUOT, " (quota)"), (errno.ENOSPC, "")]
+)
 def test_where_it_was_writing(
-    how: Callable[[_Checkpoint], None], error: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: Callable[[_Checkpoint], None],
+    error: int,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A text that does not tell where and why a write failed: the variables, or the open files, and the disk do."""
+    """A text that does not tell where and why a write failed: the variables, or the open files,
+    and the disk do.
+    """
     _full(monkeypatch, tmp_path, error)
     checkpoint = _Checkpoint(tmp_path / "checkpoint.pt")
     with pytest.raises(RuntimeError) as caught:
@@ -126,19 +156,25 @@ def test_where_it_was_writing(
     assert full.text == f"0 B of 2.0 MiB free at {tmp_path / 'checkpoint.pt'}{why}"
     verdict = _verdict("RuntimeError", str(caught.value), system)
     assert verdict.category == "disk_full"
-    assert verdict.headline.startswith(f"RuntimeError, rank 3 on worker-0: {system.full[0].text[:60]}")
+    assert verdict.headline.startswith(
+        f"RuntimeError, rank 3 on worker-0: {system.full[0].text[:60]}"
+    )
     assert decide(verdict).reason == "the retry may need the same space, but that isn't proven"
     assert list(tmp_path.glob(".firstfault*")) == []
 
 
 def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
-    """On a healthy disk a failed write stays one of the storage; the report claims neither a fault nor its end."""
+    """On a healthy disk a failed write stays one of the storage;
+    the report claims neither a fault nor its end.
+    """
     with pytest.raises(RuntimeError) as caught:
         _Checkpoint(tmp_path / "checkpoint.pt").by_name()
     system = _state(caught.value)
     assert system.file_systems[0].path == str(tmp_path / "checkpoint.pt")
     assert system.full == ()
-    job = make_job(make_error(3, exception="RuntimeError", message=str(caught.value), system=system))
+    job = make_job(
+        make_error(3, exception="RuntimeError", message=str(caught.value), system=system)
+    )
     verdict = run_strategy(get_strategy("evidence"), job)
     report = build_report(job, verdict, decide(verdict))
     assert (verdict.category, report.answers.fault_owner) == ("storage", FaultOwner.EITHER)
@@ -146,27 +182,35 @@ def test_a_write_that_nothing_explains(tmp_path: Path) -> None:
 
 
 def test_other_failures() -> None:
-    """An exception that no limit explains asks for nothing; an OSError may carry anything as its path."""
+    """An exception that no limit explains asks for nothing;
+    an OSError may carry anything as its path.
+    """
     assert _state(KeyError("labels")) == SystemState()
     for name in (7, b"/\xff", "\x00", "/" + "x" * 5000):
         assert isinstance(_state(OSError(5, "error", name)), SystemState)
 
 
 def test_limits_of_a_process() -> None:
-    """A process records that its memory and its threads are limited; a limit above the machine's memory is none."""
+    """A process records that its memory and its threads are limited;
+    a limit above the machine's memory is none.
+    """
     program = (
-        "import json, os, resource\n"
-        "from firstfault_torch.failures.capture import capture\n"
-        "from firstfault_torch.worker.process_state import system_state\n"
-        "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory // 2))\n"
-        "resource.setrlimit(resource.RLIMIT_DATA, (memory * 2, memory * 2))\n"
-        "threads = min(limit for limit in (4711, resource.getrlimit(resource.RLIMIT_NPROC)[1]) if limit >= 0)\n"
-        "resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))\n"
-        'for error in (MemoryError(), RuntimeError("can\'t start new thread")):\n'
-        "    print(json.dumps(system_state(error, capture(error)).limits))\n"
+        "import json, os, resource\nfrom firstfault_torch.failures.capture import capture\nfrom"
+        " firstfault_torch.worker.process_state import system_state\nmemory ="
+        " os.sysconf('SC_PHYS_PAGES') *"
+        " os.sysconf('SC_PAGE_SIZE')\nresource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory"
+        " // 2))\nresource.setrlimit(resource.RLIMIT_DATA, (memory * 2, memory * 2))\nthreads ="
+        " min(limit for limit in (4711, resource.getrlimit(resource.RLIMIT_NPROC)[1]) if limit >="
+        " 0)\nresource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))\nfor error in"
+        ' (MemoryError(), RuntimeError("can\'t start new thread")):\n   '
+        " print(json.dumps(system_state(error, capture(error)).limits))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for line in done.stdout.splitlines():
         limits = dict(json.loads(line))
         assert {"RLIMIT_AS", "RLIMIT_NPROC"} <= set(limits)
@@ -176,26 +220,67 @@ def test_limits_of_a_process() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "system", "category"),
     [
-        ("RuntimeError", "PytorchStreamWriter failed writing file data/0", SystemState((_FULL,)), "disk_full"),
-        ("RuntimeError", "unexpected pos 704 vs 598", SystemState((FileSystem("/", 9, _GIB, 0, 7),)), "disk_full"),
-        ("RuntimeError", "unexpected pos 704 vs 598", SystemState((FileSystem("/", _GIB, 2 * _GIB),)), "storage"),
+        (
+            "RuntimeError",
+            "PytorchStreamWriter failed writing file data/0",
+            SystemState((_FULL,)),
+            "disk_full",
+        ),
+        (
+            "RuntimeError",
+            "unexpected pos 704 vs 598",
+            SystemState((FileSystem("/", 9, _GIB, 0, 7),)),
+            "disk_full",
+        ),
+        (
+            "RuntimeError",
+            "unexpected pos 704 vs 598",
+            SystemState((FileSystem("/", _GIB, 2 * _GIB),)),
+            "storage",
+        ),
         ("OSError", f"{_EIO}: '/mnt/x'", SystemState((_WRITTEN, _FULL)), "storage"),
         ("OSError", "1048576 requested and 524288 written", SystemState((_WRITTEN,)), "storage"),
-        ("OperationalError", "disk I/O error", SystemState((replace(_WRITTEN, free_bytes=0),)), "disk_full"),
-        ("OSError", f"{_EIO}: '/data'", SystemState((_FULL, FileSystem("/", _GIB, 2 * _GIB))), "disk_full"),
+        (
+            "OperationalError",
+            "disk I/O error",
+            SystemState((replace(_WRITTEN, free_bytes=0),)),
+            "disk_full",
+        ),
+        (
+            "OSError",
+            f"{_EIO}: '/data'",
+            SystemState((_FULL, FileSystem("/", _GIB, 2 * _GIB))),
+            "disk_full",
+        ),
         ("MemoryError", "", SystemState(limits=(("RLIMIT_AS", 4 * _GIB),)), "config"),
         ("MemoryError", "", SystemState(), "host_oom"),
     ],
 )
-def test_the_category_uses_what_was_recorded(kind: str, text: str, system: SystemState, category: str) -> None:
-    """A failed write is a full disk if the disk was full; a limited process did not use up the host's memory."""
+def test_the_category_uses_what_was_recorded(
+    kind: str,
+    text: str,
+    system: SystemState,
+    category: str,
+) -> None:
+    """A failed write is a full disk if the disk was full;
+    a limited process did not use up the host's memory.
+    """
     assert _verdict(kind, text, system).category == category
 
 
 def test_the_report_shows_what_was_recorded() -> None:
     """The details name the full file system and the limits."""
-    system = SystemState((_FULL, FileSystem("/", _GIB, 2 * _GIB)), (("RLIMIT_AS", 4 * _GIB), ("RLIMIT_NOFILE", 9)), 7)
-    job = make_job(make_error(3, exception="OSError", message="[Errno 28] No space left on device", system=system))
+    system = SystemState(
+        (_FULL, FileSystem("/", _GIB, 2 * _GIB)), (("RLIMIT_AS", 4 * _GIB), ("RLIMIT_NOFILE", 9)), 7
+    )
+    job = make_job(
+        make_error(
+            3,
+            exception="OSError",
+            message="[Errno 28] No space left on device",
+            system=system,
+        )
+    )
     verdict = run_strategy(get_strategy("evidence"), job)
     facts = {fact.name: fact.value for fact in build_report(job, verdict, decide(verdict)).facts}
     assert facts["Disk"] == "0 B of 100.0 GiB free at /data"
@@ -234,7 +319,9 @@ def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
     assert before.wall_ns <= failure.timestamp_ns <= Moment.now().wall_ns
     assert (failure.exception.type, failure.exception.message) == ("ValueError", "bad shard")
     assert failure.exception.frames[-1].function == "fail"
-    assert [(args.exc_value, args.thread and args.thread.name) for args in reported] == [(error, "loader")]
+    assert [(args.exc_value, args.thread and args.thread.name) for args in reported] == [
+        (error, "loader")
+    ]
 
 
 class _HostileError(Exception):
@@ -243,7 +330,9 @@ class _HostileError(Exception):
 
 
 def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
-    """All are reported; of those that did not call sys.exit() the first ten are recorded, a hostile one by its type."""
+    """All are reported; of those that did not call sys.exit() the first ten are recorded,
+    a hostile one by its type.
+    """
     _dies(SystemExit(3))  # Python's hook ignores it, too
     _dies(_HostileError())
     for index in range(12):
@@ -251,10 +340,16 @@ def test_other_threads_that_die(reported: list[threading.ExceptHookArgs]) -> Non
     first, *others = process_state.thread_failures()
     assert first.exception.type.endswith("_HostileError")
     assert [failure.thread for failure in others] == [f"loader-{index}" for index in range(9)]
-    assert [type(args.exc_value) for args in reported] == [SystemExit, _HostileError, *[ValueError] * 12]
+    assert [type(args.exc_value) for args in reported] == [
+        SystemExit,
+        _HostileError,
+        *[ValueError] * 12,
+    ]
 
 
-def test_a_hook_of_somebody_elses(reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_of_somebody_elses(
+    reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hook that was set after ours stays when ours is undone."""
     undo = process_state.watch_threads()
     with monkeypatch.context() as patched:
@@ -264,15 +359,15 @@ def test_a_hook_of_somebody_elses(reported: list[threading.ExceptHookArgs], monk
     undo()
 
 
-# --- collectives ----------------------------------------------------------------------------------------------------
+# --- collectives ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     """Return the progress of the process group of a job of one process when no collective runs.
 
-    torch notes the end of a collective a moment after the call's return, on a busy machine not at all, and keeps what
-    it has of earlier groups.
+    torch notes the end of a collective a moment after the call's return, on a busy machine not at
+    all, and keeps what it has of earlier groups.
     """
     earlier = process_state.collective_progress()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -311,9 +406,21 @@ ALL_REDUCE = Collective(7, "nccl:all_reduce")
 TRACE = {
     "pg_config": {"1": {"name": "1", "desc": "undefined", "ranks": "[0, 3]"}},
     "pg_status": {
-        "0": {"last_enqueued_collective": 7, "last_started_collective": 7, "last_completed_collective": 6},
-        "1": {"last_enqueued_collective": 2, "last_started_collective": -1, "last_completed_collective": -1},
-        "2": {"last_enqueued_collective": -1, "last_started_collective": -1, "last_completed_collective": -1},
+        "0": {
+            "last_enqueued_collective": 7,
+            "last_started_collective": 7,
+            "last_completed_collective": 6,
+        },
+        "1": {
+            "last_enqueued_collective": 2,
+            "last_started_collective": -1,
+            "last_completed_collective": -1,
+        },
+        "2": {
+            "last_enqueued_collective": -1,
+            "last_started_collective": -1,
+            "last_completed_collective": -1,
+        },
     },
     "entries": [
         {
@@ -329,7 +436,12 @@ TRACE = {
             "state": "completed",
             "is_p2p": False,
         },
-        {"pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce", "collective_seq_id": 7},
+        {
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "nccl:all_reduce",
+            "collective_seq_id": 7,
+        },
     ],
 }
 
@@ -356,14 +468,20 @@ TRACE = {
 def test_a_flight_recorder_dump(
     text: str, expected: tuple[CollectiveProgress, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The readable parts of the flight recorder's dump are used; a group without collectives is left out."""
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
+    """The readable parts of the flight recorder's dump are used;
+    a group without collectives is left out.
+    """
+    monkeypatch.setattr(
+        "torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False
+    )
     assert process_state.collective_progress() == expected
 
 
 def _trace(backend: str, enqueued: int) -> dict[str, Any]:
     return {
-        "pg_status": {"0": {"last_enqueued_collective": enqueued, "last_completed_collective": enqueued}},
+        "pg_status": {
+            "0": {"last_enqueued_collective": enqueued, "last_completed_collective": enqueued}
+        },
         "entries": [
             {
                 "pg_id": 0,
@@ -392,26 +510,53 @@ def _in_group(*name: str) -> dict[str, Any]:
         ({}, _in_group("3", "mesh_tp"), [("mesh_tp (3)", 4)]),
         ({}, _in_group("3"), [("3", 4)]),
     ],
-    ids=["nccl", "two devices", "one recorder, two names", "gloo", "undefined", "several groups", "no description"],
+    ids=[
+        "nccl",
+        "two devices",
+        "one recorder, two names",
+        "gloo",
+        "undefined",
+        "several groups",
+        "no description",
+    ],
 )
 def test_both_recorders_are_read(
-    nccl: dict[str, Any], other: dict[str, Any], expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    nccl: dict[str, Any],
+    other: dict[str, Any],
+    expected: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NCCL fills one recorder, the other backends fill the second; neither hides the other.
 
     Several groups may have one description, so the group's own name is added.
     """
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: json.dumps(nccl), raising=False)
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False)
-    assert [(progress.group, progress.enqueued) for progress in process_state.collective_progress()] == expected
+    monkeypatch.setattr(
+        "torch._C._distributed_c10d._dump_nccl_trace_json", lambda: json.dumps(nccl), raising=False
+    )
+    monkeypatch.setattr(
+        "torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False
+    )
+    assert [
+        (progress.group, progress.enqueued) for progress in process_state.collective_progress()
+    ] == expected
 
 
 def _hooked(calls: list[bool], completed: int = -1) -> str:
-    """Return what a recorder that is hooked into a group tells after these calls; True: it is not seen to end."""
+    """Return what a recorder that is hooked into a group tells after these calls; True:
+    it is not seen to end.
+    """
     trace = _trace("nccl2", len(calls))
-    trace["pg_status"]["0"] = {"last_enqueued_collective": len(calls) - 1, "last_completed_collective": completed}
+    trace["pg_status"]["0"] = {
+        "last_enqueued_collective": len(calls) - 1,
+        "last_completed_collective": completed,
+    }
     trace["entries"] = [
-        {**trace["entries"][0], "collective_seq_id": number, "state": "scheduled", "retired": is_retired}
+        {
+            **trace["entries"][0],
+            "collective_seq_id": number,
+            "state": "scheduled",
+            "retired": is_retired,
+        }
         for number, is_retired in enumerate(calls, 1)
     ]
     return json.dumps(trace)
@@ -430,18 +575,28 @@ def _hooked(calls: list[bool], completed: int = -1) -> str:
 def test_a_recorder_that_counts_from_0(
     text: str, expected: list[tuple[int, int | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The numbers of collectives are those of the entries; a backend may not tell when a collective ends."""
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
-    assert [(progress.enqueued, progress.completed) for progress in process_state.collective_progress()] == expected
+    """The numbers of collectives are those of the entries;
+    a backend may not tell when a collective ends.
+    """
+    monkeypatch.setattr(
+        "torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False
+    )
+    assert [
+        (progress.enqueued, progress.completed) for progress in process_state.collective_progress()
+    ] == expected
 
 
 def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorders of the backends that the process's groups have are read; those of NCCL also without a group."""
+    """The recorders of the backends that the process's groups have are read;
+    those of NCCL also without a group.
+    """
     abort = Mock()
     backend = SimpleNamespace(name=lambda: "own", abort=abort)
     gloo = SimpleNamespace(name=lambda: "gloo", abort=Mock(side_effect=AssertionError))
     of_older_torch = type("ProcessGroupNCCL", (), {"abort": abort})()
-    ask = Mock(side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 3)
+    ask = Mock(
+        side_effect=[backend, backend, gloo, of_older_torch, RuntimeError("no backend for mps")] * 3
+    )
     group = Mock(_device_types=["cuda", "xpu", "cpu", "hpu", "mps"], _get_backend=ask)
     world = SimpleNamespace(pg_map={group: None, Mock(_device_types=[]): None})
     monkeypatch.setattr("torch.distributed.distributed_c10d._world", world)
@@ -452,20 +607,26 @@ def test_each_backend_has_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(backend)
         return json.dumps(_trace(backend, 7) if backend == "own" else {})
 
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: "{}", raising=False)
+    monkeypatch.setattr(
+        "torch._C._distributed_c10d._dump_nccl_trace_json", lambda: "{}", raising=False
+    )
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", dump, raising=False)
-    assert [(item.group, item.enqueued, item.last_operation) for item in process_state.collective_progress()] == [
-        ("default_pg", 7, "own:all_reduce")
-    ]
+    assert [
+        (item.group, item.enqueued, item.last_operation)
+        for item in process_state.collective_progress()
+    ] == [("default_pg", 7, "own:all_reduce")]
     assert asked == ["nccl", "nccl-lazy", "nccl2", "own", "gloo"]
     assert backends_that_abort() == [abort, abort]
 
 
 @pytest.mark.skipif(
-    not hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks"), reason="torch 2.15 does it: `make newest`"
+    not hasattr(dist.distributed_c10d._world, "pg_flight_recorder_hooks"),
+    reason="torch 2.15 does it: `make newest`",
 )
 def test_the_recorder_of_a_backend_of_its_own() -> None:
-    """Torch hooks a recorder into a group of any backend, which is found; it does not see the collectives end."""
+    """Torch hooks a recorder into a group of any backend, which is found;
+    it does not see the collectives end.
+    """
 
     class Ended(dist.Work):
         def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature
@@ -489,7 +650,11 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
     try:
         for _ in range(2):
             dist.all_reduce(torch.ones(3))
-        (progress,) = (item for item in process_state.collective_progress() if item.last_operation == "own:all_reduce")
+        (progress,) = (
+            item
+            for item in process_state.collective_progress()
+            if item.last_operation == "own:all_reduce"
+        )
         assert len(backends_that_abort()) == 1
     finally:
         dist.destroy_process_group()
@@ -497,7 +662,9 @@ def test_the_recorder_of_a_backend_of_its_own() -> None:
     assert [entry.sequence for entry in progress.last] == [1, 2]
 
 
-def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]) -> None:
+def test_there_and_back(
+    reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]
+) -> None:
     """A state survives JSON; texts and stacks are cut to a message's limits."""
     dist.all_reduce(torch.ones(1))
     own = progress()
@@ -522,7 +689,7 @@ def _facts(failure: ThreadFailure) -> tuple[object, ...]:
     return (failure.thread, failure.timestamp_ns, exception.type, exception.message, frames)
 
 
-# --- the GPU ----------------------------------------------------------------------------------------------------------
+# --- the GPU --------------------------------------------------------------------------------------
 
 
 def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) -> None:
@@ -540,8 +707,12 @@ def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) 
         (Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")), ""),
     ],
 )
-def test_the_gpus_uuid(properties: Callable[[], Any], uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The format is nvidia-smi's; without one from torch, or if the driver raises, the field is empty."""
+def test_the_gpus_uuid(
+    properties: Callable[[], Any], uuid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format is nvidia-smi's; without one from torch, or if the driver raises,
+    the field is empty.
+    """
     assert process_state.gpu_uuid() == "", "CUDA is not initialised for the question"
     asked: list[int] = []
     current = threading.local()
@@ -569,7 +740,10 @@ def test_the_gpus_uuid(properties: Callable[[], Any], uuid: str, monkeypatch: py
     ],
 )
 def test_what_does_not_answer(
-    limit: str, asked: str, ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+    limit: str,
+    asked: str,
+    ask: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stuck driver or file system is given up; the document does without."""
     hangs = threading.Event()
@@ -583,7 +757,9 @@ def test_what_does_not_answer(
 
 
 def test_descriptors_that_are_held_back() -> None:
-    """They are closed when a document needs them, but not a file of the program's under one of their numbers."""
+    """They are closed when a document needs them,
+    but not a file of the program's under one of their numbers.
+    """
     process_state.release_files()
     process_state.hold_files_back()
     held = list(process_state._held)

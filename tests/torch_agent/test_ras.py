@@ -1,6 +1,7 @@
 """A stall is told to notifiers, and NCCL's RAS is asked as a second witness.
 
-The RAS here is a server of this file that speaks the protocol of NCCL's ``src/ras/client_support.cc``.
+The RAS here is a server of this file that speaks the protocol of NCCL's
+``src/ras/client_support.cc``.
 """
 
 import json
@@ -25,7 +26,9 @@ OTHERS = {"AllReduce": 3041, "Broadcast": 2}
 
 
 class Ras(socketserver.ThreadingTCPServer):
-    """Answers the commands of ``ncclras`` one by one, as NCCL's RAS thread does, and closes after the status."""
+    """Answers the commands of ``ncclras`` one by one, as NCCL's RAS thread does,
+    and closes after the status.
+    """
 
     daemon_threads = True
     knows_json = True
@@ -61,15 +64,27 @@ def ras(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ras]:
 
 
 def _rank(rank: int, counts: dict[str, int] = OTHERS, **status: int) -> dict[str, Any]:
-    found = {"rank": rank, "host": "10.0.0.5", "pid": 4000 + rank, "cuda_dev": rank, "nvml_dev": rank}
-    return {**found, "status": {"init_state": 0, "async_error": 0, **status}, "collective_counts": counts}
+    found = {
+        "rank": rank,
+        "host": "10.0.0.5",
+        "pid": 4000 + rank,
+        "cuda_dev": rank,
+        "nvml_dev": rank,
+    }
+    return {
+        **found,
+        "status": {"init_state": 0, "async_error": 0, **status},
+        "collective_counts": counts,
+    }
 
 
 def _missing(rank: int, *, unresponsive: bool) -> dict[str, Any]:
     return {**_rank(rank), "status": {"unresponsive": unresponsive, "considered_dead": False}}
 
 
-def _group(size: int, *ranks: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+def _group(
+    size: int, *ranks: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()
+) -> dict[str, Any]:
     known = {rank: _rank(rank) for rank in range(size)} | {rank["rank"]: rank for rank in ranks}
     there = [known[rank] for rank in known if rank not in {each["rank"] for each in missing}]
     return {"size": size, "ranks": there, "missing_ranks": list(missing)}
@@ -108,15 +123,26 @@ FAILED = _document(_group(4, _rank(2, async_error=6), _rank(3, init_state=7)))
         (_document(_group(64)), "NCCL RAS sees no fault"),
         (DEAD, "NCCL RAS: no answer from 1 of 64 ranks: rank 17 (pid 4017 on 10.0.0.5)"),
         # as NCCL 2.28.9 writes it
-        (DEAD.replace(b'"nvml_dev": 17,', b'"nvml_dev": 17'), "NCCL RAS: no answer from 1 of 64 ranks: rank 17 "),
+        (
+            DEAD.replace(b'"nvml_dev": 17,', b'"nvml_dev": 17'),
+            "NCCL RAS: no answer from 1 of 64 ranks: rank 17 ",
+        ),
         (LEFT, "NCCL RAS: no communicator on 1 of 4 ranks: rank 1 "),
         (BEHIND, "NCCL RAS: 3,040 AllReduce, others 3,041, on 1 of 8 ranks: rank 5 (pid 4005 "),
         (FAILED, "NCCL RAS: NCCL error 6 on 1 of 4 ranks: rank 2 (pid 4002 on 10.0.0.5)"),
-        (TEXT, "NCCL RAS: INCOMPLETE; Missing communicator data from 1 job process; Process 3487984 on node 172.16"),
+        (
+            TEXT,
+            (
+                "NCCL RAS: INCOMPLETE; Missing communicator data from 1 job process; Process"
+                " 3487984 on node 172.16"
+            ),
+        ),
     ],
 )
 def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
-    """Its findings are one line, each process once; JSON of the versions that have it, else their text."""
+    """Its findings are one line, each process once; JSON of the versions that have it,
+    else their text.
+    """
     ras.answer, ras.knows_json = answer, answer != TEXT
     report = add_ras_line(lambda: StallReport(("no progress",), (3,)), {1, os.getpid()})
     assert (report.lines[0], report.ranks) == ("no progress", (3,))
@@ -147,24 +173,34 @@ def _drips(request: Any) -> None:
     ],
 )
 def test_answers_that_are_none(ras: Ras, answer: Any) -> None:
-    """Nothing is told, and the agent waits no longer than its limit; a process that is silent is asked again."""
+    """Nothing is told, and the agent waits no longer than its limit;
+    a process that is silent is asked again.
+    """
     ras.answer = answer
     began = time.monotonic()
-    assert add_ras_line(lambda: StallReport(("no progress",)), {os.getpid()}).lines == ("no progress",)
+    assert add_ras_line(lambda: StallReport(("no progress",)), {os.getpid()}).lines == (
+        "no progress",
+    )
     assert time.monotonic() - began < 4
     assert len(ras.asked) > 1 or answer is not _is_silent
 
 
 def test_another_jobs_ras(ras: Ras) -> None:
-    """An answer from a process that isn't this node's worker is left out, whatever pids it names."""
+    """An answer from a process that isn't this node's worker is left out,
+    whatever pids it names.
+    """
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
-    assert add_ras_line(lambda: StallReport(("no progress",)), {os.getppid(), 4000, 4002}).lines == ("no progress",)
+    assert add_ras_line(
+        lambda: StallReport(("no progress",)), {os.getppid(), 4000, 4002}
+    ).lines == ("no progress",)
     assert "CLIENT PROTOCOL 2" in ras.asked
     assert "STATUS" not in ras.asked
 
 
 def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> None:
-    """What RAS says changes no rank; if none is called, or nothing is told, no connection is made."""
+    """What RAS says changes no rank; if none is called, or nothing is told,
+    no connection is made.
+    """
     ras.answer = _document(_group(8, missing=(_missing(2, unresponsive=True),)))
     watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)
     assert add_ras_line(lambda: StallReport(()), {os.getpid()}).lines == ()
@@ -172,35 +208,60 @@ def test_only_a_job_on_nccl_asks(ras: Ras, caplog: pytest.LogCaptureFixture) -> 
     watch = watching()
     watch._investigate({0: os.getpid()}, 61.0, ends_attempt=False)
     assert watch._stall.report.ranks == (5,)
-    assert caplog.messages[-1] == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
+    assert (
+        caplog.messages[-1]
+        == "firstfault: NCCL RAS: no answer from 1 of 8 ranks: rank 2 (pid 4002 on 10.0.0.5)"
+    )
 
 
 def test_a_stall_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the user does not want it, a stall is one event when it is told first, and one when it is over."""
+    """Unless the user does not want it, a stall is one event when it is told first,
+    and one when it is over.
+    """
     with receiving() as webhook:
         monkeypatch.setenv("FIRSTFAULT_WEBHOOK", webhook.url)
         for wanted in ("0", ""):
             monkeypatch.setenv("FIRSTFAULT_NOTIFY_STALLS", wanted)
             watch = watching(backend="gloo")
             watch._resumed_stalls[(5,), "loader.py:88 in read_shard"] = 2
-            for began, ended in ((61.0, 130.0), (61.0, 74.0)):  # the second is the fourth at its place: it is not told
+            # the second is the fourth at its place: it is not told
+            for began, ended in (
+                (61.0, 130.0),
+                (61.0, 74.0),
+            ):
                 watch._investigate({}, began, ends_attempt=False)
                 watch._investigate({}, 2 * began, ends_attempt=False)
                 watch._handle_progress(ended)
     began, over = (json.loads(request.body) for request in webhook.received)
-    assert (began["type"], began["source"], began["subject"]) == ("firstfault.stall.v1", "/jobs/7", "node-2")
-    assert began["data"]["first_line"].startswith("no progress for 61 s: 7 of 8 ranks wait in all_reduce #41")
+    assert (began["type"], began["source"], began["subject"]) == (
+        "firstfault.stall.v1",
+        "/jobs/7",
+        "node-2",
+    )
+    assert began["data"]["first_line"].startswith(
+        "no progress for 61 s: 7 of 8 ranks wait in all_reduce #41"
+    )
     assert (began["data"]["rank"], began["data"]["lost_seconds"]) == (5, None)
-    assert over["data"]["first_line"] == "progress resumed after 130 s: rank 5 at loader.py:88 in read_shard"
+    assert (
+        over["data"]["first_line"]
+        == "progress resumed after 130 s: rank 5 at loader.py:88 in read_shard"
+    )
     assert began["id"] != over["id"]
 
 
-def test_a_notifier_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The watch waits for it no longer than for a verdict's; one that wants no stalls is not called."""
+def test_a_notifier_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch waits for it no longer than for a verdict's;
+    one that wants no stalls is not called.
+    """
     monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
     goes_on = threading.Event()
     hangs, called = SimpleNamespace(on_stall=lambda _: goes_on.wait(60)), list[object]()
-    points = [SimpleNamespace(name=name, load=lambda it=it: it) for name, it in (("a", hangs), ("b", called.append))]
+    points = [
+        SimpleNamespace(name=name, load=lambda it=it: it)
+        for name, it in (("a", hangs), ("b", called.append))
+    ]
     monkeypatch.setattr(notifications, "entry_points", lambda **_: points)
     began = time.monotonic()
     watching(backend="gloo")._investigate({}, 61.0, ends_attempt=False)

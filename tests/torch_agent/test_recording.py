@@ -1,4 +1,6 @@
-"""Recording a failure: durable within its deadline or reported as lost, and harmless to the user's code."""
+"""Recording a failure: durable within its deadline or reported as lost,
+and harmless to the user's code.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from firstfault.exceptions.first_cause import find_own_frames
-from firstfault.model import DocumentRef, ExceptionInfo, Kind, Resources, Subject, WorkerError, Writer
+from firstfault.model import (
+    DocumentRef,
+    ExceptionInfo,
+    Kind,
+    Resources,
+    Subject,
+    WorkerError,
+    Writer,
+)
 from firstfault.recorder.client import RecorderClient
 from firstfault.recorder.spool import Spool
 from firstfault.testing import make_error
@@ -31,7 +41,12 @@ from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.worker import worker_monitor as worker
-from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, recorded, run_recorded
+from firstfault_torch.worker.worker_monitor import (
+    WorkerMonitor,
+    current_monitor,
+    recorded,
+    run_recorded,
+)
 from tests.prefix import Prefix
 from tests.recordings import recording_at
 from tests.waiting import in_a_thread
@@ -39,13 +54,17 @@ from tests.waiting import in_a_thread
 pytestmark = pytest.mark.slow
 
 TOLERANCE_S = 30.0
-"""How much longer than its deadline a recording may take on a busy machine; what hangs, hangs for longer."""
+"""How much longer than its deadline a recording may take on a busy machine; what hangs,
+hangs for longer.
+"""
 LONG_S = 60.0
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Wait for the threads that a deadline left running, so that they do not end in another test."""
+    """Wait for the threads that a deadline left running,
+    so that they do not end in another test.
+    """
     monkeypatch.setattr(time_limits, "PARENT_DEATH_TIMEOUT_SECONDS", 0.0)
     yield
     _await_uploads()
@@ -75,7 +94,9 @@ def blocked(prefix: Prefix) -> str:
 
 
 @pytest.fixture
-def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def as_worker(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
     """Make this process look like rank 1 of a node; return its error.json's path."""
 
     def become(uri: str = prefix.uri, deadline_seconds: float = LONG_S) -> Path:
@@ -83,7 +104,11 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         error_file = tmp_path / "1" / "error.json"
         error_file.parent.mkdir(exist_ok=True)
         ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
-        for name, value in {**node_context.environment(), **ranks, "TORCHELASTIC_ERROR_FILE": str(error_file)}.items():
+        for name, value in {
+            **node_context.environment(),
+            **ranks,
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
+        }.items():
             monkeypatch.setenv(name, value)
         return error_file
 
@@ -92,7 +117,9 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def error_file(as_worker: Callable[..., Path]) -> Path:
-    """Make this process look like rank 1 of a node, also for tests that do not care; return its error.json's path."""
+    """Make this process look like rank 1 of a node, also for tests that do not care;
+    return its error.json's path.
+    """
     return as_worker()
 
 
@@ -100,31 +127,50 @@ def _failure(**fields: Any) -> WorkerError:
     return make_error(1, monotonic_ns=time.monotonic_ns(), **fields)
 
 
-# --- where documents wait -------------------------------------------------------------------------------------------
+# --- where documents wait -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("error_file", "there"), [(None, False), ("", False), ("/dev/null", False), ("/job/0/error.json", True)]
+    ("error_file", "there"),
+    [(None, False), ("", False), ("/dev/null", False), ("/job/0/error.json", True)],
 )
-def test_where_the_spool_is(error_file: str | None, there: bool, prefix: Prefix, tmp_path: Path) -> None:
-    """It lies in the node's folder, without a recorder beside torch's error.json; without an agent there is none."""
+def test_where_the_spool_is(
+    error_file: str | None,
+    there: bool,
+    prefix: Prefix,
+    tmp_path: Path,
+) -> None:
+    """It lies in the node's folder, without a recorder beside torch's error.json;
+    without an agent there is none.
+    """
     spool = recorder.open_worker_spool(prefix.node_context(), 1, error_file)
     assert (spool is not None) is there
     assert spool is None or str(spool.folder) == "/job/0/firstfault"
     assert recorder.spool_for_agent(prefix.node_context()) is None
     node_context = replace(prefix.node_context(), round=2, node_folder=str(tmp_path))
-    spools = (recorder.open_worker_spool(node_context, 1, error_file), recorder.spool_for_agent(node_context))
-    assert [spool and spool.folder for spool in spools] == [tmp_path / "spool" / "2-1", tmp_path / "spool" / "agent"]
+    spools = (
+        recorder.open_worker_spool(node_context, 1, error_file),
+        recorder.spool_for_agent(node_context),
+    )
+    assert [spool and spool.folder for spool in spools] == [
+        tmp_path / "spool" / "2-1",
+        tmp_path / "spool" / "agent",
+    ]
 
 
-# --- one document ---------------------------------------------------------------------------------------------------
+# --- one document ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("store", ["hanging", "blocked"])
 def test_a_store_that_fails(
-    store: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A failed upload keeps its deadline; receipt and log report it, and the spool keeps the document."""
+    """A failed upload keeps its deadline; receipt and log report it,
+    and the spool keeps the document.
+    """
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
@@ -134,26 +180,37 @@ def test_a_store_that_fails(
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
     assert receipt.fault_to_durable_ns is None
-    assert line.getMessage() == f"firstfault: {uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}"
+    assert (
+        line.getMessage()
+        == f"firstfault: {uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}"
+    )
     # a slow disk, on which the document is spooled first, may have taken a part of the second
-    assert ("cannot write" if store == "blocked" else "the storage did not answer within ") in receipt.error
+    assert (
+        "cannot write" if store == "blocked" else "the storage did not answer within "
+    ) in receipt.error
     (spooled,) = spool.documents()
     assert spooled.receipt == receipt
 
 
-def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the node's disk hangs as well as the storage, the wait is one deadline, not one for each."""
+def test_one_deadline_for_all(
+    hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the node's disk hangs as well as the storage, the wait is one deadline,
+    not one for each.
+    """
     release = threading.Event()
     monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(2 * LONG_S))
     began = time.monotonic()
     _, receipt = recorder.record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
-    assert receipt.error == "the storage did not answer within 0.0 s", "the disk has taken all the time"
+    assert receipt.error == "the storage did not answer within 0.0 s", (
+        "the disk has taken all the time"
+    )
     assert 1 <= took < 1 + TOLERANCE_S
 
 
-# --- what leaves a task function ------------------------------------------------------------------------------------
+# --- what leaves a task function ------------------------------------------------------------------
 
 
 def _recorded(prefix: Prefix) -> tuple[WorkerError, ExceptionInfo]:
@@ -167,13 +224,18 @@ def _raise(error: BaseException) -> None:
 
 
 def _leaving(error: BaseException) -> BaseException:
-    with pytest.raises(BaseException) as caught, recorded(PlainEngine()):  # noqa: PT011 - any exception may
+    with (
+        pytest.raises(BaseException) as caught,  # noqa: PT011 - any exception may
+        recorded(PlainEngine()),
+    ):
         raise error
     return caught.value
 
 
 def test_an_exception_is_recorded(prefix: Prefix, error_file: Path) -> None:
-    """Place, time, traceback and kind are recorded before the exception leaves, and in torch's file too."""
+    """Place, time, traceback and kind are recorded before the exception leaves,
+    and in torch's file too.
+    """
     before_ns = time.time_ns()
     _leaving(ValueError("bad batch"))
     after_ns = time.time_ns()
@@ -191,16 +253,23 @@ def test_an_exception_is_recorded(prefix: Prefix, error_file: Path) -> None:
     assert word["extraInfo"]["timestamp"] == str((failure.timestamp_ns or 0) // 1_000_000_000)
 
 
-@pytest.mark.parametrize(("error", "limit"), [(MemoryError(), 7), (KeyError("label"), None)], ids=["memory", "key"])
+@pytest.mark.parametrize(
+    ("error", "limit"), [(MemoryError(), 7), (KeyError("label"), None)], ids=["memory", "key"]
+)
 def test_the_memory_of_the_container(
-    error: Exception, limit: int | None, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    limit: int | None,
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The recorder is asked for the container's memory if a limit may explain the exception."""
     monkeypatch.setattr(RecorderClient, "resources", lambda *_: Resources(memory_limit_bytes=7))
     with recorder.node_recorder(prefix.node_context()) as node_context:
         told = NodeContext.from_environment()
         assert told is not None
-        for name, value in replace(told, node_folder=node_context.node_folder).environment().items():
+        for name, value in (
+            replace(told, node_folder=node_context.node_folder).environment().items()
+        ):
             monkeypatch.setenv(name, value)
         _leaving(error)
     failure, _ = _recorded(prefix)
@@ -230,7 +299,9 @@ def test_the_exception_is_the_users(
     as_worker: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same object leaves, with the same cause, context and innermost frame, also if recording failed."""
+    """The same object leaves, with the same cause, context and innermost frame,
+    also if recording failed.
+    """
     if store == "off":
         monkeypatch.delenv("FIRSTFAULT_RECORDING")
     elif store != "works":
@@ -239,14 +310,23 @@ def test_the_exception_is_the_users(
     error.__traceback__, error.__cause__, error.__context__ = None, cause, context
     left = _leaving(error)
     assert left is error
-    assert (left.__cause__, left.__context__, cause.__context__, context.__context__) == (cause, context, None, None)
+    assert (left.__cause__, left.__context__, cause.__context__, context.__context__) == (
+        cause,
+        context,
+        None,
+        None,
+    )
     assert traceback.extract_tb(left.__traceback__)[-1].line == "raise error"
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["agent lives", "agent has died"])
 @pytest.mark.parametrize("code", [None, 0, False])
 def test_a_clean_exit_is_no_failure(
-    code: object, gone: bool, prefix: Prefix, error_file: Path, monkeypatch: pytest.MonkeyPatch
+    code: object,
+    gone: bool,
+    prefix: Prefix,
+    error_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A clean sys.exit() uploads nothing; its document stays on the node."""
     if gone:
@@ -267,12 +347,18 @@ def _agent_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
-def test_the_agent_has_died(error: BaseException, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_has_died(
+    error: BaseException, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that its agent's death terminates documents that death, and not its own."""
     _agent_dies(monkeypatch)
     assert _leaving(error) is error
     (failure,) = prefix.failures()
-    assert (failure.subject, failure.category, failure.kind) == (Subject.AGENT, "node_lost", Kind.RECOVERABLE)
+    assert (failure.subject, failure.category, failure.kind) == (
+        Subject.AGENT,
+        "node_lost",
+        Kind.RECOVERABLE,
+    )
     assert (failure.node, failure.place.pid, failure.rank) == ("worker-0", 4711, None)
     assert failure.exception is None
     _agent_dies(monkeypatch)
@@ -289,7 +375,9 @@ def test_another_exit_is_a_failure(prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("detached", [False, True], ids=["context", "from None"])
 def test_an_exit_that_the_program_made_of_an_exception(detached: bool, prefix: Prefix) -> None:
-    """The document is about the exception, notes that the program exited, and takes the exception's kind."""
+    """The document is about the exception, notes that the program exited,
+    and takes the exception's kind.
+    """
 
     def train() -> None:
         try:
@@ -308,7 +396,9 @@ def test_an_exit_that_the_program_made_of_an_exception(detached: bool, prefix: P
 
 
 def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix) -> None:
-    """An exception that never left argparse has the program's frames, which are in the traceback of the exit."""
+    """An exception that never left argparse has the program's frames,
+    which are in the traceback of the exit.
+    """
 
     def parse() -> None:
         parser = argparse.ArgumentParser("train")
@@ -378,8 +468,12 @@ def _cleans_up() -> None:
     [partial(_raise, OSError("broken")), _cleans_up, partial(_raise, SystemExit(0))],
     ids=["raises", "cleans up", "succeeds"],
 )
-def test_what_a_handler_makes_of_the_agents_signal(handler: Callable[[], None], prefix: Prefix) -> None:
-    """After the agent's question an exception that was not there before is an answer to its signal."""
+def test_what_a_handler_makes_of_the_agents_signal(
+    handler: Callable[[], None], prefix: Prefix
+) -> None:
+    """After the agent's question an exception that was not there before is
+    an answer to its signal.
+    """
 
     def train(monitor: WorkerMonitor) -> None:
         monitor.answer()
@@ -407,7 +501,9 @@ class _Finalised:
 
 
 def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> None:
-    """The answer tells where it was raised; when it has left it is recorded, with the frames of any other."""
+    """The answer tells where it was raised; when it has left it is recorded,
+    with the frames of any other.
+    """
     answers = []
 
     def train(monitor: WorkerMonitor) -> None:
@@ -423,7 +519,9 @@ def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> Non
 
 
 def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) -> None:
-    """It is recorded then, and again when it has left, with one fingerprint: two ranks' faults are compared."""
+    """It is recorded then, and again when it has left, with one fingerprint:
+    two ranks' faults are compared.
+    """
 
     def inner() -> None:
         monitor = current_monitor()
@@ -457,7 +555,9 @@ class _AskedError(Exception):
 
 
 def test_an_exception_that_is_being_recorded_when_the_agent_asks(prefix: Prefix) -> None:
-    """The answer tells where it was raised, so that the agent waits for its document, of which there is one."""
+    """The answer tells where it was raised, so that the agent waits for its document,
+    of which there is one.
+    """
     answers: list[dict[str, Any]] = []
     with recorded(PlainEngine()) as monitor:
         with pytest.raises(_AskedError) as left:
@@ -479,7 +579,9 @@ class _SignalledError(Exception):
 
 
 def test_a_signal_while_it_is_recorded(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """The agent's signal to a forked worker, which has torch's handler, does not cut its document."""
+    """The agent's signal to a forked worker, which has torch's handler,
+    does not cut its document.
+    """
     before = signal.signal(signal.SIGTERM, _terminate_process_handler)
     try:
         left = _leaving(_SignalledError())
@@ -493,7 +595,9 @@ def test_a_signal_while_it_is_recorded(prefix: Prefix, caplog: pytest.LogCapture
 
 
 def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """A __str__ that never returns is given up after half of the deadline; the document has no text."""
+    """A __str__ that never returns is given up after half of the deadline;
+    the document has no text.
+    """
     release = threading.Event()
 
     class BlockingError(Exception):

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstfault.exceptions.exceptions_in_text import REMOTE_RELATION, add_remote_cause, unwrap_remote
+from firstfault.exceptions.exceptions_in_text import (
+    REMOTE_RELATION,
+    add_remote_cause,
+    unwrap_remote,
+)
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.traceback_format import format_exception, list_causes_first
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
@@ -38,7 +42,9 @@ ValueError: closed"""
 
 @pytest.mark.parametrize("name", WAYS)
 def test_ways_in_which_programs_raise_again(name: str) -> None:
-    """Headline and place are those of the original exception; the whole chain is in the traceback, with its places."""
+    """Headline and place are those of the original exception; the whole chain is in the traceback,
+    with its places.
+    """
     way, kind, text, function = WAYS[name]
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each way has its own
         way()
@@ -54,14 +60,18 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     assert report.answers.code.endswith(function)
     links = list_causes_first(exception)
     shown = format_exception(exception)
-    assert shown.count("Traceback (most recent call last):") == sum(bool(link.frames) for _, link in links)
+    assert shown.count("Traceback (most recent call last):") == sum(
+        bool(link.frames) for _, link in links
+    )
     assert f"{kind}: {text}" in shown
     assert "The traceback above is in the text of the following exception:" in shown
     assert links[-1][1].type == exception.type
     innermost = find_own_frames(exception)[-1]
     line = innermost.context[innermost.line - innermost.context_line]
     assert line.strip() == innermost.code
-    read = decode(encode(make_error(3, exception=exception, message=exception.message)), DocumentRef("e1.pb"))
+    read = decode(
+        encode(make_error(3, exception=exception, message=exception.message)), DocumentRef("e1.pb")
+    )
     assert isinstance(read, WorkerError)
     assert read.exception is not None
     assert find_own_frames(read.exception)[-1] == innermost
@@ -69,7 +79,10 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind", "message", "place"),
-    [(RAY, "ValueError", "3 columns", 12), (CHECKPOINT, "OSError", "[Errno 28] No space left on device", 9)],
+    [
+        (RAY, "ValueError", "3 columns", 12),
+        (CHECKPOINT, "OSError", "[Errno 28] No space left on device", 9),
+    ],
 )
 def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
     """Ray's text begins in its own way; of the tracebacks of several ranks the first is taken."""
@@ -91,8 +104,12 @@ def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
         'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    f()',
         'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    f()\n... and so on',
         # a program's output: what failed stands below a traceback that it survived
-        'failed:\nTraceback (most recent call last):\n  File "a.py", line 3\nImportError: wandb\nINFO on\nFatal: nan',
-        "3 tries failed:" + 3 * '\nTraceback (most recent call last):\n  File "a.py", line 3\nKeyError: c',
+        (
+            'failed:\nTraceback (most recent call last):\n  File "a.py", line 3\nImportError:'
+            " wandb\nINFO on\nFatal: nan"
+        ),
+        "3 tries failed:"
+        + 3 * '\nTraceback (most recent call last):\n  File "a.py", line 3\nKeyError: c',
     ],
 )
 def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
@@ -103,8 +120,13 @@ def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
 
 
 def test_the_traceback_of_its_own_cause() -> None:
-    """An exception with the traceback of its cause in its text is not an exception of another process."""
-    text = "load failed:\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n    f()\nKeyError: 'k'"
+    """An exception with the traceback of its cause in its text is not an
+    exception of another process.
+    """
+    text = (
+        'load failed:\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n   '
+        " f()\nKeyError: 'k'"
+    )
     cause = ExceptionInfo("KeyError", "'k'", relation="context")
     exception = ExceptionInfo("RuntimeError", text, causes=(cause,))
     assert unwrap_remote(exception) is exception
@@ -113,7 +135,9 @@ def test_the_traceback_of_its_own_cause() -> None:
 
 def test_a_text_that_was_cut() -> None:
     """A stored text lacks its middle: what is left of the frames counts."""
-    frames = "".join(f'  File "/root/a.py", line {line}, in f\n    f({line})\n' for line in range(1, 40))
+    frames = "".join(
+        f'  File "/root/a.py", line {line}, in f\n    f({line})\n' for line in range(1, 40)
+    )
     text = f"Traceback (most recent call last):\n{frames}ValueError: deep"
     cut = text[:300] + "\n... 1000 characters left out ...\n" + text[-200:]
     original = unwrap_remote(ExceptionInfo("RuntimeError", cut))
@@ -168,11 +192,16 @@ LINES = st.lists(
 @given(
     LINES,
     st.lists(
-        st.builds(ExceptionInfo, st.sampled_from(["KeyError", "a._RemoteTraceback"]), LINES.map("\n".join)), max_size=3
+        st.builds(
+            ExceptionInfo, st.sampled_from(["KeyError", "a._RemoteTraceback"]), LINES.map("\n".join)
+        ),
+        max_size=3,
     ),
 )
 def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
-    """Whatever the lines are, there is an exception and a traceback, and what was raised here comes last."""
+    """Whatever the lines are, there is an exception and a traceback,
+    and what was raised here comes last.
+    """
     exception = ExceptionInfo("RuntimeError", "\n".join(lines), causes=tuple(causes))
     assert unwrap_remote(exception).type
     assert list_causes_first(exception)[-1][1].type == "RuntimeError"
@@ -181,6 +210,10 @@ def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
 
 def test_a_huge_text_takes_bounded_time() -> None:
     """Megabytes of beginnings without an end are read in a moment."""
-    for line in ("Traceback (most recent call last):", " " * 200, 'ray::f() (pid=1)\n  File "a.py", line 1, in f'):
+    for line in (
+        "Traceback (most recent call last):",
+        " " * 200,
+        'ray::f() (pid=1)\n  File "a.py", line 1, in f',
+    ):
         exception = ExceptionInfo("RuntimeError", f"{line}\n" * (2_000_000 // len(line)))
         unwrap_remote(exception)

@@ -31,7 +31,12 @@ pytestmark = pytest.mark.forks
 
 LONG_S = 60.0
 REFUSED = RestartRecord(
-    RestartKind.ROUND, 0, "ValueError, rank 0", restart=False, reason="the same code would fail again", rank=0
+    RestartKind.ROUND,
+    0,
+    "ValueError, rank 0",
+    restart=False,
+    reason="the same code would fail again",
+    rank=0,
 )
 ALLOWED = replace(
     REFUSED,
@@ -70,13 +75,26 @@ class Agent:
             shutdown_requested=self.shutdown_requested,
         )
         self.peers.join({f"joined-{self.group_rank}": b"here"})
-        settings = AgentSettings(Options(settle_seconds=LONG_S), SignalWatch(), decide_restart=self._decide)
+        settings = AgentSettings(
+            Options(settle_seconds=LONG_S), SignalWatch(), decide_restart=self._decide
+        )
         self.restarts = Restarts(settings, self.reporter)
-        self.own = FailureNotice("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
+        self.own = FailureNotice(
+            "ValueError",
+            f"worker-{self.group_rank}",
+            self.group_rank,
+            0,
+            fatal=False,
+            asks=True,
+        )
 
     def place(self, local_rank: int | None = None) -> Place:
         del local_rank
-        return replace(get_node_place(self.node_context), group_rank=self.group_rank, group_world_size=self.nodes)
+        return replace(
+            get_node_place(self.node_context),
+            group_rank=self.group_rank,
+            group_world_size=self.nodes,
+        )
 
     def begin(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, daemon=True)
@@ -91,7 +109,10 @@ class Agent:
         self.decided = self.restarts.decide_restart(self.place(), 3, self.peers, first)
 
     def _decide(
-        self, node_context: NodeContext, reports: CollectedReports, context: RestartContext
+        self,
+        node_context: NodeContext,
+        reports: CollectedReports,
+        context: RestartContext,
     ) -> RestartRecord | None:
         del node_context
         self.contexts.append(context)
@@ -114,7 +135,9 @@ def agents(tmp_path: Path) -> Iterator[Callable[..., list[Agent]]]:
 
     def make(nodes: int, living: int | None = None, **fields: Any) -> list[Agent]:
         store = PrefixStore(f"round of {nodes}", shared)
-        new = [Agent(store, rank, nodes, str(tmp_path), **fields) for rank in range(living or nodes)]
+        new = [
+            Agent(store, rank, nodes, str(tmp_path), **fields) for rank in range(living or nodes)
+        ]
         made.extend(new)
         return new
 
@@ -129,15 +152,21 @@ def _run(agents: list[Agent]) -> None:
         thread.join(LONG_S)
 
 
-def test_observing_refuses_no_restart(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too few nodes are the one refusal without a proof; it's observed, too, and torch goes on to its rendezvous."""
+def test_observing_refuses_no_restart(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too few nodes are the one refusal without a proof; it's observed, too,
+    and torch goes on to its rendezvous.
+    """
     monkeypatch.setenv("FIRSTFAULT_DECISIONS", "observe")
     too_few = replace(REFUSED, reason="the job needs 2 nodes, and 1 are left")
     (agent,) = agents(1, answer=too_few)
     agent.decided = agent.restarts.decide_restart(agent.place(), 3, agent.peers, agent.own)
     assert agent.decided is not None
     assert agent.decided.restart
-    assert agent.decided.reason == f"observed: would not have restarted the workers: {too_few.reason}"
+    assert (
+        agent.decided.reason == f"observed: would not have restarted the workers: {too_few.reason}"
+    )
 
 
 def _records(agents: list[Agent]) -> tuple[RestartRecord, ...]:
@@ -153,7 +182,8 @@ def _settled(agents: list[Agent]) -> list[bytes]:
     def settle(agent: Agent) -> None:
         for step in agent.peers.settle({}, LONG_S):
             if isinstance(step, CollectedReports) and agent.peers.settlement.announce_publishing():
-                step = agent.peers.settlement.publish(b"sealed", durable=True)  # noqa: PLW2901 - the last one
+                # the last one
+                step = agent.peers.settlement.publish(b"sealed", durable=True)  # noqa: PLW2901
             if isinstance(step, ElectedVerdict):
                 found.append(step.document)
                 return
@@ -167,7 +197,9 @@ def _settled(agents: list[Agent]) -> list[bytes]:
 
 
 def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
-    """One agent decides for all; the failure is fatal then, the rendezvous is closed, and all can settle again."""
+    """One agent decides for all; the failure is fatal then, the rendezvous is closed,
+    and all can settle again.
+    """
     made = agents(3)
     made[1].peers.notify(made[1].own)
     _run(made)
@@ -182,8 +214,12 @@ def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
     assert _settled(made) == [b"sealed"] * 3
 
 
-def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others decide without it, and know that it is lost; what it said when it joined is there."""
+def test_an_agent_that_is_dead(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others decide without it, and know that it is lost;
+    what it said when it joined is there.
+    """
     monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", 0.5)
     made = agents(3, living=2, answer=ALLOWED)
     VerdictElection(2, 3).join(made[0].store, {"joined-2": b"here"})
@@ -196,7 +232,9 @@ def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]], monkeypatch: 
 
 
 def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
-    """An agent that is terminated hands in its report and is not waited for; the job continues without it."""
+    """An agent that is terminated hands in its report and is not waited for;
+    the job continues without it.
+    """
     made = agents(3, answer=ALLOWED)
     made[2].peers.notify(made[2].own)
     assert made[2].woken.wait(LONG_S)
@@ -207,14 +245,22 @@ def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
     assert made[0].reports[0].copies["report-2"] == b"terminated"
 
 
-def test_no_agent_decides(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """If no agent can judge the round, all of them restart as torch does, and the node that failed keeps a record."""
+def test_no_agent_decides(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no agent can judge the round, all of them restart as torch does,
+    and the node that failed keeps a record.
+    """
     monkeypatch.setattr(time_limits, "LEADER_TIMEOUT_SECONDS", 0.4)
     made = agents(2, answer=None)
     made[1].peers.notify(made[1].own)
     _run(made)
     for agent in made:
-        assert (agent.decided.restart, agent.decided.is_agreed, agent.decided.rank) == (True, False, 0)
+        assert (agent.decided.restart, agent.decided.is_agreed, agent.decided.rank) == (
+            True,
+            False,
+            0,
+        )
     (record,) = _records(made)
     assert "the agents reached no decision in time" in record.reason
     assert "rank 0 on worker-1 failed: ValueError" in record.headline
@@ -232,7 +278,9 @@ class _LateEvent(threading.Event):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]]) -> None:
-    """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt."""
+    """A node that fails for good ends the wait for the decision;
+    then all settle on the verdict on the attempt.
+    """
     made = agents(3)
     if late:
         made[1].peers.broadcast._ended = _LateEvent()
@@ -249,7 +297,9 @@ def test_a_fatal_failure_meanwhile(late: bool, agents: Callable[..., list[Agent]
 
 
 def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> None:
-    """With other nodes but without a connection to them, torch's way counts: they might decide otherwise."""
+    """With other nodes but without a connection to them, torch's way counts:
+    they might decide otherwise.
+    """
     (agent,) = agents(2, living=1)
     found = agent.restarts.decide_restart(agent.place(), 3, None, agent.own)
     assert (found.restart, found.is_agreed, agent.contexts) == (True, False, [])
@@ -257,9 +307,14 @@ def test_agents_that_are_not_connected(agents: Callable[..., list[Agent]]) -> No
 
 @pytest.mark.parametrize("joined", [2, 3])
 def test_nodes_without_firstfault_at_the_exit(
-    joined: int, agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    joined: int,
+    agents: Callable[..., list[Agent]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Agents do not wait for a node that never joined: it may have failed. They wait for one that did."""
+    """Agents do not wait for a node that never joined:
+    it may have failed. They wait for one that did.
+    """
     made = agents(3, joined)
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_TIMEOUT_SECONDS", 0.25)
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_POLL_SECONDS", 0.25)

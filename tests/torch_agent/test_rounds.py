@@ -1,4 +1,6 @@
-"""A round's rendezvous, and what its nodes agree on: its number, and that all have finished. Over a real store."""
+"""A round's rendezvous, and what its nodes agree on: its number,
+and that all have finished. Over a real store.
+"""
 
 import contextlib
 import threading
@@ -50,14 +52,18 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_a_healthy_rendezvous_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call has its own answer, and all other attributes are the handler's."""
     monkeypatch.setattr("firstfault_torch.guard.BACKGROUND_RESULT_TIMEOUT_SECONDS", LONG_S)
-    handler = SimpleNamespace(num_nodes_waiting=iter([0, 1, 2]).__next__, get_run_id=lambda: "a run")
+    handler = SimpleNamespace(
+        num_nodes_waiting=iter([0, 1, 2]).__next__, get_run_id=lambda: "a run"
+    )
     rendezvous = PatchedRendezvous(handler)
     assert [rendezvous.num_nodes_waiting() for _ in range(3)] == [0, 1, 2]
     assert rendezvous.get_run_id() == "a run"
 
 
 def test_a_frozen_host_blocks_nothing() -> None:
-    """If there is no answer, no caller waits. Only one question is asked at a time, and a late answer counts."""
+    """If there is no answer, no caller waits. Only one question is asked at a time,
+    and a late answer counts.
+    """
     may_answer, asked = threading.Event(), []
 
     def answer() -> int:
@@ -94,8 +100,12 @@ def test_an_error_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("first_is_late", [False, True])
-def test_the_number_is_the_same_on_all_nodes(first_is_late: bool, shared: TCPStore, pool: ThreadPoolExecutor) -> None:
-    """All nodes of a round get the same number in any order, and it counts the rounds of the shared store."""
+def test_the_number_is_the_same_on_all_nodes(
+    first_is_late: bool, shared: TCPStore, pool: ThreadPoolExecutor
+) -> None:
+    """All nodes of a round get the same number in any order,
+    and it counts the rounds of the shared store.
+    """
     for number in range(3):
         store = PrefixStore(f"/rdzv/{number}", shared)
         order = [1, 2, 0] if first_is_late else [0, 1, 2]
@@ -132,8 +142,12 @@ class Node:
 
 
 @pytest.fixture
-def node(shared: TCPStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Node]]:
-    """Make nodes that wait little for an agent of torch's own; none of their threads outlives the test."""
+def node(
+    shared: TCPStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[int], Node]]:
+    """Make nodes that wait little for an agent of torch's own;
+    none of their threads outlives the test.
+    """
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_POLL_SECONDS", 0.05)
     monkeypatch.setattr(time_limits, "FINISH_ACKS_TIMEOUT_SECONDS", 0.2)
     made: list[Node] = []
@@ -149,7 +163,10 @@ def node(shared: TCPStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.mark.parametrize("arrives", ["first", "last", "with us"])
 def test_all_have_arrived(
-    arrives: str, shared: TCPStore, node: Callable[[int], Node], pool: ThreadPoolExecutor
+    arrives: str,
+    shared: TCPStore,
+    node: Callable[[int], Node],
+    pool: ThreadPoolExecutor,
 ) -> None:
     """All nodes wait until the last one has arrived, and then know that all have finished.
 
@@ -180,9 +197,15 @@ def test_all_have_arrived(
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("fatal", [True, False])
 def test_another_node_fails(
-    fatal: bool, before: bool, shared: TCPStore, node: Callable[[int], Node], pool: ThreadPoolExecutor
+    fatal: bool,
+    before: bool,
+    shared: TCPStore,
+    node: Callable[[int], Node],
+    pool: ThreadPoolExecutor,
 ) -> None:
-    """The wait ends at once when another node fails, or starts its workers again, also if it did before."""
+    """The wait ends at once when another node fails, or starts its workers again,
+    also if it did before.
+    """
     first, other = node(0), node(1)
     failure = FailureNotice("ValueError", "worker-1", 1, 3, fatal=fatal)
     if before:
@@ -196,26 +219,43 @@ def test_another_node_fails(
 
 
 @pytest.mark.parametrize(
-    ("succeeded", "result"), [((0, 1, 2), True), ((0, 1), False), ((0,), False)], ids=["all", "two", "one"]
+    ("succeeded", "result"),
+    [((0, 1, 2), True), ((0, 1), False), ((0,), False)],
+    ids=["all", "two", "one"],
 )
 def test_the_store_is_gone(
-    succeeded: tuple[int, ...], result: bool, shared: TCPStore, prefix: Prefix, node: Callable[[int], Node]
+    succeeded: tuple[int, ...],
+    result: bool,
+    shared: TCPStore,
+    prefix: Prefix,
+    node: Callable[[int], Node],
 ) -> None:
     """If the store is lost with its host, the roster tells whether all nodes had finished."""
     for group_rank in succeeded:
-        entry = make_presence(Phase.SUCCEEDED, node=f"worker-{group_rank}", group_rank=group_rank, nodes=NODES)
+        entry = make_presence(
+            Phase.SUCCEEDED,
+            node=f"worker-{group_rank}",
+            group_rank=group_rank,
+            nodes=NODES,
+        )
         put_file(prefix.uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
     one = node(0)
     one.outcome.end()
     one.outcome.outcome = RoundOutcome(lost="Connection reset by peer")
-    with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
+    with (
+        contextlib.nullcontext()
+        if result
+        else pytest.raises(RendezvousConnectionError, match="Connection reset")
+    ):
         assert one.await_all() is None
 
 
 def test_a_silent_connection_at_the_exit(
     node: Callable[[int], Node], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that has finished learns of a failure also if its waiting connection never gets an answer."""
+    """A node that has finished learns of a failure also if its waiting
+    connection never gets an answer.
+    """
     monkeypatch.setattr(time_limits, "EXIT_BARRIER_LOG_INTERVAL_SECONDS", 0.1)
     silent = threading.Event()
     with monkeypatch.context() as patch:
@@ -228,7 +268,9 @@ def test_a_silent_connection_at_the_exit(
 
 
 def test_the_end_of_the_process(node: Callable[[int], Node]) -> None:
-    """No thread of a node is inside the store any more, though neither an outcome nor a verdict has come."""
+    """No thread of a node is inside the store any more,
+    though neither an outcome nor a verdict has come.
+    """
     peers = node(1).peers
     connections = peers.connect(), peers.connect()
     next(peers.settlement.settle(connections, {}, 0.0, threading.Event()))

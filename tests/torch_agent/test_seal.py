@@ -23,16 +23,24 @@ SOON_S = 30.0
 AGAIN = "the previous attempt failed with the same fault"
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"])
-def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An unreadable verdict is ignored with one log line, and this attempt's verdict does not change."""
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"]
+)
+def test_a_verdict_that_cannot_be_read(
+    content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unreadable verdict is ignored with one log line,
+    and this attempt's verdict does not change.
+    """
     path = tmp_path / "0" / VERDICT
     if content is None:
         path.mkdir(parents=True)
     else:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    node_context = recording_at(str(tmp_path / "out"), previous_handover_uri=str(tmp_path / "0"), attempt=1)
+    node_context = recording_at(
+        str(tmp_path / "out"), previous_handover_uri=str(tmp_path / "0"), attempt=1
+    )
 
     with caplog.at_level(logging.WARNING):
         conclusion = concluded(node_context, [make_error(3)])
@@ -58,9 +66,14 @@ def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, ca
     ],
 )
 def test_how_many_retries_are_left(
-    attempt: int, retries: int | None, before: dict[str, Any] | None, left: int | None
+    attempt: int,
+    retries: int | None,
+    before: dict[str, Any] | None,
+    left: int | None,
 ) -> None:
-    """Each attempt counts its retries from the one before; without a verdict from that they are unknown."""
+    """Each attempt counts its retries from the one before;
+    without a verdict from that they are unknown.
+    """
     previous = None
     if before is not None:
         verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
@@ -69,25 +82,38 @@ def test_how_many_retries_are_left(
 
 
 def _break_gpu(node: str) -> WorkerError:
-    frame = FrameInfo("/venv/site-packages/torch/cuda/__init__.py", 9, "synchronize", "torch._C._cuda_synchronize()")
-    ecc = ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=(frame,))
+    frame = FrameInfo(
+        "/venv/site-packages/torch/cuda/__init__.py",
+        9,
+        "synchronize",
+        "torch._C._cuda_synchronize()",
+    )
+    ecc = ExceptionInfo(
+        "RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=(frame,)
+    )
     return make_error(3, node=node, engine="plain", category="gpu_hardware", exception=ecc)
 
 
 @pytest.mark.parametrize(("node", "action"), [("gpu-b", Action.SYSTEM), ("gpu-a", Action.RETRY)])
 def test_the_next_attempt_knows_the_machine(node: str, action: Action, tmp_path: Path) -> None:
-    """Broken hardware is the same fault only on the machine of the previous attempt; only there its retry counts."""
+    """Broken hardware is the same fault only on the machine of the previous attempt;
+    only there its retry counts.
+    """
     before = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
     hand_over_verdict(before, sealed(concluded(before, [_break_gpu("gpu-a")]), before))
-    after = recording_at(str(tmp_path / "out-1"), previous_handover_uri=str(tmp_path / "0"), attempt=1)
+    after = recording_at(
+        str(tmp_path / "out-1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
+    )
     decision = concluded(after, [_break_gpu(node)]).decision
     assert (decision.action, AGAIN in decision.reason) == (action, action is Action.RETRY)
 
 
 def test_the_first_nodes_have_turns_of_their_own() -> None:
-    """Node 0 may have hosted the store, so node 1 does not wait for it; the next ones follow at some distance.
+    """Node 0 may have hosted the store, so node 1 does not wait for it;
+    the next ones follow at some distance.
 
-    Then few nodes read at a time; the last of 1,024 has its turn within half a minute, the last of 10,000 soon after.
+    Then few nodes read at a time; the last of 1,024 has its turn within half a minute, the last of
+    10,000 soon after.
     """
     assert [get_conclusion_delay(rank) for rank in range(5)] == [0.0, 0.0, 5.0, 7.0, 9.0]
     turns = sorted(get_conclusion_delay(rank) for rank in range(1024))
@@ -114,18 +140,24 @@ def test_the_verdict_of_another_node_ends_the_wait(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("firstfault_torch.time_limits.VERDICT_POLL_SECONDS", 0.05)
     verdict = object()
     began = time.monotonic()
-    found = wait_for_peer_verdict(_find(None, AccessDeniedError("no"), verdict), 60.0, threading.Event())
+    found = wait_for_peer_verdict(
+        _find(None, AccessDeniedError("no"), verdict), 60.0, threading.Event()
+    )
     assert found is verdict
     assert time.monotonic() - began < SOON_S
 
 
 @pytest.mark.parametrize("terminated", [False, True])
 def test_the_turn_comes(terminated: bool) -> None:
-    """If there is no verdict, the wait ends when the turn comes, or soon after the process got a signal."""
+    """If there is no verdict, the wait ends when the turn comes,
+    or soon after the process got a signal.
+    """
     shutdown_requested = threading.Event()
     began = time.monotonic()
     if terminated:
         threading.Timer(0.2, shutdown_requested.set).start()
-    assert wait_for_peer_verdict(_find(None), 60.0 if terminated else 0.2, shutdown_requested) is None
+    assert (
+        wait_for_peer_verdict(_find(None), 60.0 if terminated else 0.2, shutdown_requested) is None
+    )
     assert 0.2 <= time.monotonic() - began < SOON_S
     assert wait_for_peer_verdict(_find("published"), 0.0, threading.Event()) == "published"

@@ -81,7 +81,9 @@ class Agent:
             self.shutdown_requested.set()
         began = time.monotonic()
         connections = (self.store.clone(), self.silent or self.store.clone())
-        self.settled = self._settled(self.settlement.settle(connections, copies, self.seconds, self.shutdown_requested))
+        self.settled = self._settled(
+            self.settlement.settle(connections, copies, self.seconds, self.shutdown_requested)
+        )
         self.took_s = time.monotonic() - began
 
     def _settled(self, steps: Iterator[CollectedReports | ElectedVerdict]) -> ElectedVerdict | None:
@@ -96,19 +98,28 @@ class Agent:
                     return None
                 self.published += 1
                 time.sleep(self.publishes_s)
-                return self.settlement.publish(f"sealed by {self.group_rank}".encode(), durable=self.durable)
+                return self.settlement.publish(
+                    f"sealed by {self.group_rank}".encode(), durable=self.durable
+                )
         return None
 
 
 @pytest.fixture
 def agents(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Agent]]:
-    """Make the agents of a round; fields by group rank. An agent has a long turn, and a dead one a long time."""
+    """Make the agents of a round; fields by group rank. An agent has a long turn,
+    and a dead one a long time.
+    """
     monkeypatch.setattr(time_limits, "LEADER_TIMEOUT_SECONDS", LONG_S)
     monkeypatch.setattr(time_limits, "ACKNOWLEDGMENT_TIMEOUT_SECONDS", LONG_S)
 
     def make(nodes: int, **fields: dict[int, Any]) -> list[Agent]:
         return [
-            Agent(store, rank, nodes, **{name: by_rank[rank] for name, by_rank in fields.items() if rank in by_rank})
+            Agent(
+                store,
+                rank,
+                nodes,
+                **{name: by_rank[rank] for name, by_rank in fields.items() if rank in by_rank},
+            )
             for rank in range(nodes)
         ]
 
@@ -141,13 +152,19 @@ def _documents(agents: list[Agent]) -> set[bytes | None]:
 
 @pytest.mark.parametrize("store", [True, False], ids=["libuv", "no libuv"], indirect=True)
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_lowest_one_concludes_for_all(durable: bool, agents: Callable[..., list[Agent]]) -> None:
-    """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit."""
+def test_the_lowest_one_concludes_for_all(
+    durable: bool, agents: Callable[..., list[Agent]]
+) -> None:
+    """It gets the reports of all, publishes once, and the others take its verdict;
+    no agent waits for a limit.
+    """
     made = agents(5, durable={0: durable})
     _run(made)
     assert {agent.settled for agent in made} == {ElectedVerdict(b"sealed by 0", durable)}
     assert [agent.published for agent in made] == [1, 0, 0, 0, 0]
-    assert made[0].reports == [CollectedReports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)]
+    assert made[0].reports == [
+        CollectedReports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)
+    ]
 
 
 @pytest.mark.parametrize(("nodes", "leader"), [(3, 2), (1, 0)])
@@ -163,12 +180,20 @@ def test_one_that_leaves(nodes: int, leader: int, agents: Callable[..., list[Age
 
 @pytest.mark.usefixtures("short_turns")
 @pytest.mark.parametrize("first", ["is slow", "fails", "is dead"])
-def test_one_that_does_not_conclude_is_replaced(first: str, agents: Callable[..., list[Agent]]) -> None:
-    """Another one concludes after the time limit; a slow one then takes its verdict and publishes nothing."""
+def test_one_that_does_not_conclude_is_replaced(
+    first: str, agents: Callable[..., list[Agent]]
+) -> None:
+    """Another one concludes after the time limit;
+    a slow one then takes its verdict and publishes nothing.
+    """
     concludes = threading.Event()
-    made = agents(4, thinks={0: concludes if first == "is slow" else None}, fails={0: first == "fails"})
+    made = agents(
+        4, thinks={0: concludes if first == "is slow" else None}, fails={0: first == "fails"}
+    )
     if first == "is dead":
-        assert made[0].settlement._report(made[0].store.clone(), {"report-0": b"it failed"}, leaving=False)
+        assert made[0].settlement._report(
+            made[0].store.clone(), {"report-0": b"it failed"}, leaving=False
+        )
     for agent in made:
         agent.settlement.acknowledge(agent.store)
     threads = [agent.begin() for agent in made[first == "is dead" :]]
@@ -184,7 +209,9 @@ def test_one_that_does_not_conclude_is_replaced(first: str, agents: Callable[...
 
 @pytest.mark.usefixtures("short_turns")
 def test_one_that_publishes_slowly_is_not_replaced(agents: Callable[..., list[Agent]]) -> None:
-    """A node that has concluded and publishes keeps its turn: two nodes must not write the same file."""
+    """A node that has concluded and publishes keeps its turn:
+    two nodes must not write the same file.
+    """
     made = agents(6, publishes_s={0: 4 * SHORT_S})
     _run(made)
     assert len(_documents(made)) == sum(agent.published for agent in made) == 1
@@ -194,7 +221,9 @@ def test_one_that_publishes_slowly_is_not_replaced(agents: Callable[..., list[Ag
 def test_one_that_dies_while_it_publishes_is_replaced(
     agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the limit the next node concludes, and all settle on its verdict; so does the one after that."""
+    """After the limit the next node concludes, and all settle on its verdict;
+    so does the one after that.
+    """
     monkeypatch.setattr(time_limits, "LEADER_PUBLISH_TIMEOUT_SECONDS", SHORT_S)
     made = agents(4, dies_publishing={0: True, 1: True})
     _run(made)
@@ -223,7 +252,9 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
 
 @pytest.mark.usefixtures("short_life")
 def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> None:
-    """A node that never heard of the failure counts as dead; what it said when it began is in the reports."""
+    """A node that never heard of the failure counts as dead;
+    what it said when it began is in the reports.
+    """
     made = agents(4)
     _run(made[1:])
     assert _documents(made[1:]) == {b"sealed by 1"}
@@ -234,7 +265,9 @@ def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> No
 
 @pytest.mark.usefixtures("short_life")
 def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]]) -> None:
-    """A node that has heard is waited for until the limit; without it the reports are not complete."""
+    """A node that has heard is waited for until the limit;
+    without it the reports are not complete.
+    """
     made = agents(3, seconds={1: 3 * SHORT_S})
     made[0].settlement.acknowledge(made[0].store)
     _run(made[1:])
@@ -252,8 +285,12 @@ def test_a_late_node_takes_the_verdict(agents: Callable[..., list[Agent]]) -> No
     assert _documents(made) == {b"sealed by 0"}
 
 
-def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out: the node that concludes reads it from the storage. So is a value that is not a report."""
+def test_a_report_that_is_too_large(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out: the node that concludes reads it from the storage. So is a
+    value that is not a report.
+    """
     monkeypatch.setattr(report_packing, "MAX_REPORT_BYTES", 200)
     made = agents(2, report_size={1: 1_000_000})
     made[0].store.append("firstfault/reports", report_packing.FRAME_HEADER.pack(7, 3) + b"abc")
@@ -263,8 +300,12 @@ def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypa
 
 
 def test_the_copies_for_many_nodes() -> None:
-    """The more nodes ask the store's host for them, the fewer bytes they have; what the verdict rests on stays."""
-    files = {f"errors/{number}": random.Random(number).randbytes(1000 + number) for number in range(300)}
+    """The more nodes ask the store's host for them, the fewer bytes they have;
+    what the verdict rests on stays.
+    """
+    files = {
+        f"errors/{number}": random.Random(number).randbytes(1000 + number) for number in range(300)
+    }
     first = {"errors/299": files["errors/299"]}
     few, many = (report_packing.pack_copies(nodes, files, first) for nodes in (2, 2500))
     assert unpack(few) == files
@@ -292,8 +333,12 @@ def _most_requests(store: Any, nodes: int) -> int:
 
 @pytest.mark.usefixtures("short_turns", "short_life")
 @pytest.mark.parametrize(("nodes", "there"), [(2, [0]), (2, [0, 1]), (3, [0, 2])])
-def test_a_silent_connection(nodes: int, there: list[int], agents: Callable[..., list[Agent]]) -> None:
-    """An agent whose waiting connection is silent settles like the others, as the leader and as a follower."""
+def test_a_silent_connection(
+    nodes: int, there: list[int], agents: Callable[..., list[Agent]]
+) -> None:
+    """An agent whose waiting connection is silent settles like the others,
+    as the leader and as a follower.
+    """
     made = agents(nodes, silent={rank: Silent() for rank in there})
     running = [made[rank] for rank in there]
     _run(running)
@@ -307,10 +352,14 @@ def test_a_silent_connection(nodes: int, there: list[int], agents: Callable[...,
 
 @pytest.mark.usefixtures("short_turns")
 def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Agent]]) -> None:
-    """It publishes nothing once another agent has, even if the store has ended: no answer is a no."""
+    """It publishes nothing once another agent has, even if the store has ended:
+    no answer is a no.
+    """
     concludes = threading.Event()
     with hosted() as (process, store):
-        slow, other = [Agent(store, rank, 2, thinks=concludes if rank == 0 else None) for rank in (0, 1)]
+        slow, other = [
+            Agent(store, rank, 2, thinks=concludes if rank == 0 else None) for rank in (0, 1)
+        ]
         threads = [agent.begin() for agent in (slow, other)]
         threads[1].join(SOON_S)
         until(slow.settlement._results.qsize, "the verdict has reached the slow leader")
@@ -327,8 +376,12 @@ def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Age
 def test_a_leader_whose_store_falls_silent(
     is_signalled: bool, agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks nothing more of a store that doesn't answer, so that its verdict isn't delayed; a signal hurries it."""
-    monkeypatch.setattr(time_limits, "ELECTION_STEP_TIMEOUT_SECONDS", LONG_S if is_signalled else SHORT_S)
+    """It asks nothing more of a store that doesn't answer, so that its verdict isn't delayed;
+    a signal hurries it.
+    """
+    monkeypatch.setattr(
+        time_limits, "ELECTION_STEP_TIMEOUT_SECONDS", LONG_S if is_signalled else SHORT_S
+    )
     concludes, requests = threading.Event(), list[str]()
     with hosted() as (process, store):
         leader = Agent(Counting(store, requests), 0, 4, thinks=concludes, seconds=0)

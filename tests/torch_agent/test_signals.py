@@ -132,7 +132,9 @@ def _in_c(watch: SignalWatch, say: Callable[..., None]) -> None:
     """Wait in a store, in C++ without the interpreter's lock, as in a rendezvous."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     limit = dt.timedelta(seconds=LONG_S)
-    threading.Thread(target=_say_when_inside, args=(threading.get_ident(), say), daemon=True).start()
+    threading.Thread(
+        target=_say_when_inside, args=(threading.get_ident(), say), daemon=True
+    ).start()
     with contextlib.suppress(DistStoreError):
         _wait(store, limit)
 
@@ -142,7 +144,9 @@ def _wait(store: TCPStore, limit: dt.timedelta) -> None:
 
 
 def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
-    """Say "ready" when the thread is in the store's own code: twice at the same place, with time for many others."""
+    """Say "ready" when the thread is in the store's own code: twice at the same place,
+    with time for many others.
+    """
     places = [("", -1), ("", -2)]
     while places[-1] != places[-2] or places[-1][0] != "_wait":
         time.sleep(0.02)
@@ -151,7 +155,7 @@ def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
     say("ready")
 
 
-# --- while the agent works ------------------------------------------------------------------------------------------
+# --- while the agent works ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,9 @@ def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
     ids=[*(number.name for number in HANDLED), "swallowed", "torch's handlers"],
 )
 def test_in_python(work: Any, number: signal.Signals, start: Callable[..., Agent]) -> None:
-    """A main thread in Python gets torch's exception; the signal is reported, and the pod is not ended."""
+    """A main thread in Python gets torch's exception; the signal is reported,
+    and the pod is not ended.
+    """
     agent = start(work)
     assert agent.next() == ("ready",)
     agent.send(number)
@@ -176,9 +182,11 @@ def test_in_python(work: Any, number: signal.Signals, start: Callable[..., Agent
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_inside_of_c(breaks: bool, start: Callable[..., Agent]) -> None:
-    """While the main thread is blocked in C++, the signal is reported at once, and a second later the pod ends.
+    """While the main thread is blocked in C++, the signal is reported at once,
+    and a second later the pod ends.
 
-    Python alone would run the handler after the wait, half a minute later. The pod also ends if our own code raises.
+    Python alone would run the handler after the wait, half a minute later. The pod also ends if our
+    own code raises.
     """
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
@@ -202,7 +210,9 @@ def test_inside_of_c(breaks: bool, start: Callable[..., Agent]) -> None:
 
 
 def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
-    """A second signal, while the agent stops its workers, interrupts nothing and is not reported."""
+    """A second signal, while the agent stops its workers,
+    interrupts nothing and is not reported.
+    """
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         try:
@@ -227,11 +237,13 @@ def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
     ]
 
 
-# --- later ----------------------------------------------------------------------------------------------------------
+# --- later ----------------------------------------------------------------------------------------
 
 
 def test_at_the_beginning_of_a_wait(start: Callable[..., Agent]) -> None:
-    """A signal ends the wait that it interrupts, also while the main thread holds the lock of the event."""
+    """A signal ends the wait that it interrupts,
+    also while the main thread holds the lock of the event.
+    """
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         watch.begin_shutdown()
@@ -270,11 +282,13 @@ def test_while_leaving(start: Callable[..., Agent]) -> None:
     assert agent.process.exitcode == 0
 
 
-# --- other processes and threads ------------------------------------------------------------------------------------
+# --- other processes and threads ------------------------------------------------------------------
 
 
 def test_a_forked_worker(start: Callable[..., Agent]) -> None:
-    """A forked worker that receives a signal gets torch's exception, and its agent receives nothing; so vice versa."""
+    """A forked worker that receives a signal gets torch's exception,
+    and its agent receives nothing; so vice versa.
+    """
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         worker = os.fork()
@@ -307,7 +321,11 @@ def test_a_forked_worker(start: Callable[..., Agent]) -> None:
     assert agent.next() == ("the worker's", "SIGTERM")
     assert [agent.next() for _ in range(3)] == [("ended", 5), ("heard", None, False), ("ready",)]
     agent.send()
-    assert sorted(agent.end()) == [("left", signal.SIG_DFL), ("told", "SIGTERM"), ("worker", (0, 0))]
+    assert sorted(agent.end()) == [
+        ("left", signal.SIG_DFL),
+        ("told", "SIGTERM"),
+        ("worker", (0, 0)),
+    ]
 
 
 def _hearing() -> list[threading.Thread]:
@@ -316,7 +334,9 @@ def _hearing() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("error", [None, KeyError("the user's")], ids=["result", "error"])
 def test_it_leaves_nothing_behind(error: Exception | None) -> None:
-    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left."""
+    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's,
+    and no thread is left.
+    """
 
     def own(*_: object) -> None:
         """Be a caller's handler."""
@@ -333,7 +353,9 @@ def test_it_leaves_nothing_behind(error: Exception | None) -> None:
             assert watch.is_listening
             assert signal.getsignal(signal.SIGTERM) not in before
             (thread,) = _hearing()
-            lives_on = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LONG_S,))
+            lives_on = multiprocessing.get_context("fork").Process(
+                target=time.sleep, args=(LONG_S,)
+            )
             lives_on.start()
             if error is not None:
                 raise error
@@ -358,7 +380,9 @@ def test_in_another_thread() -> None:
         with SignalWatch() as watch:
             watch.install()
             watch.ignore_signals_until_exit()
-            seen.append((watch.is_listening, _hearing(), [signal.getsignal(number) for number in HANDLED]))
+            seen.append(
+                (watch.is_listening, _hearing(), [signal.getsignal(number) for number in HANDLED])
+            )
 
     in_a_thread(call)
     assert seen == [(False, [], before)]

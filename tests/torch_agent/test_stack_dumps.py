@@ -16,7 +16,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from firstfault.recorder.folder import NodeFolder, WorkerFiles, get_stack_tail
-from firstfault_torch.node.stacks import ask_for_stacks, register_stacks, restore_stacks, write_unasked
+from firstfault_torch.node.stacks import (
+    ask_for_stacks,
+    register_stacks,
+    restore_stacks,
+    write_unasked,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.forks]
 
@@ -24,7 +29,9 @@ Start: TypeAlias = Callable[..., multiprocessing.process.BaseProcess]
 LONG_S = 60.0
 SHORT_S = 0.5
 SOON_S = 30.0
-"""The longest wait for what happens, on a busy machine; what does not happen is waited for `LONG_S`."""
+"""The longest wait for what happens, on a busy machine;
+what does not happen is waited for `LONG_S`.
+"""
 ROUND = 2
 SIGNAL = signal.SIGRTMIN + 12
 
@@ -91,7 +98,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.Base
     context = multiprocessing.get_context("fork")
 
     def begin(
-        where: Callable[[], None], *, local_rank: int = 0, offers: bool = True, then: Callable[[], None] = bool
+        where: Callable[[], None],
+        *,
+        local_rank: int = 0,
+        offers: bool = True,
+        then: Callable[[], None] = bool,
     ) -> multiprocessing.process.BaseProcess:
         ready = context.Event()
 
@@ -129,8 +140,15 @@ def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int
         (in_c_with_the_lock, ("LIBC.sleep(int(LONG_S))  # a signal ends it",)),
     ],
 )
-def test_where_a_process_hangs(where: Callable[[], None], lines: tuple[str, ...], start: Start, tmp_path: Path) -> None:
-    """The stack names file, line and function, also where no Python code can run; the process continues."""
+def test_where_a_process_hangs(
+    where: Callable[[], None],
+    lines: tuple[str, ...],
+    start: Start,
+    tmp_path: Path,
+) -> None:
+    """The stack names file, line and function, also where no Python code can run;
+    the process continues.
+    """
     process = start(where)
     began = time.monotonic()
     stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)
@@ -141,7 +159,9 @@ def test_where_a_process_hangs(where: Callable[[], None], lines: tuple[str, ...]
 
 
 def test_a_process_that_is_asked_again(start: Start, tmp_path: Path) -> None:
-    """The answer is where it is now, without the stack of the first answer, which is in the same file."""
+    """The answer is where it is now, without the stack of the first answer,
+    which is in the same file.
+    """
     process = start(in_two_places)
     first = _ask_until(tmp_path, {0: process.pid}, "in_two_places")
     os.kill(process.pid or 0, signal.SIGUSR1)
@@ -160,7 +180,9 @@ def test_all_threads_of_all_processes(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_process_that_offers_nothing(start: Start, tmp_path: Path) -> None:
-    """A process that has not registered, or of another round, gets no signal, which would kill it."""
+    """A process that has not registered, or of another round, gets no signal,
+    which would kill it.
+    """
     silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
     began = time.monotonic()
     assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
@@ -183,7 +205,9 @@ def reset_handlers() -> None:
 
 
 def test_processes_that_cannot_be_asked(start: Start, tmp_path: Path) -> None:
-    """One whose handlers were reset is not sent the signal, which would kill it; one that is gone is left out."""
+    """One whose handlers were reset is not sent the signal, which would kill it;
+    one that is gone is left out.
+    """
     process, there = start(in_python, then=reset_handlers), start(in_python, local_rank=1)
     gone = start(in_a_kill, local_rank=2)
     gone.join(LONG_S)
@@ -194,7 +218,9 @@ def test_processes_that_cannot_be_asked(start: Start, tmp_path: Path) -> None:
 
 
 def test_a_handler_of_the_programs(tmp_path: Path) -> None:
-    """A program that uses the signal itself keeps its handler, and the process writes its stacks unasked."""
+    """A program that uses the signal itself keeps its handler,
+    and the process writes its stacks unasked.
+    """
     process = os.fork()
     if not process:
         calls: list[int] = []
@@ -208,7 +234,9 @@ def test_a_handler_of_the_programs(tmp_path: Path) -> None:
 
 
 def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:
-    """A process whose handler is gone writes its stacks itself; one that has a handler waits for the signal."""
+    """A process whose handler is gone writes its stacks itself;
+    one that has a handler waits for the signal.
+    """
 
     def answer(offers: bool) -> None:
         if offers:
@@ -244,7 +272,11 @@ def test_a_process_that_cannot_answer(start: Start, tmp_path: Path) -> None:
     ],
 )
 def test_a_fatal_signal(
-    where: Callable[[], None], number: signal.Signals, title: str, start: Start, tmp_path: Path
+    where: Callable[[], None],
+    number: signal.Signals,
+    title: str,
+    start: Start,
+    tmp_path: Path,
 ) -> None:
     """A crash leaves its stacks and still kills the process; a SIGKILL leaves none."""
     process = start(where)
@@ -262,12 +294,14 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     assert ask_for_stacks(NodeFolder(tmp_path / "gone"), ROUND, {0: os.getpid()}, LONG_S) == {}
 
 
-# --- a program that closes descriptors --------------------------------------------------------------------------------
+# --- a program that closes descriptors ------------------------------------------------------------
 
 
 def find_descriptor(file: Path) -> int:
     """Return the descriptor of this process that is a file."""
-    (found,) = [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(file.resolve())]
+    (found,) = [
+        fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(file.resolve())
+    ]
     return int(found.name)
 
 
@@ -283,7 +317,9 @@ def _written(folder: Path) -> list[str]:
 
 
 def test_a_program_that_closes_all_descriptors(start: Start, tmp_path: Path) -> None:
-    """The program's own files stay as they are: it isn't asked, and a fatal signal writes nothing to them."""
+    """The program's own files stay as they are: it isn't asked,
+    and a fatal signal writes nothing to them.
+    """
     running = start(in_python, then=lambda: _open_data(tmp_path))
     assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: running.pid or 0}, SHORT_S) == {}
     crashed = start(in_a_segfault, local_rank=1, then=lambda: _open_data(tmp_path))
@@ -293,12 +329,17 @@ def test_a_program_that_closes_all_descriptors(start: Start, tmp_path: Path) -> 
 
 
 def test_a_program_that_uses_the_number(start: Start, tmp_path: Path) -> None:
-    """A file of the program under the very number isn't written to; the stacks get another one when the agent asks."""
+    """A file of the program under the very number isn't written to;
+    the stacks get another one when the agent asks.
+    """
     files = _files(tmp_path)
 
     def take_numbers() -> None:
         for file in (files.stacks, files.fatal_stacks):
-            os.dup2(os.open(tmp_path / f"{file.stem}.data", os.O_WRONLY | os.O_CREAT), find_descriptor(file))
+            os.dup2(
+                os.open(tmp_path / f"{file.stem}.data", os.O_WRONLY | os.O_CREAT),
+                find_descriptor(file),
+            )
 
     taken = start(in_python, then=take_numbers)
     assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: taken.pid or 0}, SHORT_S) == {}

@@ -32,7 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.forks]
 ROUND = 1
 RANK = 1
 PATIENCE_S = 60.0
-"""A spawned process imports torch, which takes two seconds of a core; a busy machine gives it a twentieth of one."""
+"""A spawned process imports torch, which takes two seconds of a core;
+a busy machine gives it a twentieth of one.
+"""
 MANY = 200_000
 
 
@@ -53,7 +55,9 @@ def uncaught() -> None:
 
 
 def in_a_child() -> None:
-    subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('from a child\\n')"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import sys; sys.stderr.write('from a child\\n')"], check=True
+    )
 
 
 def a_lot() -> None:
@@ -68,7 +72,10 @@ def not_text() -> None:
 
 def a_long_traceback() -> None:
     """Print a traceback of more than is kept, and a line after it."""
-    frames = "".join(f'  File "train.py", line {number}, in layer\n    return layer(batch)\n' for number in range(400))
+    frames = "".join(
+        f'  File "train.py", line {number}, in layer\n    return layer(batch)\n'
+        for number in range(400)
+    )
     os.write(2, f"Traceback (most recent call last):\n{frames}ValueError: boom\nbye\n".encode())
 
 
@@ -81,7 +88,12 @@ def tails(tmp_path: Path) -> Iterator[StderrRelay]:
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-stderr"]
 
 
-def _run(folder: Path, write: Callable[[], None], tails: StderrRelay | None, method: str = "fork") -> None:
+def _run(
+    folder: Path,
+    write: Callable[[], None],
+    tails: StderrRelay | None,
+    method: str = "fork",
+) -> None:
     worker = multiprocessing.get_context(method).Process(target=_worker, args=(folder, write))
     worker.start()
     if tails is not None:
@@ -103,7 +115,10 @@ def _wait_until_stderr_has(size: int) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_worker_writes_is_passed_on_and_kept(
-    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], method: str
+    tmp_path: Path,
+    tails: StderrRelay,
+    capfd: pytest.CaptureFixture[str],
+    method: str,
 ) -> None:
     """Every byte goes to the agent's stderr; its end is there as soon as the worker is gone."""
     _run(tmp_path, one_line, tails, method)
@@ -123,7 +138,12 @@ def test_what_a_worker_writes_is_passed_on_and_kept(
         (not_text, "\N{REPLACEMENT CHARACTER}" * 2),
     ],
 )
-def test_the_kept_end(tmp_path: Path, tails: StderrRelay, write: Callable[[], None], said: str) -> None:
+def test_the_kept_end(
+    tmp_path: Path,
+    tails: StderrRelay,
+    write: Callable[[], None],
+    said: str,
+) -> None:
     """The end is kept however a worker dies and whichever process writes."""
     _run(tmp_path, write, tails)
     assert tails.tail(RANK) == said
@@ -143,15 +163,22 @@ def test_much_is_passed_on_and_its_end_kept(
 
 
 def test_lines_of_two_workers_stay_whole(
-    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tails: StderrRelay,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where one worker's turn ends within a line, the rest of the line comes before the other worker's lines."""
+    """Where one worker's turn ends within a line,
+    the rest of the line comes before the other worker's lines.
+    """
     monkeypatch.setattr(stderr_relay, "_MAX_CHUNKS_PER_TURN", 1)
     monkeypatch.setattr(stderr_relay, "_CHUNK_BYTES", 150)
     lines = [f"{rank}" * 99 for rank in (0, 1) for _ in range(40)]
     for rank in (0, 1):
         with NodeFolder(tmp_path).worker(ROUND, rank).stderr.open("wb", buffering=0) as fifo:
-            fifo.write("".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode())
+            fifo.write(
+                "".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode()
+            )
     tails.start()
     _wait_until_stderr_has(sum(len(line) + 1 for line in lines))
     tails.close()
@@ -159,14 +186,18 @@ def test_lines_of_two_workers_stay_whole(
 
 
 def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: StderrRelay) -> None:
-    """Of a traceback longer than the kept end, nothing is taken for a log: its first line keeps its indentation."""
+    """Of a traceback longer than the kept end, nothing is taken for a log:
+    its first line keeps its indentation.
+    """
     _run(tmp_path, a_long_traceback, tails)
     kept = tails.tail(RANK)
     assert len(kept) > 7000
     assert remove_traceback(kept, ExceptionInfo("ValueError", "boom")) == "bye"
 
 
-def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_an_agent_stderr_stays_where_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Without a FIFO, or without a reader, stderr is left as it is."""
     _run(tmp_path, one_line, None)
     StderrRelay(NodeFolder(tmp_path), ROUND, {RANK: ""}).close()
@@ -177,7 +208,9 @@ def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest
 @pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.parametrize("agent_lives", [True, False])
 def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_lives: bool) -> None:
-    """What it writes is passed on, also after the agent's end; it neither blocks nor gets SIGPIPE."""
+    """What it writes is passed on, also after the agent's end;
+    it neither blocks nor gets SIGPIPE.
+    """
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     go = fork.Event()
@@ -208,7 +241,8 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 
     process = fork.Process(target=agent)
     process.start()
-    until(lambda: process.exitcode is not None)  # `join` would wait for the other process, too, which has its sentinel
+    # `join` would wait for the other process, too, which has its sentinel
+    until(lambda: process.exitcode is not None)
     assert process.exitcode == 0
     go.set()
     assert receiver.poll(PATIENCE_S), "it is blocked or dead"
@@ -219,9 +253,14 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 
 
 def test_no_thread_to_read_with(
-    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tails: StderrRelay,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the system refuses the thread, another process reads: a worker that writes much does not wait without end."""
+    """If the system refuses the thread, another process reads:
+    a worker that writes much does not wait without end.
+    """
     opened = multiprocessing.get_context("fork").Event()
     go = multiprocessing.get_context("fork").Event()
 
@@ -235,7 +274,9 @@ def test_no_thread_to_read_with(
     worker.start()
     assert opened.wait(PATIENCE_S)
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        patched.setattr(
+            threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread"))
+        )
         with pytest.raises(RuntimeError, match="new thread"):
             tails.start()
     go.set()
@@ -248,7 +289,9 @@ def test_no_thread_to_read_with(
 
 @pytest.mark.parametrize("what", ["no object", "closed", "terminal"])
 def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str) -> None:
-    """sys.stderr may be None; a closed stderr stays closed, as no file of ours takes its number; so does a terminal."""
+    """sys.stderr may be None; a closed stderr stays closed, as no file of ours takes its number;
+    so does a terminal.
+    """
     leader, follower = os.openpty()
     worker = os.fork()
     if not worker:
@@ -273,7 +316,9 @@ def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str)
 
 
 def _agent_that_cannot_write(folder: Path, sender: Any) -> None:
-    """Ask for what two workers wrote while stderr is full; send that, and what comes once stderr is read."""
+    """Ask for what two workers wrote while stderr is full; send that,
+    and what comes once stderr is read.
+    """
     reader, writer = os.pipe()
     os.dup2(writer, 2)
     os.set_blocking(2, False)
@@ -299,7 +344,9 @@ def _agent_that_cannot_write(folder: Path, sender: Any) -> None:
 
 
 def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
-    """While an agent cannot write its own stderr, it keeps all the same what its workers write, and writes it later."""
+    """While an agent cannot write its own stderr, it keeps all the same what its workers write,
+    and writes it later.
+    """
     # a fork of this process would inherit what threads of other tests hold
     receiver, sender = forkserver().Pipe(duplex=False)
     process = forkserver().Process(target=_agent_that_cannot_write, args=(tmp_path, sender))

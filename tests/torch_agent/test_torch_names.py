@@ -53,28 +53,53 @@ def _warn_again() -> Iterator[None]:
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "as firstfault expects" in record.getMessage()]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if "as firstfault expects" in record.getMessage()
+    ]
 
 
 def test_nothing_is_missing() -> None:
-    """The torch that is installed has every name; a missing attribute of the agent is found before it runs."""
+    """The torch that is installed has every name;
+    a missing attribute of the agent is found before it runs.
+    """
     assert torch_agent.missing_names() == ()
-    assert torch_agent.missing_names(SimpleNamespace(_pcontext=None)) == ("_worker_group", "_remaining_restarts")  # type: ignore[arg-type]
+    assert torch_agent.missing_names(SimpleNamespace(_pcontext=None)) == (
+        "_worker_group",
+        "_remaining_restarts",
+    )  # type: ignore[arg-type]
     assert flight_recorders()
     assert group_teardown() is distributed_c10d.destroy_process_group
 
 
 @pytest.mark.parametrize("table", ["_HOOKS", "_ATTRIBUTES"])
 def test_a_name_that_is_missing(
-    table: str, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    table: str,
+    prefix: Prefix,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Torch's own agent runs the workers, with one warning that names the hook or the attribute."""
     ran: list[type] = []
     monkeypatch.setattr(LocalElasticAgent, "run", lambda self: ran.append(type(self)))
-    monkeypatch.setattr(f"firstfault_torch.compat.torch_agent.{table}", ("_exit_barrier_before_a_rename",))
-    config = LaunchConfig(1, 1, 1, run_id="run", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
+    monkeypatch.setattr(
+        f"firstfault_torch.compat.torch_agent.{table}", ("_exit_barrier_before_a_rename",)
+    )
+    config = LaunchConfig(
+        1,
+        1,
+        1,
+        run_id="run",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="fork",
+    )
     settings = AgentSettings(Options(), SignalWatch())
-    assert launch_agent(build_job(config, print, ()), prefix.node_context(), settings, Mock()).results == {}
+    assert (
+        launch_agent(build_job(config, print, ()), prefix.node_context(), settings, Mock()).results
+        == {}
+    )
     assert ran == [LocalElasticAgent]
     (line,) = _warnings(caplog)
     assert "_exit_barrier_before_a_rename of its agent" in line
@@ -92,7 +117,10 @@ def test_a_name_that_is_missing(
     ids=["processes", "_pc", "error_files", "_ret_vals", "_return_values"],
 )
 def test_a_process_context_that_lacks_a_name(
-    call: Any, context: Any, expected: object, caplog: pytest.LogCaptureFixture
+    call: Any,
+    context: Any,
+    expected: object,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A missing name gives an empty result, and one warning with the consequence."""
     assert call(context) == expected
@@ -114,22 +142,38 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=["renamed", "as before", "nothing called"],
 )
 def test_a_recorder_of_another_backend(
-    calls: int, entries: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    calls: int,
+    entries: str,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One warning tells that the recorder that is read lacks the collectives of the backend that is used."""
+    """One warning tells that the recorder that is read lacks the collectives of
+    the backend that is used.
+    """
     trace = json.dumps({"entries": [{"profiling_name": entries}]})
-    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: trace, raising=False)
+    monkeypatch.setattr(
+        "torch._C._distributed_c10d._dump_fr_trace_json", lambda: trace, raising=False
+    )
     gloo = SimpleNamespace(name=lambda: "gloo", _get_sequence_number_for_group=lambda: calls)
     group = Mock(_device_types=["cpu"], _get_backend=Mock(return_value=gloo))
-    monkeypatch.setattr("torch.distributed.distributed_c10d._world", SimpleNamespace(pg_map={group: None}))
+    monkeypatch.setattr(
+        "torch.distributed.distributed_c10d._world", SimpleNamespace(pg_map={group: None})
+    )
     assert collective_progress() == collective_progress() == ()
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert unread_backends([]) == []
-    told = [text for text in caplog.messages if "the flight recorder of gloo as firstfault expects" in text]
+    told = [
+        text
+        for text in caplog.messages
+        if "the flight recorder of gloo as firstfault expects" in text
+    ]
     assert len(told) == number
 
 
-def test_a_teardown_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_teardown_that_cannot_be_watched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Torch's function stays unchanged, with one warning."""
     monkeypatch.setattr(distributed_c10d, "destroy_process_group", min)
     undo = watch_process_groups(InFlight(Mock(), Mock()))
@@ -151,10 +195,14 @@ def test_the_timeout_of_a_shutdown(accepts: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deaths of torchrun's subprocesses are noticed as those of multiprocessing's, with and without pidfds."""
+    """The deaths of torchrun's subprocesses are noticed as those of multiprocessing's,
+    with and without pidfds.
+    """
     for refused in (False, True):
         if refused:
-            monkeypatch.setattr("os.pidfd_open", Mock(side_effect=OSError(38, "Function not implemented")))
+            monkeypatch.setattr(
+                "os.pidfd_open", Mock(side_effect=OSError(38, "Function not implemented"))
+            )
         running = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         handlers = {0: SimpleNamespace(proc=running), 1: SimpleNamespace(proc=ended)}
@@ -174,13 +222,18 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_address_of_the_workers_store() -> None:
-    """It is a field of the group; before torch 2.4 it stood in the round's store, and there was no such field."""
+    """It is a field of the group; before torch 2.4 it stood in the round's store,
+    and there was no such field.
+    """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store.set("MASTER_ADDR", "worker-0")
     store.set("MASTER_PORT", "1234")
     before: Any = SimpleNamespace(store=store)
     now: Any = SimpleNamespace(store=None, master_addr="worker-1", master_port=4321)
-    assert [torch_agent.master_address(group) for group in (before, now)] == [("worker-0", 1234), ("worker-1", 4321)]
+    assert [torch_agent.master_address(group) for group in (before, now)] == [
+        ("worker-0", 1234),
+        ("worker-1", 4321),
+    ]
 
 
 def _log_an_exception(folder: Path) -> None:
@@ -191,18 +244,26 @@ def _log_an_exception(folder: Path) -> None:
     try:
         raise ValueError("boom of a worker")  # noqa: TRY301 - logged here
     except ValueError:
-        logging.getLogger("torch.distributed.elastic.multiprocessing.api").exception("failed (exitcode: %s)", 1)
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").exception(
+            "failed (exitcode: %s)", 1
+        )
     assert "torch._dynamo" not in sys.modules
 
 
 def test_torchs_log_of_an_exception(tmp_path: Path) -> None:
-    """Logging an exception does not import torch's compiler; the log contains message and traceback once."""
+    """Logging an exception does not import torch's compiler;
+    the log contains message and traceback once.
+    """
     process = forkserver().Process(target=_log_an_exception, args=(tmp_path,))
     process.start()
     process.join(120)
     log = (tmp_path / "log").read_text()
     assert process.exitcode == 0, log
-    for text in ("failed (exitcode: 1)", "Traceback (most recent call last):", "ValueError: boom of a worker"):
+    for text in (
+        "failed (exitcode: 1)",
+        "Traceback (most recent call last):",
+        "ValueError: boom of a worker",
+    ):
         assert log.count(text) == 1
 
 
@@ -217,9 +278,14 @@ def test_torchs_log_of_an_exception(tmp_path: Path) -> None:
     ],
 )
 def test_the_flight_recorder_is_on(
-    version: str, environment: dict[str, str], set_for_workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    version: str,
+    environment: dict[str, str],
+    set_for_workers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is turned on where torch does not do that; a torch that does would warn of the old variable."""
+    """It is turned on where torch does not do that;
+    a torch that does would warn of the old variable.
+    """
     monkeypatch.setattr("torch.__version__", TorchVersion(version))
     assert torch_agent.flight_recorder_variables(environment) == set_for_workers
 
@@ -228,7 +294,8 @@ PATIENCE = dt.timedelta(seconds=60)
 
 
 def test_a_peer_that_waits_is_released(tmp_path: Path) -> None:
-    """It fails at once, in each group, although the groups still exist; listening sockets and others' stay open.
+    """It fails at once, in each group, although the groups still exist;
+    listening sockets and others' stay open.
 
     Without gloo there is nothing to shut down.
     """
@@ -250,7 +317,13 @@ def _rank_without_an_end(rank: int, store: str, marks: Path) -> None:
 
 
 def _rank(rank: int, store: str, marks: Path) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=PATIENCE)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, 2),
+        rank=rank,
+        world_size=2,
+        timeout=PATIENCE,
+    )
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(4))
     dist.all_reduce(torch.ones(4), group=group)
@@ -263,7 +336,9 @@ def _rank(rank: int, store: str, marks: Path) -> None:
             assert shut_down_gloo_connections() == 0
             opened = len(list(Path("/proc/self/fd").iterdir()))
             assert [shut_down_gloo_connections() for _ in range(10)] == [0] * 10
-            assert len(list(Path("/proc/self/fd").iterdir())) < opened + 10, "each call leaves a file open"
+            assert len(list(Path("/proc/self/fd").iterdir())) < opened + 10, (
+                "each call leaves a file open"
+            )
             accepted, _ = listener.accept()
             other.sendall(b"still here")
             assert accepted.recv(10) == b"still here"

@@ -1,4 +1,6 @@
-"""The watchdog's deadlines, from `watchdog.expires` in a worker to the agent's server, over a real FIFO."""
+"""The watchdog's deadlines, from `watchdog.expires` in a worker to the agent's server,
+over a real FIFO.
+"""
 
 import json
 import logging
@@ -53,28 +55,37 @@ class Expired:
         """Wait until the server holds deadlines of these kinds; return whether none has expired."""
 
         def held() -> tuple[str, ...]:
-            return tuple("heartbeat" if one.heartbeat else "block" for one in list(self.server._timers.values()))
+            return tuple(
+                "heartbeat" if one.heartbeat else "block"
+                for one in list(self.server._timers.values())
+            )
 
         until(lambda: held() == kinds)
         return not self.found
 
 
 @pytest.fixture
-def expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Expired]:
+def expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Expired]:
     """Return a server that this process's `watchdog` reaches, with a heartbeat; `start` it."""
     server = TimerServer(tmp_path / "timers.fifo")
-    for name, value in server.environment(Watchdog(heartbeat_timeout=getattr(request, "param", NEVER_S))).items():
+    for name, value in server.environment(
+        Watchdog(heartbeat_timeout=getattr(request, "param", NEVER_S))
+    ).items():
         monkeypatch.setenv(name, value)
     yield Expired(server)
     watchdog.release_all()
     server.stop()
 
 
-# --- off --------------------------------------------------------------------------------------------------------------
+# --- off ------------------------------------------------------------------------------------------
 
 
 def test_off_it_does_nothing_and_loads_no_torch() -> None:
-    """Without a watchdog the functions do nothing, start no thread, and import neither torch nor flytekit."""
+    """Without a watchdog the functions do nothing, start no thread,
+    and import neither torch nor flytekit.
+    """
     program = """
 import sys, threading
 from firstfault_torch import watchdog
@@ -93,34 +104,52 @@ assert not {"torch", "flytekit"} & sys.modules.keys()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        *((partial(watchdog.expires, bad), "expires(after=...) must be a number of seconds above 0") for bad in BAD),
-        *((partial(Watchdog, bad), "heartbeat_timeout must be a number of seconds above 0, or None") for bad in BAD),
+        *(
+            (
+                partial(watchdog.expires, bad),
+                "expires(after=...) must be a number of seconds above 0",
+            )
+            for bad in BAD
+        ),
+        *(
+            (
+                partial(Watchdog, bad),
+                "heartbeat_timeout must be a number of seconds above 0, or None",
+            )
+            for bad in BAD
+        ),
         (partial(watchdog.expires, 1, scope=3), "must be a text, not 3"),
         (partial(watchdog.expires, None), "must be a number of seconds above 0, not None"),
     ],
 )
 def test_a_wrong_argument(make: Callable[[], Any], message: str) -> None:
-    """What is not a number of seconds above 0, or not a text, is refused, also where there is no watchdog."""
+    """What is not a number of seconds above 0, or not a text, is refused,
+    also where there is no watchdog.
+    """
     with pytest.raises(UsageError, match=re.escape(message)):
         make()
 
 
 def test_torchs_variable_turns_it_on() -> None:
-    """TORCHELASTIC_ENABLE_FILE_TIMER=1 turns our watchdog on instead of torch's; what the user asked for counts."""
+    """TORCHELASTIC_ENABLE_FILE_TIMER=1 turns our watchdog on instead of torch's;
+    what the user asked for counts.
+    """
     assert resolve_watchdog(None, {}) is None
     assert resolve_watchdog(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}) is None
     assert resolve_watchdog(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog()
     assert resolve_watchdog(Watchdog(5), {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog(5)
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", ["train step", ""])
 def test_a_block_that_takes_too_long(scope: str, expired: Expired) -> None:
-    """The server gets the block's name, else its line, its seconds and its line, not before the deadline.
+    """The server gets the block's name, else its line, its seconds and its line,
+    not before the deadline.
 
-    The end of an inner block of one name leaves the outer one's deadline; torch's client would release both.
+    The end of an inner block of one name leaves the outer one's deadline; torch's client would
+    release both.
     """
     expired.start()
     began = time.monotonic()
@@ -130,11 +159,18 @@ def test_a_block_that_takes_too_long(scope: str, expired: Expired) -> None:
             pass
         timer = expired.wait()
     assert time.monotonic() - began >= SOON_S
-    assert (timer.scope, timer.seconds, timer.heartbeat, timer.since) == (scope or line, SOON_S, False, line)
+    assert (timer.scope, timer.seconds, timer.heartbeat, timer.since) == (
+        scope or line,
+        SOON_S,
+        False,
+        line,
+    )
 
 
 def test_blocks_that_end(expired: Expired) -> None:
-    """Nested blocks, also of one name, end one by one; so do decorated ones, and those that an exception leaves."""
+    """Nested blocks, also of one name, end one by one; so do decorated ones,
+    and those that an exception leaves.
+    """
     expired.start()
 
     @watchdog.expires(after=NEVER_S, scope="step")
@@ -157,7 +193,7 @@ def test_an_odd_name(scope: str) -> None:
     assert parse_line(line).seconds == 3.0
 
 
-# --- the heartbeat ----------------------------------------------------------------------------------------------------
+# --- the heartbeat --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("expired", [SOON_S], indirect=True)
@@ -175,8 +211,8 @@ def test_a_heartbeat_that_stops(expired: Expired) -> None:
 def test_a_heartbeat_that_continues(expired: Expired) -> None:
     """Each ping moves the deadline, but for one right after another.
 
-    It rests after `pause`, and inside a block, whose own deadline counts; after the block it continues. All deadlines
-    end with the task function, also that of a block which is never left.
+    It rests after `pause`, and inside a block, whose own deadline counts; after the block it
+    continues. All deadlines end with the task function, also that of a block which is never left.
     """
     expired.start()
     watchdog.ping()
@@ -202,7 +238,7 @@ def test_a_heartbeat_that_continues(expired: Expired) -> None:
     block.__exit__(None, None, None)
 
 
-# --- clocks and stalls ------------------------------------------------------------------------------------------------
+# --- clocks and stalls ----------------------------------------------------------------------------
 
 
 def test_the_wall_clock_does_not_count() -> None:
@@ -213,13 +249,17 @@ def test_the_wall_clock_does_not_count() -> None:
 
 
 def test_torchs_client(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
-    """A deadline that torch's own client writes is converted when it is read, and its release ends it."""
+    """A deadline that torch's own client writes is converted when it is read,
+    and its release ends it.
+    """
     expired.start()
     client = FileTimerClient(str(expired.server.path))
     client.acquire("torch's", time.time() + NEVER_S)
     client.acquire("step", time.time() + NEVER_S)
     client.release("step")
-    FileTimerClient(str(expired.server.path), signal=0).acquire("only a log line", time.time() + 0.01)
+    FileTimerClient(str(expired.server.path), signal=0).acquire(
+        "only a log line", time.time() + 0.01
+    )
     until(lambda: "(not killed: kill=False)" in caplog.text)
     assert expired.becomes("block")
     client.acquire("soon", time.time() + SOON_S)
@@ -241,7 +281,9 @@ def test_an_agent_that_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("firstfault_torch.time_limits.FROZEN_WATCHDOG_SECONDS", 0.3)
     context = multiprocessing.get_context("fork")
     told = context.Queue()
-    agent = context.Process(target=_watch_and_tell, args=(tmp_path / "timers.fifo", os.getpid(), told))
+    agent = context.Process(
+        target=_watch_and_tell, args=(tmp_path / "timers.fifo", os.getpid(), told)
+    )
     agent.start()
     try:
         assert told.get(timeout=LIMIT_S) == "ready"
@@ -261,7 +303,9 @@ def test_an_agent_that_was_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("expired", [SOON_S], indirect=True)
-def test_a_signal_handler_that_pings_while_a_ping_waits(expired: Expired, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_that_pings_while_a_ping_waits(
+    expired: Expired, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both are sent, and neither raises."""
     watchdog.ping()
     client = watchdog._current
@@ -282,7 +326,9 @@ def test_a_signal_handler_that_pings_while_a_ping_waits(expired: Expired, monkey
 
 
 def test_an_agent_that_does_not_read(expired: Expired) -> None:
-    """A full FIFO delays the training once, by about a second; what is not sent goes with a later call."""
+    """A full FIFO delays the training once, by about a second;
+    what is not sent goes with a later call.
+    """
     began = time.monotonic()
     for _ in range(3000):
         with watchdog.expires(after=NEVER_S, scope="step"):
@@ -306,11 +352,15 @@ def test_an_agent_that_is_gone(expired: Expired, caplog: pytest.LogCaptureFixtur
         for _ in range(3):
             with watchdog.expires(after=NEVER_S):
                 watchdog.ping()
-    assert [record.message for record in caplog.records if "the watchdog of this process is off" in record.message]
+    assert [
+        record.message
+        for record in caplog.records
+        if "the watchdog of this process is off" in record.message
+    ]
     assert len(caplog.records) <= 1
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def _too_slow() -> None:
@@ -319,8 +369,12 @@ def _too_slow() -> None:
 
 
 @pytest.mark.parametrize("takes_number", [True, False], ids=["opens a file", "only closes"])
-def test_a_program_that_closes_all_descriptors(takes_number: bool, expired: Expired, tmp_path: Path) -> None:
-    """No line lands in a file that the program opens then, and the end of its block still reaches the agent."""
+def test_a_program_that_closes_all_descriptors(
+    takes_number: bool, expired: Expired, tmp_path: Path
+) -> None:
+    """No line lands in a file that the program opens then,
+    and the end of its block still reaches the agent.
+    """
     expired.start()
     with watchdog.expires(NEVER_S, "of the program"):
         assert expired.becomes("block")
@@ -336,7 +390,9 @@ def test_a_program_that_closes_all_descriptors(takes_number: bool, expired: Expi
     assert not takes_number or (tmp_path / "checkpoint").read_bytes() == b""
 
 
-def test_a_worker_without_a_free_descriptor(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_without_a_free_descriptor(
+    expired: Expired, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its deadlines are sent with a later call, and the watchdog stays on."""
     expired.start()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -364,7 +420,9 @@ def test_a_child_of_a_worker(expired: Expired) -> None:
 
 
 def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
-    """A deadline of a process that is not a worker of this node ends nothing; an invalid line is skipped."""
+    """A deadline of a process that is not a worker of this node ends nothing;
+    an invalid line is skipped.
+    """
     expired.start()
     with expired.server.path.open("wb") as fifo, caplog.at_level(logging.WARNING):
         fifo.write(b'{"pid": 1}\n[]\nnonsense\n' + b"[" * 4_000 + b"\n")
@@ -375,7 +433,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
     assert not expired.found
 
 
-# --- the FIFO ---------------------------------------------------------------------------------------------------------
+# --- the FIFO -------------------------------------------------------------------------------------
 
 
 def test_where_the_fifo_is(tmp_path: Path) -> None:
@@ -393,7 +451,9 @@ def test_where_the_fifo_is(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With a path too long, or one of another file, the node's folder is taken; without any room it is off."""
+    """With a path too long, or one of another file, the node's folder is taken;
+    without any room it is off.
+    """
     other = tmp_path / "data"
     other.write_text("precious")
     for path in (str(tmp_path / ("x" * 300)), str(other)):
@@ -429,7 +489,9 @@ def test_a_program_that_closes_the_fifo(expired: Expired, tmp_path: Path) -> Non
     expired.start()
     with watchdog.expires(NEVER_S):
         fifo = str(expired.server.path.resolve())
-        numbers = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == fifo]
+        numbers = [
+            int(fd.name) for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == fifo
+        ]
         (number,) = [number for number in numbers if number != expired.server._fifo]
         with (tmp_path / "data").open("wb") as data:
             os.dup2(data.fileno(), number)

@@ -111,7 +111,9 @@ def one_is_late(folder: str, kind: str, seconds: float) -> float:
 
 
 def one_hangs_in_a_step(folder: str, rank: int) -> float:
-    """Let one rank hang in a step while the others wait for it in a collective, each with a deadline."""
+    """Let one rank hang in a step while the others wait for it in a collective,
+    each with a deadline.
+    """
     del folder
     own = _meet()
     for step in range(2 * FAULT_STEP):
@@ -143,7 +145,9 @@ def disturbing(folder: Path, how: str) -> Any:
 
 
 def prints_and_leaves(folder: str) -> None:
-    """Print to both streams, then exit once all have: the agent stops those that are slower than the first to exit."""
+    """Print to both streams, then exit once all have:
+    the agent stops those that are slower than the first to exit.
+    """
     rank = os.environ["RANK"]
     os.write(1, f"stdout of rank {rank}\n".encode())  # in one piece: the ranks share the file
     os.write(2, f"stderr of rank {rank}\nits reason\n".encode())
@@ -153,7 +157,9 @@ def prints_and_leaves(folder: str) -> None:
 
 
 def prints_and_raises(folder: str) -> None:
-    """Rank 1 prints 400 lines and fails while rank 0 waits, after it printed its exception's traceback too."""
+    """Rank 1 prints 400 lines and fails while rank 0 waits,
+    after it printed its exception's traceback too.
+    """
     del folder
     if os.environ["RANK"] == "0":
         threading.Event().wait()
@@ -214,7 +220,9 @@ def in_turn(folder: str) -> float:
 
 
 def code_bug(folder: str) -> float:
-    """Rank 1 has a bug; rank 0 fails first, because it lost its peer, and calls that recoverable."""
+    """Rank 1 has a bug; rank 0 fails first, because it lost its peer,
+    and calls that recoverable.
+    """
     _runs(folder)
     rank = _meet()
     _summed()
@@ -300,7 +308,9 @@ def _prefetch() -> None:
 
 
 def loading(folder: str) -> float:
-    """Rank 1 waits after its thread has died; then a worker process of rank 0's data loader fails."""
+    """Rank 1 waits after its thread has died;
+    then a worker process of rank 0's data loader fails.
+    """
     _runs(folder)
     if os.environ["RANK"] == "1":
         thread = threading.Thread(target=_prefetch, name="prefetch")
@@ -314,9 +324,11 @@ def loading(folder: str) -> float:
 
 
 def stalling(folder: str, way: str, seconds: float = 0.0) -> None:
-    """Make progress for a while, then rank 1 makes none until there is a file "go", or for so many seconds.
+    """Make progress for a while, then rank 1 makes none until there is a file "go",
+    or for so many seconds.
 
-    `way`: "paused" in a block of the watchdog, "computes", or in the first steps "early" (asleep) and "compiles".
+    `way`: "paused" in a block of the watchdog, "computes", or in the first steps "early" (asleep)
+    and "compiles".
     """
 
     def read_shard() -> None:
@@ -337,10 +349,13 @@ TRIED_AGAIN_S = 3.0
 
 
 def tries_again(_: str) -> None:
-    """Rank 1 fails after a step's collective, logs its exception and calls the step again, out of step with rank 0."""
+    """Rank 1 fails after a step's collective, logs its exception and calls the step again,
+    out of step with rank 0.
+    """
     rank = _meet()
     dist.barrier()
-    # Rank 0 is the first to give up. If rank 1 were, it would have failed by itself, with a timeout of its own.
+    # Rank 0 is the first to give up. If rank 1 were, it would have failed by itself, with a timeout
+    # of its own.
     patience = TRIED_AGAIN_S if rank == 0 else 20 * TRIED_AGAIN_S
     group = dist.new_group(timeout=dt.timedelta(seconds=patience))
     has_failed = False

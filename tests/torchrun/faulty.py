@@ -49,7 +49,9 @@ def fails(fault: str) -> None:
 
 
 def reduced() -> int:
-    """Return the sum of a one of each rank. If a rank has left the others, fail once its process has ended."""
+    """Return the sum of a one of each rank. If a rank has left the others,
+    fail once its process has ended.
+    """
     total = torch.ones(1)
     try:
         dist.all_reduce(total)
@@ -63,7 +65,9 @@ def reduced() -> int:
 
 
 def main() -> None:
-    """Tell torch the rank, as programs of srun and mpirun do, and sum up what the ranks have, step by step."""
+    """Tell torch the rank, as programs of srun and mpirun do, and sum up what the ranks have,
+    step by step.
+    """
     for rank, size in LAUNCHERS:
         if rank in os.environ and "RANK" not in os.environ:
             os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ[rank], os.environ[size]
@@ -80,7 +84,8 @@ def main() -> None:
         total = reduced()
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.write(f"rank {os.environ['RANK']}: {total}\n")  # in one piece: the ranks of a node share the pipe
+    # in one piece: the ranks of a node share the pipe
+    sys.stdout.write(f"rank {os.environ['RANK']}: {total}\n")
 
 
 main()

@@ -1,4 +1,6 @@
-"""Fails at rank 1 in the first rounds, in each as an argument asks, and then works: ``flaky.py FAULT...``."""
+"""Fails at rank 1 in the first rounds, in each as an argument asks, and then works:
+``flaky.py FAULT...``.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""Runs a job of programs on nodes that torchrun's command line starts, and says what is wrong with its end."""
+"""Runs a job of programs on nodes that torchrun's command line starts,
+and says what is wrong with its end.
+"""
 
 import itertools
 import json
@@ -21,11 +23,20 @@ from tests.ports import get_free_port
 from tests.processes import kill, left_of, running_of
 
 LONGEST_S = 280
-_DOORS = {"firstfault": ("-m", "firstfault", "torchrun"), "variable": ("-m", "torch.distributed.run")}
+_DOORS = {
+    "firstfault": ("-m", "firstfault", "torchrun"),
+    "variable": ("-m", "torch.distributed.run"),
+}
 _RENDEZVOUS = {
     "static": "--master-addr=127.0.0.1 --master-port={port} --node-rank={node}",
-    "file": "--rdzv-backend=c10d --rdzv-endpoint={folder}/store --rdzv-id=job --rdzv-conf=store_type=file",
-    "c10d": "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job --rdzv-conf=is_host={is_host}",
+    "file": (
+        "--rdzv-backend=c10d --rdzv-endpoint={folder}/store --rdzv-id=job"
+        " --rdzv-conf=store_type=file"
+    ),
+    "c10d": (
+        "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=job"
+        " --rdzv-conf=is_host={is_host}"
+    ),
 }
 _OF_TORCHS_BOX = (
     "ChildFailedError",
@@ -63,7 +74,11 @@ class Node:
         """What failed, and where; empty if the node says nothing."""
         lines = self.lines
         more = itertools.takewhile(lambda line: line.startswith("    "), lines[1:])
-        return " ".join([lines[0].removeprefix("firstfault: "), *map(str.strip, more)]) if lines else ""
+        return (
+            " ".join([lines[0].removeprefix("firstfault: "), *map(str.strip, more)])
+            if lines
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,8 @@ class Job:
     told: list[dict[str, Any]]
     """The injector's truth, by rank."""
     prefixes: list[str]
-    """Output prefixes: the common one, or each node's, as the nodes print them if the job failed."""
+    """Output prefixes: the common one, or each node's, as the nodes print them if the job failed.
+    """
     left: list[str]
     """Command lines of processes that did not end."""
 
@@ -82,14 +98,22 @@ class Job:
         return [node for node in self.nodes if node.code != -signal.SIGKILL]
 
     def complaints(self, killed: int = 0) -> list[str]:
-        """Return what is wrong with the end of a job that failed, of whose agents so many were killed."""
+        """Return what is wrong with the end of a job that failed,
+        of whose agents so many were killed.
+        """
         found = [f"left behind: {line}" for line in self.left]
         if len(self.alive) != len(self.nodes) - killed:
             found.append("an agent was killed that should not have been, or the other way round")
         found += [f"exit code {node.code}" for node in self.alive if node.code != 1]
-        found += [f"printed {text}" for node in self.alive for text in _OF_TORCHS_BOX if text in node.err]
-        told = [line for node in self.alive for line in node.err.splitlines() if _OF_A_PEER.search(line)]
-        found += [f"looks like the verdict: {line}" for line in told if not _FIRST_REPORT.match(line)]
+        found += [
+            f"printed {text}" for node in self.alive for text in _OF_TORCHS_BOX if text in node.err
+        ]
+        told = [
+            line for node in self.alive for line in node.err.splitlines() if _OF_A_PEER.search(line)
+        ]
+        found += [
+            f"looks like the verdict: {line}" for line in told if not _FIRST_REPORT.match(line)
+        ]
         if any(not node.lines or len(node.lines) >= _MOST_LINES for node in self.alive):
             found.append("a node has no lines, or too many")
         if len({tuple(node.lines) for node in self.alive}) > 1:
@@ -108,10 +132,12 @@ def run_job(
     common: str = "",
     longest_s: float = LONGEST_S,
 ) -> Job:
-    """Run a job to its end, each node in a folder of its own, and with two workers if the options do not say else.
+    """Run a job to its end, each node in a folder of its own,
+    and with two workers if the options do not say else.
 
-    `program` is what torchrun starts: a script and its arguments, or options and these. `environments` has variables of
-    some nodes; `common` is the URI of the common folder, if it is not local.
+    `program` is what torchrun starts: a script and its arguments, or options and these.
+    `environments` has variables of some nodes; `common` is the URI of the common folder, if it is
+    not local.
     """
     port = get_free_port()
     marks, temporary = folder / "marks", folder / "temporary"
@@ -129,13 +155,19 @@ def run_job(
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             **({"FIRSTFAULT": "1"} if way.door == "variable" else {}),
-            **({"FIRSTFAULT_FOLDER": common or str(folder / "common")} if way.folder == "common" else {}),
+            **(
+                {"FIRSTFAULT_FOLDER": common or str(folder / "common")}
+                if way.folder == "common"
+                else {}
+            ),
             **(environments or {}).get(node, {}),
         }
         given = {"port": port, "node": node, "is_host": int(node == 0), "folder": folder}
         rendezvous = _RENDEZVOUS[way.rendezvous].format(**given).split()
         arguments = [f"--nnodes={nodes}", "--nproc-per-node=2", *rendezvous, *options, *program]
-        process = forkserver().Process(target=_launcher, args=(own, environment, way.door, arguments))
+        process = forkserver().Process(
+            target=_launcher, args=(own, environment, way.door, arguments)
+        )
         process.start()
         started.append(process)
     sessions = {process.pid for process in started}
@@ -149,7 +181,10 @@ def run_job(
         for process in started:
             process.join()
     ended = [
-        Node(process.exitcode or 0, *((folder / f"node-{node}" / name).read_text() for name in ("out", "err")))
+        Node(
+            process.exitcode or 0,
+            *((folder / f"node-{node}" / name).read_text() for name in ("out", "err")),
+        )
         for node, process in enumerate(started)
     ]
     told = [json.loads(path.read_text()) for path in sorted(marks.glob("truth-*.json"))]
@@ -159,13 +194,16 @@ def run_job(
 
 
 def _launcher(folder: Path, environment: dict[str, str], door: str, arguments: list[str]) -> None:
-    """Be a node's launcher: a new process of Python, or, behind the door "forked", this one, which has loaded torch."""
+    """Be a node's launcher: a new process of Python, or, behind the door "forked", this one,
+    which has loaded torch.
+    """
     os.setsid()
     os.chdir(folder)
     for descriptor, name in enumerate((os.devnull, "out", "err")):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), descriptor)
     if door != "forked":
-        os.execve(sys.executable, [sys.executable, *_DOORS[door], *arguments], environment)  # noqa: S606 - our own words
+        # our own words
+        os.execve(sys.executable, [sys.executable, *_DOORS[door], *arguments], environment)  # noqa: S606
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None

@@ -1,9 +1,10 @@
-"""Runs a command on a folder that is broken, in a mount namespace of its own: ``on_bad_folder.py KIND FOLDER COMMAND``.
+"""Runs a command on a folder that is broken, in a mount namespace of its own:
+``on_bad_folder.py KIND FOLDER COMMAND``.
 
-KIND is read-only, full, small, no-temporary: no folder for temporary files can be written, and FOLDER is seen as
-/mnt; or dead: it answers nothing. Start it with ``unshare --user --map-root-user --mount``.
-Exit code 77: this machine forbids such mounts. Where only root may use /dev/fuse, dead_folder/sitecustomize.py replaces
-the dead mount.
+KIND is read-only, full, small, no-temporary: no folder for temporary files can be written, and
+FOLDER is seen as /mnt; or dead: it answers nothing. Start it with ``unshare --user --map-root-user
+--mount``. Exit code 77: this machine forbids such mounts. Where only root may use /dev/fuse,
+dead_folder/sitecustomize.py replaces the dead mount.
 """
 
 import ctypes
@@ -26,7 +27,10 @@ def mount(kind: str, folder: str, flags: int, data: str) -> None:
 def break_folder(kind: str, folder: str) -> None:
     """Make the folder refuse writes, or answer nothing."""
     if kind == "dead" and not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        os.environ |= {"DEAD_FOLDER": folder, "PYTHONPATH": str(Path(__file__).parent / "dead_folder")}
+        os.environ |= {
+            "DEAD_FOLDER": folder,
+            "PYTHONPATH": str(Path(__file__).parent / "dead_folder"),
+        }
     elif kind == "dead":  # a file system in user space that no program serves
         channel = os.open("/dev/fuse", os.O_RDWR)
         mount("fuse", folder, 0, f"fd={channel},rootmode=40000,user_id=0,group_id=0")

@@ -1,4 +1,6 @@
-"""A program that prints what it can tell about how it was started, and ends as it is told: ``program.py END``."""
+"""A program that prints what it can tell about how it was started, and ends as it is told:
+``program.py END``.
+"""
 
 import atexit
 import json
@@ -113,7 +115,8 @@ def end(how: str) -> None:  # noqa: C901, PLR0912 - a list of ends
         except KeyError as error:
             raise RuntimeError("training failed") from error
     if how == "group":
-        raise ExceptionGroup("two", [ValueError(1), KeyError(2)])  # noqa: F821 - in Python 3.11 and later
+        # in Python 3.11 and later
+        raise ExceptionGroup("two", [ValueError(1), KeyError(2)])  # noqa: F821
     if how in EXITS:
         sys.exit(EXITS[how])
     if how == "thread":
@@ -137,7 +140,8 @@ def end(how: str) -> None:  # noqa: C901, PLR0912 - a list of ends
     if how == "leave":
         atexit.register(os._exit, 5)
     if how == "interrupt":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
 
 

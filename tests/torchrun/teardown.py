@@ -1,9 +1,10 @@
 """Trains on gloo to its end, then the last rank fails in its teardown: ``teardown.py HOW``.
 
-atexit, group, destructor: after the program, where a function for the exit, the end of the process group, or the
-destructor of an object aborts. last: in the call that ends the process group, the last one of the program. code: it
-exits with 7. thread, child: a thread or a process of the program still works when it has returned. early: another rank
-still trains. then: the program ends the process group, but has more to do.
+atexit, group, destructor: after the program, where a function for the exit, the end of the process
+group, or the destructor of an object aborts. last: in the call that ends the process group, the
+last one of the program. code: it exits with 7. thread, child: a thread or a process of the program
+still works when it has returned. early: another rank still trains. then: the program ends the
+process group, but has more to do.
 """
 
 import atexit

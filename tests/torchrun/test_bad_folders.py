@@ -1,4 +1,6 @@
-"""Folders of documents that cannot be written: a job ends as it would, soon, and one line tells what to do."""
+"""Folders of documents that cannot be written: a job ends as it would, soon,
+and one line tells what to do.
+"""
 
 import os
 import re
@@ -31,7 +33,12 @@ except OSError:
 """
 
 
-def _on(kind: str, tmp_path: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _on(
+    kind: str,
+    tmp_path: Path,
+    *command: str,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
     """Run Python with a bad folder of documents, and return how it ended."""
     folder = tmp_path / "documents"
     folder.mkdir()
@@ -44,10 +51,23 @@ def _on(kind: str, tmp_path: Path, *command: str, **variables: str) -> subproces
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **variables,
     }
-    apart = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, str(HERE / "on_bad_folder.py")]
+    apart = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        sys.executable,
+        str(HERE / "on_bad_folder.py"),
+    ]
     whole = [*apart, kind, str(folder), sys.executable, *command]
     ended = subprocess.run(
-        whole, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONGEST_S, check=False
+        whole,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
     )
     if ended.returncode == 77 or "unshare" in ended.stderr:
         pytest.skip(f"this machine forbids mounts: {ended.stderr}")
@@ -67,12 +87,16 @@ def _torchrun(program: str) -> tuple[str, ...]:
     ],
 )
 def test_another_folder(kind: str, why: str, tmp_path: Path) -> None:
-    """A node that cannot write the folder records in one for temporary files, and one line says so."""
+    """A node that cannot write the folder records in one for temporary files,
+    and one line says so.
+    """
     ended = _on(kind, tmp_path, "-c", CHOOSE)
-    other = tmp_path / "tmp" / ".firstfault-0" / "torchrun" / "job" / "0"  # its user is root in its own namespace
+    # its user is root in its own namespace
+    other = tmp_path / "tmp" / ".firstfault-0" / "torchrun" / "job" / "0"
     assert ended.stdout == f"{other}\n"
     told = (
-        rf"firstfault: {tmp_path}/documents {why}; this node's documents are in {other}\. Make it writable, or set .*\n"
+        rf"firstfault: {tmp_path}/documents {why}; this node's documents are in {other}\. Make it"
+        r" writable, or set .*\n"
     )
     assert re.fullmatch(told, ended.stderr)
 
@@ -82,12 +106,16 @@ def test_a_dead_folder(tmp_path: Path) -> None:
     """A job that succeeds does so on a mount that answers nothing."""
     ended = _on("dead", tmp_path, *_torchrun(SUCCEEDS))
     assert (ended.returncode, ended.stdout) == (0, "trained\ntrained\n")
-    assert re.fullmatch(r".* did not answer within 5 s; this node's documents are in .*\n", ended.stderr)
+    assert re.fullmatch(
+        r".* did not answer within 5 s; this node's documents are in .*\n", ended.stderr
+    )
 
 
 @pytest.mark.jobs
 def test_a_folder_that_fills(tmp_path: Path) -> None:
-    """A job that fills its folder fails with its verdict, and its documents are shown from another folder."""
+    """A job that fills its folder fails with its verdict,
+    and its documents are shown from another folder.
+    """
     ended = _on("small", tmp_path, *_torchrun(FILLS))
     assert ended.returncode == 1
     assert "firstfault: ValueError, rank" in ended.stderr
@@ -100,14 +128,36 @@ def test_a_folder_that_fills(tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_no_folder_for_temporary_files(tmp_path: Path) -> None:
-    """A job records in its folder where nothing else can be written, as in a container with a read-only disk."""
-    words = ["-m", "firstfault", "torchrun", "--standalone", "--nproc-per-node", "1", "--log-dir", "/mnt/logs"]
+    """A job records in its folder where nothing else can be written,
+    as in a container with a read-only disk.
+    """
+    words = [
+        "-m",
+        "firstfault",
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        "1",
+        "--log-dir",
+        "/mnt/logs",
+    ]
     program = "raise ValueError('batch 7 has no labels')"
     given = {"FIRSTFAULT_FOLDER": "/mnt", "TMPDIR": ""}
-    ended = _on("no-temporary", tmp_path, *words, "--no-python", sys.executable, "-c", program, **given)
+    ended = _on(
+        "no-temporary",
+        tmp_path,
+        *words,
+        "--no-python",
+        sys.executable,
+        "-c",
+        program,
+        **given,
+    )
     assert ended.returncode == 1
     assert "firstfault: ValueError, rank 0" in ended.stderr
-    (run,) = (run for run in (tmp_path / "documents").iterdir() if (run / "firstfault.run").exists())
+    (run,) = (
+        run for run in (tmp_path / "documents").iterdir() if (run / "firstfault.run").exists()
+    )
     assert MultiErrorFileOutputReader(str(run / "0")).verdict().code == "USER:ValueError"
 
 
@@ -124,7 +174,9 @@ while True:
 
 @pytest.mark.jobs
 def test_a_program_that_has_opened_all_the_files_it_may(tmp_path: Path) -> None:
-    """Its exception is recorded nevertheless, without a warning, and the number of files is told."""
+    """Its exception is recorded nevertheless, without a warning,
+    and the number of files is told.
+    """
     words = ["--nproc-per-node=1", "--no-python", sys.executable, "-c", OPENS_ALL]
     (node,) = run_job(tmp_path, words, Way("forked"), nodes=1).nodes
     assert "firstfault: failed" not in node.err

@@ -40,9 +40,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def test_options(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options set their variables, also between torch's own; what follows the program is the program's."""
-    given = "--nnodes 2 --ff-attempt 3 --standalone --ff-restarts torch --ff-folder f train.py --ff-node its-own"
-    monkeypatch.setattr(os, "environ", {"FIRSTFAULT_STRATEGY": "earliest", "FIRSTFAULT_ATTEMPT": "1"})
+    """Options set their variables, also between torch's own;
+    what follows the program is the program's.
+    """
+    given = (
+        "--nnodes 2 --ff-attempt 3 --standalone --ff-restarts torch --ff-folder f train.py"
+        " --ff-node its-own"
+    )
+    monkeypatch.setattr(
+        os, "environ", {"FIRSTFAULT_STRATEGY": "earliest", "FIRSTFAULT_ATTEMPT": "1"}
+    )
     arguments = parser.parse_args(given.split())
     set_variables(arguments)
     assert os.environ == {
@@ -76,19 +83,37 @@ def test_without_torch() -> None:
     """Where torch isn't installed, the command says what to install, as `firstfault run` does."""
     code = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main()"
     reason = (
-        "`firstfault torchrun` needs torch, which is not installed; install the extra torch: "
-        "in a clone pip install '.[torch]', else 'firstfault[torch]' from your index; for torch's CPU build, first run "
-        "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        "`firstfault torchrun` needs torch, which is not installed; install the extra torch: in a"
+        " clone pip install '.[torch]', else 'firstfault[torch]' from your index; for torch's CPU"
+        " build, first run pip install torch --index-url https://download.pytorch.org/whl/cpu"
     )
     words = [sys.executable, "-c", code, "torchrun"]
-    ended = subprocess.run([*words, "train.py"], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [*words, "train.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (ended.returncode, ended.stderr) == (1, f"firstfault: {reason}\n")
-    ended = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [*words, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == 0
     assert reason in " ".join(ended.stdout.split())
     assert "--ff-folder FOLDER" in ended.stdout
     assert "\nexamples:\n  firstfault torchrun " in ended.stdout
-    ended = subprocess.run([*words[:-1], "help"], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [*words[:-1], "help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert "torchrun  (needs the extra torch)" in ended.stdout
 
 
@@ -100,7 +125,9 @@ def test_a_bad_value(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A bad value of an option is refused; that of a variable is left out, with a warning, and the training runs."""
+    """A bad value of an option is refused; that of a variable is left out, with a warning,
+    and the training runs.
+    """
     option = f"--ff-{variable.rpartition('_')[2].lower()}"
     with pytest.raises(SystemExit) as refused:
         parser.parse_args([option, "first", "train.py"])
@@ -122,24 +149,32 @@ def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("value", ["1", "True"])
-def test_a_broken_installation(value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_installation(
+    value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """If firstfault cannot be imported, torch's own agent runs the workers, with a warning."""
     monkeypatch.setenv("FIRSTFAULT", value)
-    monkeypatch.setattr(rendezvous_handler_registry, "create_handler", lambda parameters: parameters)
+    monkeypatch.setattr(
+        rendezvous_handler_registry, "create_handler", lambda parameters: parameters
+    )
     monkeypatch.setitem(sys.modules, "firstfault_torch.torchrun.agent", None)
     handler()
     assert rendezvous_handler_registry.create_handler("parameters") == "parameters"
     assert "torch's own agent runs the workers" in caplog.text
 
 
-def test_an_unknown_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is refused in the words of torch."""
     monkeypatch.setattr(sys, "argv", ["firstfault"])
     monkeypatch.setattr("firstfault_torch.torchrun.agent.stand_in", lambda: None)
     with pytest.raises(SystemExit) as refused:
         main(["torchrun", "--nope", "train.py"])
     assert refused.value.code == 2
-    assert capsys.readouterr().err.endswith("firstfault torchrun: error: unrecognized arguments: --nope\n")
+    assert capsys.readouterr().err.endswith(
+        "firstfault torchrun: error: unrecognized arguments: --nope\n"
+    )
 
 
 @pytest.mark.jobs
@@ -150,7 +185,14 @@ def test_the_box_of_torch_is_kept(codes: str, tmp_path: Path) -> None:
     options = ["--nproc-per-node=1", "--ff-keep-torch-box"]
     variables = {"FIRSTFAULT_EXIT_CODES": codes} if codes else {}
     way = Way("firstfault")
-    job = run_job(tmp_path, ["../raises.py"], way, nodes=1, options=options, environments={0: variables})
+    job = run_job(
+        tmp_path,
+        ["../raises.py"],
+        way,
+        nodes=1,
+        options=options,
+        environments={0: variables},
+    )
     (node,) = job.nodes
     assert node.code == (76 if codes else 1)
     assert node.headline == "ValueError, rank 0 on host-0: batch 7 has no labels"
@@ -165,25 +207,39 @@ def test_the_box_of_torch_is_kept(codes: str, tmp_path: Path) -> None:
     ("arguments", "headline"),
     [
         ("missing.py", "exit code 2, rank 0 on host-0: can't open file '/"),
-        ("--no-python ./missing", "FileNotFoundError, the agent of host-0: [Errno 2] No such file or directory: './m"),
+        (
+            "--no-python ./missing",
+            "FileNotFoundError, the agent of host-0: [Errno 2] No such file or directory: './m",
+        ),
         ("--run-path ../raises.py", "ValueError, rank 0 on host-0: batch 7 has no labels"),
         ("../nests.py", "ChildFailedError, rank 0 on host-0: "),
     ],
 )
 def test_a_program_that_cannot_run(arguments: str, headline: str, tmp_path: Path) -> None:
-    """The lines at the end say why, and that a retry is doubtful; a variable with a bad value prevents nothing."""
+    """The lines at the end say why, and that a retry is doubtful;
+    a variable with a bad value prevents nothing.
+    """
     (tmp_path / "raises.py").write_text("raise ValueError('batch 7 has no labels')")
     (tmp_path / "nests.py").write_text(NESTS)
     way = Way("firstfault" if "--run-path" in arguments else "forked")
     variables = {"FIRSTFAULT": "1", "FIRSTFAULT_ATTEMPT": "first"}
     job = run_job(
-        tmp_path, arguments.split(), way, nodes=1, options=["--nproc-per-node=1"], environments={0: variables}
+        tmp_path,
+        arguments.split(),
+        way,
+        nodes=1,
+        options=["--nproc-per-node=1"],
+        environments={0: variables},
     )
     (node,) = job.nodes
     assert (node.code, job.left) == (1, [])
     assert node.headline.startswith(headline)
     is_certain = arguments == "missing.py"
-    retry = "no: the script doesn't exist, so it would fail again" if is_certain else "unclear: the same "
+    retry = (
+        "no: the script doesn't exist, so it would fail again"
+        if is_certain
+        else "unclear: the same "
+    )
     (line,) = [line for line in node.lines if line.startswith("  Retry: ")]
     assert line.startswith(f"  Retry: {retry}")
     assert node.err.splitlines()[-1] == f"  More: firstfault show {node.prefix}"

@@ -18,27 +18,44 @@ WAY = Way("forked", "c10d", "common")
 
 
 LONG_STEPS, LONG_S = 620, 800
-"""Steps of a second each: more than the 10 minutes of training that are progress; and a limit for the whole job."""
+"""Steps of a second each: more than the 10 minutes of training that are progress;
+and a limit for the whole job.
+"""
 
 
 def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
     """Run an attempt of a job on two nodes with a rank each, in a common folder."""
-    names = {"FIRSTFAULT_JOB": "job", "FIRSTFAULT_ATTEMPT": str(attempt), "FIRSTFAULT_EXIT_CODES": "default"}
+    names = {
+        "FIRSTFAULT_JOB": "job",
+        "FIRSTFAULT_ATTEMPT": str(attempt),
+        "FIRSTFAULT_EXIT_CODES": "default",
+    }
     environments = dict.fromkeys((0, 1), names | variables)
     options = ("--nproc-per-node=1",)
-    return run_job(folder, [FAULTY, fault], WAY, options=options, environments=environments, longest_s=LONG_S)
+    return run_job(
+        folder,
+        [FAULTY, fault],
+        WAY,
+        options=options,
+        environments=environments,
+        longest_s=LONG_S,
+    )
 
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All nodes leave with the code that stops the job, whichever of them failed."""
     job = _run(tmp_path, "bug")
     assert [node.code for node in job.nodes] == [93, 93]
-    written = json.loads((tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text())
+    written = json.loads(
+        (tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text()
+    )
     assert (written["decision"]["action"], written["decision"]["failed_starts"]) == ("stop", 1)
 
 
 def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
-    """A recoverable exception runs again once; the program of the next attempt can read why the one before failed."""
+    """A recoverable exception runs again once; the program of the next attempt can read why
+    the one before failed.
+    """
     assert [node.code for node in _run(tmp_path, "recoverable").nodes] == [75, 75]
     again = _run(tmp_path, "recoverable", 1)
     assert [node.code for node in again.nodes] == [93, 93]
@@ -48,17 +65,25 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     assert "the queue is full" in told
 
 
-@pytest.mark.skipif(not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`")
+@pytest.mark.skipif(
+    not os.environ.get("FIRSTFAULT_LONG"), reason="trains for 10 minutes: `make progress`"
+)
 @pytest.mark.timeout(LONG_S * 2)
 def test_with_progress_it_continues(tmp_path: Path) -> None:
     """The same fault as before doesn't stop a job that has trained for 10 minutes in between."""
     assert [node.code for node in _run(tmp_path, "recoverable").nodes] == [75, 75]
-    assert [node.code for node in _run(tmp_path, "recoverable", 1, TRAIN_STEPS=str(LONG_STEPS)).nodes] == [75, 75]
+    assert [
+        node.code for node in _run(tmp_path, "recoverable", 1, TRAIN_STEPS=str(LONG_STEPS)).nodes
+    ] == [75, 75]
 
 
-@pytest.mark.parametrize(("mode", "lines", "warnings"), [("observe", 1, 0), ("obsrve", 1, 1), ("off", 0, 0)])
+@pytest.mark.parametrize(
+    ("mode", "lines", "warnings"), [("observe", 1, 0), ("obsrve", 1, 1), ("off", 0, 0)]
+)
 def test_other_modes_change_nothing(tmp_path: Path, mode: str, lines: int, warnings: int) -> None:
-    """All nodes leave with torchrun's code; "observe" prints what would have happened, as does a misspelled value."""
+    """All nodes leave with torchrun's code; "observe" prints what would have happened,
+    as does a misspelled value.
+    """
     job = _run(tmp_path, "bug", FIRSTFAULT_DECISIONS=mode)
     assert [node.code for node in job.nodes] == [1, 1]
     observed = "  Observed: would have exited with 93 (stop) after attempt 0: "
@@ -72,8 +97,14 @@ def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:
     assert [node.code for node in _run(tmp_path, "kill").nodes] == [1, 1]
 
 
-@pytest.mark.parametrize("text", ["", "retry", "retry:75,", "retry:75,stop:0", "stop:256", "often:3", "slurm"])
+@pytest.mark.parametrize(
+    "text", ["", "retry", "retry:75,", "retry:75,stop:0", "stop:256", "often:3", "slurm"]
+)
 def test_bad_lists_of_codes(text: str) -> None:
-    """A list that names no code, an unknown action or a code that no process can have is refused."""
-    with pytest.raises(ArgumentTypeError, match="must be default, pytorchjob, or codes from 1 to 255"):
+    """A list that names no code, an unknown action or a code that no
+    process can have is refused.
+    """
+    with pytest.raises(
+        ArgumentTypeError, match="must be default, pytorchjob, or codes from 1 to 255"
+    ):
         parse_exit_codes(text)

@@ -1,4 +1,6 @@
-"""``firstfault doctor`` tells what is wrong with an environment, and as what a job in it would be recorded."""
+"""``firstfault doctor`` tells what is wrong with an environment,
+and as what a job in it would be recorded.
+"""
 
 import json
 import os
@@ -15,12 +17,17 @@ from firstfault_torch.torchrun import doctor
 
 pytestmark = pytest.mark.slow
 
-NOT_HERE = "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main(['doctor', '--json'])"
+NOT_HERE = (
+    "import sys; sys.modules['torch'] = None; from firstfault.cli import main; main(['doctor',"
+    " '--json'])"
+)
 DOCTOR = ("-m", "firstfault", "doctor", "--json")
 
 
 def _doctor(folder: Path, *command: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit code, and the checks that a job would not pass, by name; under "all" every text."""
+    """Return the exit code, and the checks that a job would not pass, by name;
+    under "all" every text.
+    """
     ended = subprocess.run(
         [sys.executable, *(command or DOCTOR)],
         cwd=folder,
@@ -37,22 +44,38 @@ def _doctor(folder: Path, *command: str, **environment: str) -> tuple[int, dict[
 
 def test_a_good_environment(tmp_path: Path) -> None:
     """All is well, the folder is as before, and each part of the identity has its source."""
-    code, told = _doctor(tmp_path, FIRSTFAULT="true", SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="2", POD_NAMESPACE="ml")
+    code, told = _doctor(
+        tmp_path,
+        FIRSTFAULT="true",
+        SLURM_JOB_ID="4711",
+        SLURM_RESTART_COUNT="2",
+        POD_NAMESPACE="ml",
+    )
     assert (code, set(told), list(tmp_path.iterdir())) == (0, {"all"}, [])
     assert told["all"]["versions"] == "firstfault was tested with these releases"
-    assert told["all"]["recorder"] == "collectives of gloo are found in torch's flight recorder (gloo:all_reduce)"
+    assert (
+        told["all"]["recorder"]
+        == "collectives of gloo are found in torch's flight recorder (gloo:all_reduce)"
+    )
     assert told["all"]["job"] == "4711 (SLURM_JOB_ID)"
     assert told["all"]["attempt"] == "2 (SLURM_RESTART_COUNT)"
-    assert told["all"]["node"] == f"{socket.gethostname()} (the host's name); namespace: ml (POD_NAMESPACE)"
+    assert (
+        told["all"]["node"]
+        == f"{socket.gethostname()} (the host's name); namespace: ml (POD_NAMESPACE)"
+    )
     assert told["all"]["documents"].startswith(f"{tmp_path}/.firstfault/torchrun/4711/2")
 
 
 def test_without_the_variable(tmp_path: Path) -> None:
-    """`firstfault torchrun` works now, and plain torchrun would with the variable: that's no failure of a check."""
+    """`firstfault torchrun` works now, and plain torchrun would with the variable:
+    that's no failure of a check.
+    """
     code, told = _doctor(tmp_path, FIRSTFAULT="", PET_RDZV_ID="")
     assert (code, set(told)) == (0, {"all"})
     assert told["all"]["switch"] == "FIRSTFAULT is not set: only `firstfault torchrun` records"
-    assert told["all"]["job"].startswith("no variable names it: torchrun's --rdzv-id, else the start's time")
+    assert told["all"]["job"].startswith(
+        "no variable names it: torchrun's --rdzv-id, else the start's time"
+    )
     assert told["all"]["attempt"] == "0: no variable counts attempts"
     assert doctor._conclude([], is_plain_recorded=False) == [
         "works now: `firstfault torchrun`",
@@ -63,17 +86,23 @@ def test_without_the_variable(tmp_path: Path) -> None:
 
 
 def test_a_storage_without_its_package(tmp_path: Path) -> None:
-    """One row names the missing package and the folder that is used instead; no other row names a place."""
+    """One row names the missing package and the folder that is used instead;
+    no other row names a place.
+    """
     code = f"import sys; sys.modules.update(s3fs=None, obstore=None); {NOT_HERE}"
     given = {"FIRSTFAULT": "1", "FIRSTFAULT_FOLDER": "s3://bucket/runs", "TMPDIR": str(tmp_path)}
     _, told = _doctor(tmp_path, "-c", code, **given)
     assert "install the extra s3" in told["storage"]
-    assert told["storage"].endswith(f"documents go to {tmp_path}/.firstfault-{os.geteuid()}/torchrun instead")
+    assert told["storage"].endswith(
+        f"documents go to {tmp_path}/.firstfault-{os.geteuid()}/torchrun instead"
+    )
     assert {"documents", "fallback"} & told["all"].keys() == set()
 
 
 def test_other_launchers(tmp_path: Path) -> None:
-    """JAX's workers, a callback that Ray Train can't load, and a taken place for temporary files are named."""
+    """JAX's workers, a callback that Ray Train can't load,
+    and a taken place for temporary files are named.
+    """
     callbacks = "firstfault_torch.no_such.Callback"
     taken = tmp_path / f".firstfault-{os.geteuid()}"
     taken.symlink_to(tmp_path)
@@ -82,31 +111,52 @@ def test_other_launchers(tmp_path: Path) -> None:
     assert (code, set(told)) == (1, {"all", "switch"})
     assert "JaxRun starts no torchrun" in told["switch"]
     assert f"{taken}-<random>/torchrun ({taken} isn't this user's alone)" in told["all"]["fallback"]
-    assert "no_such.Callback fails each training of Ray Train: AttributeError" in told["all"]["callback"]
+    assert (
+        "no_such.Callback fails each training of Ray Train: AttributeError"
+        in told["all"]["callback"]
+    )
 
 
 def test_a_bad_environment(tmp_path: Path) -> None:
-    """Another Python for the workers, a folder that is a file and a misspelled mode are all named."""
+    """Another Python for the workers, a folder that is a file and a
+    misspelled mode are all named.
+    """
     (tmp_path / "file").touch()
-    given = {"FIRSTFAULT_FOLDER": "file", "PYTHON_EXEC": "/bin/false", "FIRSTFAULT_DECISIONS": "obsrve"}
+    given = {
+        "FIRSTFAULT_FOLDER": "file",
+        "PYTHON_EXEC": "/bin/false",
+        "FIRSTFAULT_DECISIONS": "obsrve",
+    }
     code, told = _doctor(tmp_path, FIRSTFAULT="", **given)
     assert (code, set(told)) == (1, {"all", "workers", "storage", "decisions"})
     assert told["workers"].startswith("/bin/false doesn't read firstfault.pth")
     assert "Not a directory" in told["storage"]
-    assert told["decisions"].startswith("FIRSTFAULT_DECISIONS must be off, observe or act, not 'obsrve': ")
+    assert told["decisions"].startswith(
+        "FIRSTFAULT_DECISIONS must be off, observe or act, not 'obsrve': "
+    )
 
 
 def test_settings_in_words(tmp_path: Path) -> None:
     """The rows say what the variables mean; without them, what the defaults mean."""
     _, told = _doctor(tmp_path, "-c", NOT_HERE)
     assert told["all"]["exit codes"] == "1 after any failure (FIRSTFAULT_EXIT_CODES is not set)"
-    assert told["all"]["hang"] == "a job without progress is reported after 60 s (FIRSTFAULT_HANG is not set)"
+    assert (
+        told["all"]["hang"]
+        == "a job without progress is reported after 60 s (FIRSTFAULT_HANG is not set)"
+    )
     assert told["all"]["port"] == "a free one (FIRSTFAULT_PORT is not set)"
-    given = {"FIRSTFAULT_EXIT_CODES": "pytorchjob", "FIRSTFAULT_HANG": "warn:30,end:300", "FIRSTFAULT_PORT": "29410"}
+    given = {
+        "FIRSTFAULT_EXIT_CODES": "pytorchjob",
+        "FIRSTFAULT_HANG": "warn:30,end:300",
+        "FIRSTFAULT_PORT": "29410",
+    }
     _, told = _doctor(tmp_path, "-c", NOT_HERE, **given)
     codes = "203 (retry), 207 (system), 93 (stop), else 1 (FIRSTFAULT_EXIT_CODES=pytorchjob)"
     assert told["all"]["exit codes"] == codes
-    meaning = "a job without progress is reported after 30 s and ended after 300 s (FIRSTFAULT_HANG=warn:30,end:300)"
+    meaning = (
+        "a job without progress is reported after 30 s and ended after 300 s"
+        " (FIRSTFAULT_HANG=warn:30,end:300)"
+    )
     assert told["all"]["hang"] == meaning
     assert told["all"]["port"] == "29410: the first node's agent listens on it"
     _, told = _doctor(tmp_path, "-c", NOT_HERE, FIRSTFAULT_HANG="off")
@@ -115,27 +165,45 @@ def test_settings_in_words(tmp_path: Path) -> None:
 
 def test_misspelled_settings(tmp_path: Path) -> None:
     """A misspelled value fails the check, although the job would be recorded without it."""
-    given = {"FIRSTFAULT_EXIT_CODES": "defualt", "FIRSTFAULT_HANG": "warn:soon", "FIRSTFAULT_PORT": "http"}
+    given = {
+        "FIRSTFAULT_EXIT_CODES": "defualt",
+        "FIRSTFAULT_HANG": "warn:soon",
+        "FIRSTFAULT_PORT": "http",
+    }
     code, told = _doctor(tmp_path, FIRSTFAULT="1", FIRSTFAULT_ATTEMPT="first", **given)
     assert (code, set(told)) == (1, {"all", "exit codes", "hang", "port", "attempt"})
-    assert told["port"] == "FIRSTFAULT_PORT must be a port from 1 to 65535, not 'http': the value is ignored"
-    assert told["exit codes"].startswith("FIRSTFAULT_EXIT_CODES must be default, pytorchjob, or codes from 1 to 255")
+    assert (
+        told["port"]
+        == "FIRSTFAULT_PORT must be a port from 1 to 65535, not 'http': the value is ignored"
+    )
+    assert told["exit codes"].startswith(
+        "FIRSTFAULT_EXIT_CODES must be default, pytorchjob, or codes from 1 to 255"
+    )
     assert told["hang"].startswith('FIRSTFAULT_HANG must be "off", or seconds like "warn:60"')
     conclusion = "records, but ignores invalid values: repair what is marked with NO (port)"
     assert doctor._conclude(["port"], is_plain_recorded=True) == [conclusion]
 
 
 def test_the_folder_on_object_storage(tmp_path: Path) -> None:
-    """A storage isn't asked for an older run of this name, so only the attempt's number gives the plain name."""
+    """A storage isn't asked for an older run of this name,
+    so only the attempt's number gives the plain name.
+    """
     (tmp_path / "runs").mkdir()
     code = (
-        "import sys; sys.modules['torch'] = None; "
-        "from firstfault_torch.torchrun import doctor; doctor._check_storage = lambda: ((True, 'storage', ''), None); "
-        "from firstfault.cli import main; main(['doctor', '--json'])"
+        "import sys; sys.modules['torch'] = None; from firstfault_torch.torchrun import doctor;"
+        " doctor._check_storage = lambda: ((True, 'storage', ''), None); from firstfault.cli import"
+        " main; main(['doctor', '--json'])"
     )
-    given = {"FIRSTFAULT_FOLDER": "s3://bucket/runs", "FIRSTFAULT_JOB": "llama", "TMPDIR": str(tmp_path)}
+    given = {
+        "FIRSTFAULT_FOLDER": "s3://bucket/runs",
+        "FIRSTFAULT_JOB": "llama",
+        "TMPDIR": str(tmp_path),
+    }
     _, told = _doctor(tmp_path, "-c", code, **given)
-    place = "s3://bucket/runs/llama-<time>-<host>-<process>/0: set FIRSTFAULT_ATTEMPT for s3://bucket/runs/llama/0"
+    place = (
+        "s3://bucket/runs/llama-<time>-<host>-<process>/0: set FIRSTFAULT_ATTEMPT for"
+        " s3://bucket/runs/llama/0"
+    )
     assert told["all"]["documents"] == place
     _, told = _doctor(tmp_path, "-c", code, **given, FIRSTFAULT_ATTEMPT="1")
     assert told["all"]["documents"].startswith("s3://bucket/runs/llama/1, ")
@@ -144,15 +212,19 @@ def test_the_folder_on_object_storage(tmp_path: Path) -> None:
 
 
 def test_a_version_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer or older release than those of docs/reference/versions.md is named with the ones that were tried."""
+    """A newer or older release than those of docs/reference/versions.md is named with
+    the ones that were tried.
+    """
     versions = {"torch": "2.16.0+cpu", "flytekit": "1.9.1", "nvidia-resiliency-ext": "0.4.1"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     _, _, told = doctor._check_versions()
     page = (Path(__file__).parents[2] / "docs/reference/versions.md").read_text(encoding="utf-8")
     named = {f"{major}.{minor}" for tried in doctor.TRIED.values() for major, minor in tried}
     assert named - set(re.findall(r"\b\d+\.\d+\b", page)) == set()
-    assert told == (
-        "firstfault was not tested with torch 2.16.0+cpu (tested: 2.3 to 2.15), flytekit 1.9.1 (tested: 1.15 to 1.16)"
+    assert (
+        told
+        == "firstfault was not tested with torch 2.16.0+cpu (tested: 2.3 to 2.15), flytekit 1.9.1"
+        " (tested: 1.15 to 1.16)"
     )
 
 
@@ -167,12 +239,24 @@ def test_without_torch(tmp_path: Path) -> None:
 @pytest.mark.s3
 def test_a_storage(s3: Any, tmp_path: Path) -> None:
     """A storage is written, listed and read; a bucket that does not exist is named."""
-    environment, without_torch = {"FIRSTFAULT": "1", **s3.environment()}, ("-c", NOT_HERE)  # importing it takes seconds
+    # importing it takes seconds
+    environment, without_torch = (
+        {"FIRSTFAULT": "1", **s3.environment()},
+        (
+            "-c",
+            NOT_HERE,
+        ),
+    )
     folder = s3.uri("runs")
     _, told = _doctor(tmp_path, *without_torch, **environment, FIRSTFAULT_FOLDER=folder)
     assert (set(told), told["all"]["storage"].partition(" in ")[0]) == (
         {"all", "torch"},
         f"wrote, listed and read {folder}",
     )
-    _, told = _doctor(tmp_path, *without_torch, **environment, FIRSTFAULT_FOLDER="s3://no-such-bucket/runs")
+    _, told = _doctor(
+        tmp_path,
+        *without_torch,
+        **environment,
+        FIRSTFAULT_FOLDER="s3://no-such-bucket/runs",
+    )
     assert set(told) == {"all", "torch", "storage"}

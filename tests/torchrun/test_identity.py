@@ -25,12 +25,16 @@ HOST = socket.gethostname()
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.of}-{source.variables[0]}")
 def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row of the table gives a name if its variables are set, and comes before the rows below it."""
+    """Each row of the table gives a name if its variables are set,
+    and comes before the rows below it.
+    """
     monkeypatch.setattr(socket, "gethostname", lambda: "train-3")
     below = [row for row in SOURCES[SOURCES.index(source) :] if row.of == source.of]
     names = {name for row in below for name in row.variables} - {HOST_NAME}
     run_id = "7" if names & {"--rdzv-id", "PET_RDZV_ID"} else ""
-    environment = {name: {"JOB_COMPLETION_INDEX": "3"}.get(name, "7") for name in names} | {"HOSTNAME": "other-3"}
+    environment = {name: {"JOB_COMPLETION_INDEX": "3"}.get(name, "7") for name in names} | {
+        "HOSTNAME": "other-3"
+    }
     value = {HOST_NAME: "train-3", "JOB_COMPLETION_INDEX": "train"}.get(source.variables[-1])
     found = getattr(who(run_id, environment), source.of)
     assert found.value == (source.value or value or "_".join("7" for _ in source.variables))
@@ -40,12 +44,14 @@ def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table_on_the_page() -> None:
     """docs/start/clusters.md has the table of the code."""
     rows = [
-        f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} | {source.launcher} |".replace(
-            f"`{HOST_NAME}`", HOST_NAME
-        )
+        f"| {source.of} | {' and '.join(f'`{name}`' for name in source.variables)} |"
+        f" {source.launcher} |".replace(f"`{HOST_NAME}`", HOST_NAME)
         for source in SOURCES
     ]
-    assert re.findall(r"^\| (?:job|attempt|node|namespace) \|.*$", DOCS.read_text(), re.MULTILINE) == rows
+    assert (
+        re.findall(r"^\| (?:job|attempt|node|namespace) \|.*$", DOCS.read_text(), re.MULTILINE)
+        == rows
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +76,12 @@ def test_an_attempt_that_is_not_a_number() -> None:
     assert found.attempt == ("3", "SLURM_RESTART_COUNT")
 
 
-def _folder(monkeypatch: pytest.MonkeyPatch, root: object, meet: object = None, **environment: str) -> str:
+def _folder(
+    monkeypatch: pytest.MonkeyPatch,
+    root: object,
+    meet: object = None,
+    **environment: str,
+) -> str:
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
     chosen = chosen_folder(who(environment.pop("run_id", ""), environment), meet)  # type: ignore[arg-type]
     if chosen.mark is not None:
@@ -79,13 +90,17 @@ def _folder(monkeypatch: pytest.MonkeyPatch, root: object, meet: object = None, 
 
 
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell expands "~" in a manifest, nor in `--ff-folder=~/runs`; a block of YAML ends with a line break."""
+    """No shell expands "~" in a manifest, nor in `--ff-folder=~/runs`;
+    a block of YAML ends with a line break.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     assert _folder(monkeypatch, "~/runs\n", SLURM_JOB_ID="4711") == f"{tmp_path}/runs/4711/0"
 
 
 def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A requeue is the next attempt beside the first; another run of the same name has a folder of its own."""
+    """A requeue is the next attempt beside the first;
+    another run of the same name has a folder of its own.
+    """
     first = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711")
     again = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711")
     requeued = _folder(monkeypatch, tmp_path, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="1")
@@ -95,7 +110,9 @@ def test_runs_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("root", ["/runs", "s3://bucket/runs"])
 def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run belongs to one job of the scheduler: another one with the same FIRSTFAULT_JOB never adds attempts to it."""
+    """A run belongs to one job of the scheduler: another one with the same FIRSTFAULT_JOB
+    never adds attempts to it.
+    """
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     root = root if root.startswith("s3") else f"{tmp_path}{root}"
@@ -112,27 +129,37 @@ def test_a_job_of_the_same_name(root: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_job_that_an_array_submits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task of an array and the jobs that it submits, which inherit its variables, are separate runs."""
+    """A task of an array and the jobs that it submits, which inherit its variables,
+    are separate runs.
+    """
     task = {"SLURM_ARRAY_JOB_ID": "700", "SLURM_ARRAY_TASK_ID": "3"}
-    jobs = [_folder(monkeypatch, tmp_path, **task, SLURM_JOB_ID=job) for job in ("703", "4711", "4712")]
+    jobs = [
+        _folder(monkeypatch, tmp_path, **task, SLURM_JOB_ID=job) for job in ("703", "4711", "4712")
+    ]
     requeued = _folder(monkeypatch, tmp_path, **task, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT="1")
     assert jobs == [f"{tmp_path}/700_3-{job}/0" for job in ("703", "4711", "4712")]
     assert requeued == f"{tmp_path}/700_3-4711/1"
 
 
 def test_steps_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step is a run with its own attempts, also if its nodes have no common store to agree on a name."""
+    """Each step is a run with its own attempts,
+    also if its nodes have no common store to agree on a name.
+    """
     steps = [{"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in ("0", "2")]
     for requeue in ({}, {"SLURM_RESTART_COUNT": "1"}):
         found = [
-            _folder(monkeypatch, tmp_path, meet, **step, **requeue) for meet in (None, lambda: None) for step in steps
+            _folder(monkeypatch, tmp_path, meet, **step, **requeue)
+            for meet in (None, lambda: None)
+            for step in steps
         ]
         number = requeue.get("SLURM_RESTART_COUNT", "0")
         assert found == [f"{tmp_path}/4711/{number}", f"{tmp_path}/4711.2/{number}"] * 2
 
 
 def test_a_name_that_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart belongs to the job that was begun last, not to an older one of this name with fewer attempts."""
+    """A restart belongs to the job that was begun last,
+    not to an older one of this name with fewer attempts.
+    """
 
     def start(attempt: str) -> Path:
         folder = _folder(monkeypatch, tmp_path, JOBSET_NAME="llama", JOBSET_RESTART_ATTEMPT=attempt)
@@ -147,7 +174,9 @@ def test_a_name_that_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_runs_on_a_storage_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage is not asked: what an allocation left on its node, or the time, tells runs apart."""
+    """A storage is not asked: what an allocation left on its node, or the time,
+    tells runs apart.
+    """
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     root = "s3://bucket/runs"
@@ -158,7 +187,9 @@ def test_runs_on_a_storage_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes of a run take the name that the first one claimed, also if nothing names the job."""
+    """All nodes of a run take the name that the first one claimed,
+    also if nothing names the job.
+    """
     store = dist.HashStore()
     folders = {_folder(monkeypatch, tmp_path, lambda: store) for _ in range(3)}
     assert len(folders) == 1
@@ -168,8 +199,16 @@ def test_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nodes_that_cannot_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a store before the first round, variables name the folder; without those one line says what to set."""
-    assert _folder(monkeypatch, tmp_path, lambda: None, JOBSET_NAME="a", JOBSET_RESTART_ATTEMPT="2").endswith("/a/2")
+    """Without a store before the first round, variables name the folder;
+    without those one line says what to set.
+    """
+    assert _folder(
+        monkeypatch,
+        tmp_path,
+        lambda: None,
+        JOBSET_NAME="a",
+        JOBSET_RESTART_ATTEMPT="2",
+    ).endswith("/a/2")
     assert not caplog.messages
     _folder(monkeypatch, tmp_path, lambda: None)
     assert "set FIRSTFAULT_JOB to a new name for each run" in caplog.text
@@ -179,7 +218,13 @@ def test_nodes_that_cannot_agree(
     ("variables", "found"),
     [
         ("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 SLURM_PROCID=0 SLURM_NTASKS=1", (5, 1, 8)),
-        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=8 SLURM_PROCID=0", (5, 1, 8)),
+        (
+            (
+                "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_SIZE=8"
+                " SLURM_PROCID=0"
+            ),
+            (5, 1, 8),
+        ),
         ("PMI_RANK=5 MPI_LOCALRANKID=1 PMI_SIZE=8", (5, 1, 8)),
         ("SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NTASKS=8", (5, 1, 8)),
         ("LOCAL_RANK=1 WORLD_SIZE=8 NODE_RANK=0", (1, 1, 8)),
@@ -196,17 +241,32 @@ def test_ranks_by_launcher(variables: str, found: tuple[int | None, int, int]) -
 
 @pytest.mark.jobs
 def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure of the requeued job is found in the common folder, and its report tells where its name came from."""
+    """The failure of the requeued job is found in the common folder,
+    and its report tells where its name came from.
+    """
     folder = tmp_path / "node-0" / "ff"
     first = _folder(monkeypatch, folder, SLURM_JOB_ID="4711")
     program = "import sys; sys.exit('no licence')"
     variables = {"FIRSTFAULT_FOLDER": "ff", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
     variables |= {"XDG_STATE_HOME": str(tmp_path / "home")}
     words = ["--nproc-per-node=1", "--no-python", sys.executable, "-c", program]
-    (node,) = run_job(tmp_path, words, Way("forked", "static"), nodes=1, environments={0: variables}).nodes
+    (node,) = run_job(
+        tmp_path,
+        words,
+        Way("forked", "static"),
+        nodes=1,
+        environments={0: variables},
+    ).nodes
     read = read_attempt(str(folder), MultiErrorFileOutputReader)
-    assert (first, read.uri, node.prefix) == (f"{folder}/4711/0", f"{folder}/4711/1", f"{folder}/4711/1")
+    assert (first, read.uri, node.prefix) == (
+        f"{folder}/4711/0",
+        f"{folder}/4711/1",
+        f"{folder}/4711/1",
+    )
     assert [one.uri for one in find_pointers("4711", "1", environment=variables)] == [node.prefix]
     assert read.conclusion is not None
     told = read.reader.report(read.conclusion).identity.task
-    assert told == "4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT), nodes named by FIRSTFAULT_NODE"
+    assert (
+        told
+        == "4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT), nodes named by FIRSTFAULT_NODE"
+    )

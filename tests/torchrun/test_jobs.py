@@ -1,4 +1,6 @@
-"""Jobs of programs on two nodes, started by torchrun's command line: cascades of the lab, and a job that succeeds."""
+"""Jobs of programs on two nodes, started by torchrun's command line: cascades of the lab,
+and a job that succeeds.
+"""
 
 import re
 import sys
@@ -30,7 +32,10 @@ def _of_two(fault: str, rendezvous: str = "c10d", folder: str = "own", **inputs:
 FORKED = Way("forked")
 ONE_EACH = ("--nproc-per-node=1",)
 CASCADES = [
-    (_of_two("raise", "static", "common", early=True), "ValueError, rank 1 on host-1: the batch has no labels"),
+    (
+        _of_two("raise", "static", "common", early=True),
+        "ValueError, rank 1 on host-1: the batch has no labels",
+    ),
     (_of_two("SIGKILL", "file"), "SIGKILL, rank 1 on host-1: "),
     (_of_two("sys.exit-3", folder="common"), "SystemExit, rank 1 on host-1: "),
     (_of_two("hang", "static"), "hang, rank 1 on host-1: "),
@@ -42,19 +47,27 @@ AT_ONCE = 2
 
 
 @pytest.fixture(scope="module")
-def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Job]]]:
+def jobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Job]]]:
     """Run the cascades of the chosen tests, some at once; return their jobs by name."""
     chosen = [
         item.callspec.params["case"]
         for item in request.session.items
-        if item.path == request.path and getattr(item, "originalname", "") == test_a_cascade.__name__
+        if item.path == request.path
+        and getattr(item, "originalname", "") == test_a_cascade.__name__
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {case.name: pool.submit(run_program, case, tmp_path_factory.mktemp("job")) for case in chosen}
+        yield {
+            case.name: pool.submit(run_program, case, tmp_path_factory.mktemp("job"))
+            for case in chosen
+        }
 
 
 def _report(prefix: str) -> tuple[str, Conclusion]:
-    """Return the page of an attempt, without the names of the node's folders, and the conclusion."""
+    """Return the page of an attempt, without the names of the node's folders,
+    and the conclusion.
+    """
     reader = MultiErrorFileOutputReader(prefix)
     conclusion = reader.conclude()
     assert conclusion is not None
@@ -62,9 +75,13 @@ def _report(prefix: str) -> tuple[str, Conclusion]:
 
 
 def test_success(tmp_path: Path) -> None:
-    """A job that succeeds prints what it prints under torchrun, also if the nodes' store is a file."""
+    """A job that succeeds prints what it prints under torchrun,
+    also if the nodes' store is a file.
+    """
     job = run_job(tmp_path, ["--no-python", "echo", "trained"], Way("variable", "file"))
-    assert [(node.code, node.out, node.err) for node in job.nodes] == [(0, "trained\ntrained\n", "")] * 2
+    assert [(node.code, node.out, node.err) for node in job.nodes] == [
+        (0, "trained\ntrained\n", "")
+    ] * 2
     assert job.left == []
 
 
@@ -73,13 +90,24 @@ def test_the_example_of_readme(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "script.py")
     name = {0: {"FIRSTFAULT_NODE": "host-1"}}
     options = ["--nproc-per-node", "4"]
-    job = run_job(tmp_path, [script], Way("forked", "c10d"), nodes=1, options=options, environments=name)
-    assert "\n".join([*job.nodes[0].lines, "  More: "]) in (ROOT / "README.md").read_text(encoding="utf-8")
+    job = run_job(
+        tmp_path,
+        [script],
+        Way("forked", "c10d"),
+        nodes=1,
+        options=options,
+        environments=name,
+    )
+    assert "\n".join([*job.nodes[0].lines, "  More: "]) in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
     assert job.complaints() == []
 
 
 def test_a_rank_that_leaves(tmp_path: Path) -> None:
-    """A rank that destroys its process group and ends, while the others need it, is the root cause."""
+    """A rank that destroys its process group and ends, while the others need it,
+    is the root cause.
+    """
     job = run_job(tmp_path, [FAULTY, "leave"], FORKED, options=ONE_EACH)
     assert job.complaints() == []
     assert job.nodes[0].headline.startswith("ended early, rank 1 on host-1: ")
@@ -87,7 +115,12 @@ def test_a_rank_that_leaves(tmp_path: Path) -> None:
 
 def test_a_node_that_cannot_start_its_workers(tmp_path: Path) -> None:
     """The other node, whose workers run, hears of it."""
-    job = run_job(tmp_path, ["--no-python", "sleep", "1200"], FORKED, environments={1: {"PATH": str(tmp_path)}})
+    job = run_job(
+        tmp_path,
+        ["--no-python", "sleep", "1200"],
+        FORKED,
+        environments={1: {"PATH": str(tmp_path)}},
+    )
     assert job.complaints() == []
     assert job.nodes[0].headline.startswith("FileNotFoundError, the agent of host-1: ")
     assert "because the agent of host-1 failed: FileNotFoundError" in job.nodes[0].err
@@ -111,7 +144,9 @@ time.sleep(300)
 
 @pytest.mark.parametrize("lost", [1, 0])
 def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
-    """The other node says which one is lost, also if that one hosted the store, and with it all that they share."""
+    """The other node says which one is lost, also if that one hosted the store,
+    and with it all that they share.
+    """
     impatient = {node: {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"} for node in range(2)}
     words = ["--no-python", sys.executable, "-c", KILLS, str(lost)]
     job = run_job(tmp_path, words, FORKED, options=ONE_EACH, environments=impatient)
@@ -126,7 +161,9 @@ def test_an_agent_is_killed(lost: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("case", "begins"), CASCADES, ids=[case.name for case, _ in CASCADES])
 def test_a_cascade(case: Case, begins: str, jobs: dict[str, Future[Job]]) -> None:
-    """All nodes end with the same few lines, which name the injected fault, and code 1, and leave no process."""
+    """All nodes end with the same few lines, which name the injected fault, and code 1,
+    and leave no process.
+    """
     job = jobs[case.name].result()
     assert complaints_of(case, job, files_of(job)) == []
     for node in job.alive:
@@ -137,4 +174,6 @@ def test_a_cascade(case: Case, begins: str, jobs: dict[str, Future[Job]]) -> Non
         assert pages[0] == pages[1]
         for found in conclusions:
             assert (found.verdict.coverage.complete, found.verdict.coverage.notes) == (True, ())
-            assert {place.rank for place in found.job.places if place.rank is not None} == set(range(2 * case.per_node))
+            assert {place.rank for place in found.job.places if place.rank is not None} == set(
+                range(2 * case.per_node)
+            )

@@ -1,4 +1,6 @@
-"""What another user of the machine has prepared in a shared folder is neither followed, joined nor removed."""
+"""What another user of the machine has prepared in a shared folder is neither followed,
+joined nor removed.
+"""
 
 import os
 import shutil
@@ -49,7 +51,9 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def untouched(home: Path) -> bool:
     """Whether the victim's folder is as before."""
-    return [path.name for path in home.iterdir()] == ["profile"] and (home / "profile").read_text() == PROFILE
+    return [path.name for path in home.iterdir()] == ["profile"] and (
+        home / "profile"
+    ).read_text() == PROFILE
 
 
 def choose(name: str = "job") -> Path:
@@ -61,11 +65,21 @@ def choose(name: str = "job") -> Path:
 
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("at", [f"job/{RUN_MARK}", "job", "job/0"])
-def test_in_the_folder_of_runs(plant: str, at: str, home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job records, and writes through no link that was prepared at the name of its mark, run or attempt."""
+def test_in_the_folder_of_runs(
+    plant: str,
+    at: str,
+    home: Path,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job records, and writes through no link that was prepared at the name of its mark,
+    run or attempt.
+    """
     root = home.with_name("group")
     (root / at).parent.mkdir(parents=True)
-    PLANTS[plant](root / at, home if at != f"job/{RUN_MARK}" and plant == "link" else home / "profile")
+    PLANTS[plant](
+        root / at, home if at != f"job/{RUN_MARK}" and plant == "link" else home / "profile"
+    )
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
     folder = choose()
     assert untouched(home)
@@ -95,8 +109,15 @@ def test_the_users_own_link(home: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("plant", ["link", "dangling link", "hard link", "pipe", "open folder"])
-def test_the_name_among_temporary_files(plant: str, home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the name of the private folder is taken, the job records in another private one, which readers find."""
+def test_the_name_among_temporary_files(
+    plant: str,
+    home: Path,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the name of the private folder is taken, the job records in another private one,
+    which readers find.
+    """
     taken = shared / f".firstfault-{os.geteuid()}"
     if plant == "open folder":
         (taken / "torchrun" / "job").mkdir(parents=True)
@@ -120,7 +141,9 @@ def test_the_name_among_temporary_files(plant: str, home: Path, shared: Path, mo
     assert (pruned.return_value, f"removed {folder.parent}" in pruned.output) == (EXIT.OK, True)
 
 
-def test_without_a_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job records in its folder although the machine has no folder for temporary files."""
 
     def fail() -> str:
@@ -147,7 +170,7 @@ def test_prune_follows_no_mark(home: Path, shared: Path) -> None:
     assert untouched(home)
 
 
-# --- with real users: only root can be several ------------------------------------------------------------------------
+# --- with real users: only root can be several ----------------------------------------------------
 
 NOBODY, ATTACKER = 65534, 65533
 START = """
@@ -191,11 +214,26 @@ def test_another_user(place: str, machine: Path) -> None:
     """Another user's folders and links are left alone, and each of two users records."""
 
     def run(code: str, user: int) -> str:
-        folder = {"tmp": str(machine / "victim" / "no folder"), "group": str(machine / "group")}.get(place, "")
-        environment = {**os.environ, "TMPDIR": str(machine / "tmp"), "FIRSTFAULT_FOLDER": folder, "HOME": "/nowhere"}
+        folder = {
+            "tmp": str(machine / "victim" / "no folder"),
+            "group": str(machine / "group"),
+        }.get(place, "")
+        environment = {
+            **os.environ,
+            "TMPDIR": str(machine / "tmp"),
+            "FIRSTFAULT_FOLDER": folder,
+            "HOME": "/nowhere",
+        }
         working = machine / "tmp" if place == "working folder" and code == RECORDS else machine
         command = [sys.executable, "-c", START + code, str(user)]
-        ended = subprocess.run(command, cwd=working, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command,
+            cwd=working,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.strip()
 

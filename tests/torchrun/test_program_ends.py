@@ -1,4 +1,6 @@
-"""How a program's end is told: it reached its end, or it called `sys.exit`, perhaps for an exception."""
+"""How a program's end is told: it reached its end, or it called `sys.exit`,
+perhaps for an exception.
+"""
 
 import pickle
 import subprocess
@@ -53,12 +55,21 @@ def exits():
 HOWS = {
     "step": ("KeyError, rank 1 on worker-0: 'labels'; then SystemExit", "user_code"),
     "leaves": (
-        "ValueError, rank 1 on worker-0: invalid literal for int() with base 10: 'seventeen'; then SystemExit",
+        (
+            "ValueError, rank 1 on worker-0: invalid literal for int() with base 10: 'seventeen';"
+            " then SystemExit"
+        ),
         "user_code",
     ),
     "swallows": ("ended early, rank 1 on worker-0: its program reached its end", "exit"),
-    "raises": ("SystemExit, rank 1 on worker-0: it exited at program.py:43 in <module>: raises()", "exit"),
-    "exits": ("SystemExit, rank 1 on worker-0: it exited at program.py:40 in exits: sys.exit()", "exit"),
+    "raises": (
+        "SystemExit, rank 1 on worker-0: it exited at program.py:43 in <module>: raises()",
+        "exit",
+    ),
+    "exits": (
+        "SystemExit, rank 1 on worker-0: it exited at program.py:40 in exits: sys.exit()",
+        "exit",
+    ),
 }
 
 
@@ -71,6 +82,7 @@ def test_how_a_program_ended(tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         exception = pickle.loads(ended.stdout)  # noqa: S301 - its own
         verdict = run_strategy(
-            get_strategy("evidence"), make_job(make_error(1, exception=exception, message="", category="exit"))
+            get_strategy("evidence"),
+            make_job(make_error(1, exception=exception, message="", category="exit")),
         )
         assert (verdict.headline, verdict.category) == told, (ended.stderr, how)

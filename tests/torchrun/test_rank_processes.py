@@ -1,4 +1,6 @@
-"""A rank that is several processes: it becomes another program, starts the one that trains, or submits another job."""
+"""A rank that is several processes: it becomes another program, starts the one that trains,
+or submits another job.
+"""
 
 import os
 import subprocess
@@ -69,10 +71,22 @@ CASES = {
     "starts the training": (f'sys.exit(run("{FAILS}"))', "ValueError", 1),
     "starts the training, and raises": (f'run("{FAILS}", check=True)', "ValueError", 1),
     "starts the training again": (f'run("load(); {FAILS}"); sys.exit(run("load()"))', "", 0),
-    "has imported torch, and starts the training": (f'load(); sys.exit(run("{GROUP_FAILS}"))', "ValueError", 1),
-    "has imported torch, and starts a helper that fails": (f'load(); run("load(); {FAILS}")', "", 0),
+    "has imported torch, and starts the training": (
+        f'load(); sys.exit(run("{GROUP_FAILS}"))',
+        "ValueError",
+        1,
+    ),
+    "has imported torch, and starts a helper that fails": (
+        f'load(); run("load(); {FAILS}")',
+        "",
+        0,
+    ),
     "trains, and starts a helper that fails": (f'load(True); run("{GROUP_FAILS}")', "", 0),
-    "starts a helper, and trains": ('run("load()"); load(True); raise ValueError(7)', "ValueError", 1),
+    "starts a helper, and trains": (
+        'run("load()"); load(True); raise ValueError(7)',
+        "ValueError",
+        1,
+    ),
     "kills its helper": ("p = start(); load(True); meet(p).kill(); p.wait()", "", 0),
     "kills its helper, without a group": ("p = start(); load(); meet(p).kill(); p.wait()", "", 0),
     "kills its helper, which has become another program": (
@@ -89,7 +103,9 @@ CASES = {
     "trains after its late helper has failed": (f"load(); run({GROUP_FAILS!r}); load(True)", "", 0),
     "starts the training, which is killed": (f"sys.exit(run({KILLED!r}))", "SIGKILL", 247),
 }
-"""What a rank does, what is recorded about its end (a signal or an exception; empty: a good end), and its exit code."""
+"""What a rank does, what is recorded about its end (a signal or an exception; empty: a good end),
+and its exit code.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +119,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ended(library: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], JobErrors]:
+def ended(
+    library: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[int], JobErrors]:
     """Run each case as a rank; return their exit codes, and what was recorded."""
     folder = tmp_path_factory.mktemp("documents")
     common = {**library, "WORLD_SIZE": str(len(CASES)), "FIRSTFAULT_FOLDER": str(folder)}
@@ -117,18 +135,25 @@ def ended(library: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     ]
     codes = [rank.wait(LONGEST_S) for rank in ranks]
     prefix = Prefix(folder / "0")
-    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={folder}"), seconds=LONGEST_S)  # their recorders
+    # their recorders
+    until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={folder}"), seconds=LONGEST_S)
     return codes, MultiErrorFileOutputReader(prefix.uri).job()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_rank_does(case: str, ended: tuple[list[int], JobErrors]) -> None:
-    """The process that trains is recorded, a good end is good, and an end that nobody can know isn't called a death."""
+    """The process that trains is recorded, a good end is good,
+    and an end that nobody can know isn't called a death.
+    """
     codes, job = ended
     rank = list(CASES).index(case)
     _, recorded, code = CASES[case]
     failures = [failure for failure in job.failures if failure.rank == rank]
-    told = [failure.signal or failure.exception.type for failure in failures if failure.signal or failure.exception]
+    told = [
+        failure.signal or failure.exception.type
+        for failure in failures
+        if failure.signal or failure.exception
+    ]
     phases = {entry.phase for entry in job.roster if rank in entry.ranks} - {Phase.JOINED}
     assert (codes[rank], told) == (code, [recorded] if recorded else [])
     assert phases == {Phase.FAILED if recorded else Phase.SUCCEEDED}
@@ -137,17 +162,27 @@ def test_what_a_rank_does(case: str, ended: tuple[list[int], JobErrors]) -> None
 def test_the_only_rank_ends_its_helper(library: dict[str, str], tmp_path: Path) -> None:
     """Without peers a helper looks like a training, so a process that was ended isn't a failure."""
     environment = _environment(RANK="0", WORLD_SIZE="1", FIRSTFAULT_FOLDER=str(tmp_path), **library)
-    code = f"{START}LOADS = {LOADS!r}\nfor end in 'kill', 'terminate': getattr(meet(p := start()), end)(); p.wait()"
+    code = (
+        f"{START}LOADS = {LOADS!r}\nfor end in 'kill', 'terminate': getattr(meet(p := start()),"
+        " end)(); p.wait()"
+    )
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     until(lambda: not running_of((), f"FIRSTFAULT_FOLDER={tmp_path}"), seconds=LONGEST_S)
     assert list(tmp_path.rglob("*.pb")) == []
 
 
 def test_a_rank_that_fails_leaves_a_pointer(tmp_path: Path) -> None:
-    """Slurm's script finds the attempt also if the only document is of a later rank, which hasn't imported torch."""
+    """Slurm's script finds the attempt also if the only document is of a later rank,
+    which hasn't imported torch.
+    """
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "2", "XDG_STATE_HOME": str(tmp_path / "home")}
     environment = _environment(RANK="1", WORLD_SIZE="2", FIRSTFAULT_FOLDER=str(tmp_path), **slurm)
-    subprocess.run([sys.executable, "-c", START + FAILS], env=environment, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        [sys.executable, "-c", START + FAILS],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
     (pointer,) = find_pointers("4711", environment={"XDG_STATE_HOME": slurm["XDG_STATE_HOME"]})
     assert (pointer.uri, pointer.step) == (f"{tmp_path}/4711.2/0", "2")
 
@@ -168,9 +203,16 @@ os.wait()
 
 @pytest.mark.parametrize("asks", ["", "import firstfault_torch.record; "])
 def test_a_job_that_a_rank_submits(asks: str, library: dict[str, str], tmp_path: Path) -> None:
-    """A job that inherits a rank's variables isn't part of that rank, and is recorded if it asks for it."""
+    """A job that inherits a rank's variables isn't part of that rank,
+    and is recorded if it asks for it.
+    """
     submitted = tmp_path / "submitted"
-    environment = _environment(RANK="0", WORLD_SIZE="1", FIRSTFAULT_FOLDER=str(tmp_path / "first"), **library)
+    environment = _environment(
+        RANK="0",
+        WORLD_SIZE="1",
+        FIRSTFAULT_FOLDER=str(tmp_path / "first"),
+        **library,
+    )
     reading, writing = os.pipe()
     subprocess.run(
         [sys.executable, "-c", START + "load()" + SUBMITS, str(submitted), "-c", asks + FAILS],
@@ -193,7 +235,9 @@ def test_a_job_that_a_rank_submits(asks: str, library: dict[str, str], tmp_path:
 
 
 def test_an_ancestor() -> None:
-    """A variable counts if the process that set it is this one or one above it, and still the same."""
+    """A variable counts if the process that set it is this one or one above it,
+    and still the same.
+    """
     process, start = identify(os.getpid()).split()
     assert is_ancestor(f"{process} {start}")
     assert is_ancestor(identify(os.getppid()))
@@ -210,7 +254,11 @@ def test_a_launcher_in_a_job_that_a_worker_submits(monkeypatch: pytest.MonkeyPat
     """Torchrun is recorded with FIRSTFAULT=1 unless an agent of firstfault above it is running."""
     monkeypatch.setenv("FIRSTFAULT", "1")
     monkeypatch.setenv("FIRSTFAULT_RECORDING", "{}")
-    for agent, is_recorded in ((identify(os.getpid()), False), (f"{os.getpid()} 1", True), ("", True)):
+    for agent, is_recorded in (
+        (identify(os.getpid()), False),
+        (f"{os.getpid()} 1", True),
+        ("", True),
+    ):
         monkeypatch.setenv("FIRSTFAULT_AGENT", agent)
         create = registry.create_handler
         firstfault_start.handler()

@@ -1,4 +1,6 @@
-"""Ranks that no agent starts, as those of srun and mpirun, record what ends them; readers find the root cause."""
+"""Ranks that no agent starts, as those of srun and mpirun, record what ends them;
+readers find the root cause.
+"""
 
 import os
 import socket
@@ -38,11 +40,16 @@ def _environment(**variables: str) -> dict[str, str]:
 def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) -> list[int]:
     """Start two ranks as a launcher does; return their exit codes.
 
-    Slurm has one on each of two hosts, and terminates the other, as ``srun --kill-on-bad-exit`` does.
+    Slurm has one on each of two hosts, and terminates the other, as ``srun --kill-on-bad-exit``
+    does.
 
     `names` are the launcher's variables of rank, local rank and world size.
     """
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "OMP_NUM_THREADS": "1"}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(get_free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     ranks, on_host = [], 1 if names is SLURM else 2
     for rank in range(SIZE):
         own = dict(zip(names, map(str, (rank, rank % on_host, SIZE)), strict=True))
@@ -51,7 +58,9 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) ->
             own |= {"XDG_STATE_HOME": str(folder / "home")}
         place = {"FIRSTFAULT_FOLDER": str(folder), "FIRSTFAULT_NODE": f"host-{rank // on_host}"}
         environment = _environment(**common, **own, **place)
-        ranks.append(subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL))
+        ranks.append(
+            subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.DEVNULL)
+        )
     deadline = time.monotonic() + LONGEST_S
     try:
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
@@ -67,7 +76,10 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) ->
 
 def settled(prefix: Prefix, count: int) -> None:
     """Wait until so many ranks have a last roster entry: their recorders outlive them."""
-    until(lambda: sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) >= count, seconds=LONGEST_S)
+    until(
+        lambda: sum(entry.phase is not Phase.JOINED for entry in prefix.roster()) >= count,
+        seconds=LONGEST_S,
+    )
 
 
 @pytest.mark.jobs
@@ -91,7 +103,9 @@ def test_a_fault(fault: str, names: tuple[str, str, str], headline: str, tmp_pat
     assert verdict.headline.startswith(headline)
     assert verdict.coverage.expected == verdict.coverage.reported == SIZE
     if names is SLURM:
-        (pointer,) = find_pointers("4711", "1", environment={"XDG_STATE_HOME": str(tmp_path / "home")})
+        (pointer,) = find_pointers(
+            "4711", "1", environment={"XDG_STATE_HOME": str(tmp_path / "home")}
+        )
         assert (pointer.uri, pointer.step) == (prefix.uri, "2")
     local_ranks = {failure.place.rank: failure.place.local_rank for failure in prefix.failures()}
     assert local_ranks == {0: 0, 1: 0 if names is SLURM else 1}
@@ -102,7 +116,10 @@ ENDS = {
     "os.abort()": ("SIGABRT", ""),
     "os.kill(os.getpid(), signal.SIGTERM)": ("SIGTERM", ""),
     "raise ValueError('no labels')": ("", "ValueError"),
-    "signal.signal(signal.SIGTERM, lambda *_: 1 / 0); os.kill(os.getpid(), signal.SIGTERM)": ("", "ZeroDivisionError"),
+    "signal.signal(signal.SIGTERM, lambda *_: 1 / 0); os.kill(os.getpid(), signal.SIGTERM)": (
+        "",
+        "ZeroDivisionError",
+    ),
     "sys.exit(7)": None,
     "os.fork() or os.kill(os.getpid(), signal.SIGTERM); os.wait()": None,
 }
@@ -110,15 +127,20 @@ ENDS = {
 
 
 def test_ends_of_a_rank(tmp_path: Path) -> None:
-    """A signal is told by the stacks that it wrote, and one that wrote none is SIGKILL; a program's handler stays."""
+    """A signal is told by the stacks that it wrote, and one that wrote none is SIGKILL;
+    a program's handler stays.
+    """
     start = (
-        "import os, signal, sys, firstfault_torch.record; from firstfault_torch.torchrun import rank; rank.begin()\n"
+        "import os, signal, sys, firstfault_torch.record; from firstfault_torch.torchrun import"
+        " rank; rank.begin()\n"
     )
     start += "sys.modules['torch.distributed.distributed_c10d'] = os\n"  # torch is slow to import
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", start + code],
-            env=_environment(RANK=str(rank), WORLD_SIZE=str(len(ENDS)), FIRSTFAULT_FOLDER=str(tmp_path)),
+            env=_environment(
+                RANK=str(rank), WORLD_SIZE=str(len(ENDS)), FIRSTFAULT_FOLDER=str(tmp_path)
+            ),
             stderr=subprocess.DEVNULL,
         )
         for rank, code in enumerate(ENDS)
@@ -127,7 +149,9 @@ def test_ends_of_a_rank(tmp_path: Path) -> None:
     prefix = Prefix(tmp_path / "0")
     settled(prefix, len(ENDS))
     found = {failure.rank: failure for failure in prefix.failures()}
-    phases = {entry.ranks: entry.phase for entry in prefix.roster() if entry.phase is not Phase.JOINED}
+    phases = {
+        entry.ranks: entry.phase for entry in prefix.roster() if entry.phase is not Phase.JOINED
+    }
     for rank, end in enumerate(ENDS.values()):
         assert phases[rank,] is (Phase.FAILED if end else Phase.SUCCEEDED)
         if end is None:
@@ -146,8 +170,18 @@ NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
 @pytest.mark.parametrize(
     ("folder", "variables", "told", "run"),
     [
-        ("/a/ff", STEP, "2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "/a/ff/2.0"),
-        ("s3://a/ff/", STEP, "2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)", "s3://a/ff/2.0"),
+        (
+            "/a/ff",
+            STEP,
+            "2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)",
+            "/a/ff/2.0",
+        ),
+        (
+            "s3://a/ff/",
+            STEP,
+            "2.0 (SLURM_JOB_ID and SLURM_STEP_ID), attempt 0 (SLURM_JOB_ID)",
+            "s3://a/ff/2.0",
+        ),
         (
             "/a/ff/",
             STEP | {"FIRSTFAULT_JOB": "b c"},
@@ -158,9 +192,15 @@ NO_JOB = dict.fromkeys((*STEP, "FIRSTFAULT_JOB", "FIRSTFAULT_NODE"), "")
     ],
 )
 def test_the_name_in_the_report(
-    folder: str, variables: dict[str, str], told: str, run: str, monkeypatch: pytest.MonkeyPatch
+    folder: str,
+    variables: dict[str, str],
+    told: str,
+    run: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job has the name of its folder of documents, and each name its source; Slurm names the nodes."""
+    """The job has the name of its folder of documents, and each name its source;
+    Slurm names the nodes.
+    """
     for name, value in (NO_JOB | {"FIRSTFAULT_FOLDER": folder} | variables).items():
         monkeypatch.setenv(name, value)
     engine = _build_engine.__wrapped__()
@@ -179,7 +219,9 @@ def test_the_name_in_the_report(
     ],
 )
 def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
-    """A program that `firstfault_torch.record` runs sees, prints and returns what it does without."""
+    """A program that `firstfault_torch.record` runs sees,
+    prints and returns what it does without.
+    """
     (tmp_path / "package").mkdir()
     for file in (tmp_path / "program.py", tmp_path / "package" / "program.py"):
         file.write_text(PROGRAM.read_text())
@@ -187,7 +229,13 @@ def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
     def run(words: list[str], **variables: str) -> tuple[int, bytes, bytes]:
         environment = _environment(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", **variables)
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        ended = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, check=False, **pipes)
+        ended = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+            **pipes,
+        )
         return ended.returncode, ended.stdout, ended.stderr
 
     at = command.index("program.py") if "program.py" in command else 0
@@ -200,7 +248,9 @@ def test_same_program(command: list[str], how: str, tmp_path: Path) -> None:
     assert plain[1].startswith(b"{")
     failures = Prefix(tmp_path / "folder" / "0").failures()
     raised = [failure.exception.message for failure in failures if failure.exception is not None]
-    assert raised == {"chained": ["training failed"], "hook": ["told by the user's hook"]}.get(how, [])
+    assert raised == {"chained": ["training failed"], "hook": ["told by the user's hook"]}.get(
+        how, []
+    )
 
 
 def test_without_a_folder() -> None:

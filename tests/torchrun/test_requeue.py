@@ -1,4 +1,6 @@
-"""``firstfault requeue`` in jobs of a real Slurm with the nodes gpu-a and gpu-b (tools/start_slurm.sh)."""
+"""``firstfault requeue`` in jobs of a real Slurm with the nodes gpu-a and gpu-b
+(tools/start_slurm.sh).
+"""
 
 import json
 import os
@@ -24,8 +26,8 @@ CLOCK_TICK_S = 1
 LONGEST_S = 180
 TORCHRUN = (
     "torchrun --nnodes $SLURM_NNODES --nproc-per-node 1 --rdzv-backend c10d --local-addr 127.0.0.1"
-    " --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=$((SLURM_NODEID == 0)) --rdzv-id $SLURM_JOB_ID"
-    " {program} {fault}"
+    " --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf is_host=$((SLURM_NODEID == 0)) --rdzv-id"
+    " $SLURM_JOB_ID {program} {fault}"
 )
 SCRIPT = """#!/bin/bash
 export FIRSTFAULT_FOLDER={folder}/ff MARKS={folder} OMP_NUM_THREADS=1 FIRSTFAULT_EXIT_CODES=default
@@ -47,7 +49,14 @@ pytestmark = [
 def slurm(*command: str, check: bool = True) -> str:
     """Run a command of Slurm."""
     environment = {**os.environ, "SLURM_CONF": str(CONFIGURATION)}
-    return subprocess.run(command, env=environment, check=check, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(
+        command,
+        env=environment,
+        check=check,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
 
 
 class Job(NamedTuple):
@@ -61,7 +70,9 @@ class Job(NamedTuple):
         return slurm("scontrol", "-o", "show", "job", f"{self.id}{task}")
 
     def wait(self, text: str, where: Callable[[], str] | None = None) -> str:
-        """Return what `where` returns, by default what the job's script wrote, once it has a text."""
+        """Return what `where` returns, by default what the job's script wrote,
+        once it has a text.
+        """
         where = where or (lambda: self.log.read_text() if self.log.exists() else "")
         deadline = time.monotonic() + LONGEST_S
         while text not in (found := where()) and time.monotonic() < deadline:
@@ -70,9 +81,11 @@ class Job(NamedTuple):
         return found
 
     def start_now(self) -> None:
-        """Start the requeued job at once. Slurm refuses that until the last start has been cleaned up.
+        """Start the requeued job at once. Slurm refuses that until the last
+        start has been cleaned up.
 
-        A machine refuses a job's credential if it was made in the second in which the last start ended, or before.
+        A machine refuses a job's credential if it was made in the second in which the last start
+        ended, or before.
         """
         self.wait("Reason=BeginTime", self.fields)  # that start has ended
         time.sleep(2 * CLOCK_TICK_S)
@@ -87,10 +100,22 @@ def submit(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     firstfault = f"{shlex.quote(sys.executable)} -m firstfault"
 
     def start(fault: str, options: str = "", *sbatch: str) -> Job:
-        train = shlex.quote(f"exec {firstfault} {TORCHRUN.format(port=get_free_port(), program=FAULTY, fault=fault)}")
+        train = shlex.quote(
+            f"exec {firstfault}"
+            f" {TORCHRUN.format(port=get_free_port(), program=FAULTY, fault=fault)}"
+        )
         script = tmp_path / "job.sh"
-        script.write_text(SCRIPT.format(folder=tmp_path, train=train, firstfault=firstfault, options=options))
-        given = ["-N2", "--ntasks-per-node=1", f"--output={tmp_path}/out", "--open-mode=append", "--requeue", *sbatch]
+        script.write_text(
+            SCRIPT.format(folder=tmp_path, train=train, firstfault=firstfault, options=options)
+        )
+        given = [
+            "-N2",
+            "--ntasks-per-node=1",
+            f"--output={tmp_path}/out",
+            "--open-mode=append",
+            "--requeue",
+            *sbatch,
+        ]
         made.append(slurm("sbatch", "--parsable", *given, str(script)).strip())
         return Job(made[-1], tmp_path / "log")
 
@@ -107,20 +132,31 @@ def test_a_bug_stops(submit: Callable[..., Job]) -> None:
     assert (first, last) == ("srun returned 93", "requeue returned 1")
 
 
-def test_a_recoverable_exception_is_requeued_once(submit: Callable[..., Job], tmp_path: Path) -> None:
-    """The second start fails with the same fault, on the same machine and without progress, so the job stops."""
+def test_a_recoverable_exception_is_requeued_once(
+    submit: Callable[..., Job], tmp_path: Path
+) -> None:
+    """The second start fails with the same fault, on the same machine and without progress,
+    so the job stops.
+    """
     job = submit("recoverable", "--max 3", "-N1", "--nodelist=gpu-a")
     assert "Restarts=1" in job.wait("Comment=firstfault: RecoverableError, rank 0 on ", job.fields)
     job.start_now()
     lines = job.wait("requeue returned 1").splitlines()
     assert (lines[0], lines[-3]) == ("srun returned 75", "srun returned 93")
     assert "is requeued: RecoverableError was raised as recoverable" in lines[1]
-    assert "stops: the previous attempt failed with the same fault, and this one made no progress" in lines[-2]
-    assert json.loads((tmp_path / "ff" / job.id / f"requeues-{job.id}.json").read_text()) == {"starts": [0]}
+    assert (
+        "stops: the previous attempt failed with the same fault, and this one made no progress"
+        in lines[-2]
+    )
+    assert json.loads((tmp_path / "ff" / job.id / f"requeues-{job.id}.json").read_text()) == {
+        "starts": [0]
+    }
 
 
 def test_a_faulty_machine_is_excluded(submit: Callable[..., Job]) -> None:
-    """A machine with a proven fault of its GPU is excluded from the job's next start, if another one is left."""
+    """A machine with a proven fault of its GPU is excluded from the job's next start,
+    if another one is left.
+    """
     job = submit("ecc", "--exclude-bad-node", "-N1", "--comment=mine")
     assert "Comment=mine" in job.wait("ExcNodeList=gpu-", job.fields)
     job.wait("Restarts=1", job.fields)

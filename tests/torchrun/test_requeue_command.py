@@ -1,4 +1,6 @@
-"""``firstfault requeue`` for finished jobs of a real Slurm (tools/start_slurm.sh), with failures written by hand."""
+"""``firstfault requeue`` for finished jobs of a real Slurm (tools/start_slurm.sh),
+with failures written by hand.
+"""
 
 import json
 import os
@@ -28,7 +30,12 @@ JOBS: dict[str, tuple[str | bytes, ...]] = {
     "one node": ("-N1",),
     "all nodes": ("-N2", "--ntasks-per-node=1"),
     "its node": ("-N1", "-w", "gpu-a"),
-    "odd names": ("-N1", "--job-name", b"caf\xe9\n   JobState=COMPLETING Restarts=9", "--comment=mine Restarts=7 |"),
+    "odd names": (
+        "-N1",
+        "--job-name",
+        b"caf\xe9\n   JobState=COMPLETING Restarts=9",
+        "--comment=mine Restarts=7 |",
+    ),
     "array": ("-N1", "--array=1-2", "--job-name=JobState=CANCELLED"),
     "killed": ("-N1",),
     "steps": ("-N1",),
@@ -36,11 +43,20 @@ JOBS: dict[str, tuple[str | bytes, ...]] = {
 }
 FRAMES = (
     model.FrameInfo("train.py", 3, "step", "model(batch)"),
-    model.FrameInfo("/v/site-packages/torch/cuda/__init__.py", 9, "forward", "raise AcceleratorError(text)"),
+    model.FrameInfo(
+        "/v/site-packages/torch/cuda/__init__.py",
+        9,
+        "forward",
+        "raise AcceleratorError(text)",
+    ),
 )
-ECC = model.ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=FRAMES)
+ECC = model.ExceptionInfo(
+    "RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=FRAMES
+)
 BUG = make_error(exception="NameError", message="name 'bach' is not defined")
-TEMPORARY = make_error(exception="firstfault_torch.engine.RecoverableError", kind=model.Kind.RECOVERABLE)
+TEMPORARY = make_error(
+    exception="firstfault_torch.engine.RecoverableError", kind=model.Kind.RECOVERABLE
+)
 KILL_AFTER_REQUEUE = """#!/bin/bash
 {scontrol} "$@" || exit
 case $1 in requeue*) kill -KILL $PPID ;; esac
@@ -55,7 +71,14 @@ def failed() -> Iterator[dict[str, str]]:
     environment = {**os.environ, "SLURM_CONF": str(CONFIGURATION)}
     for name, options in JOBS.items():
         command = ("sbatch", "--parsable", "--requeue", "--output=/dev/null", *options)
-        done = subprocess.run(command, env=environment, input=script, stdout=subprocess.PIPE, check=True, timeout=60)
+        done = subprocess.run(
+            command,
+            env=environment,
+            input=script,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
         ids[name] = done.stdout.decode().strip()
     deadline = time.monotonic() + LONGEST_S
     query = ("squeue", "-h", "-r", "-t", "all", "-o", "%T", "-j", ",".join(ids.values()))
@@ -82,13 +105,19 @@ def show(job: str, columns: str) -> str:
 
 
 def record(job: str, error: model.WorkerError, run_name: str = "", step: int = 0) -> Path:
-    """Write a failure of a step as its agent does, and the pointer to it; return the run's folder."""
+    """Write a failure of a step as its agent does, and the pointer to it;
+    return the run's folder.
+    """
     attempt = Path(run_name or f".firstfault/torchrun/{job}", "0").absolute()
     path = attempt / "firstfault" / "errors" / error_key_for(error)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(error))
     number = show(job, "%A")
-    step_variables = {"SLURM_JOB_ID": number, "SLURM_STEP_ID": str(step), "SLURM_CLUSTER_NAME": "lab"}
+    step_variables = {
+        "SLURM_JOB_ID": number,
+        "SLURM_STEP_ID": str(step),
+        "SLURM_CLUSTER_NAME": "lab",
+    }
     if "_" in job:
         array, task = job.split("_")
         step_variables |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
@@ -112,9 +141,14 @@ def record_ecc(job: str) -> str:
     ],
 )
 def test_a_bad_node_is_excluded_if_enough_are_left(
-    failed: dict[str, str], run: Callable[..., Ran], name: str, problem: str
+    failed: dict[str, str],
+    run: Callable[..., Ran],
+    name: str,
+    problem: str,
 ) -> None:
-    """A job that couldn't be placed without its faulty node is requeued with it, and one line gives the reason."""
+    """A job that couldn't be placed without its faulty node is requeued with it,
+    and one line gives the reason.
+    """
     job = failed[name]
     node = record_ecc(job)
     done = run("requeue", "--job", job, "--exclude-bad-node")
@@ -122,16 +156,25 @@ def test_a_bad_node_is_excluded_if_enough_are_left(
     assert f"job {job} is requeued{'' if problem else f', without {node}'}: " in done.err
     assert (f"{node} is faulty, but can't be excluded: {problem}" in done.err) is bool(problem)
     assert show(job, "%T %x").split() == ["PENDING", *([] if problem else [node])]
-    assert show(job, "%k").startswith("firstfault: RuntimeError, rank 0 on gpu-"), "commented once it waits"
+    assert show(job, "%k").startswith("firstfault: RuntimeError, rank 0 on gpu-"), (
+        "commented once it waits"
+    )
 
 
 def test_a_killed_requeue_leaves_no_held_job(failed: dict[str, str], tmp_path: Path) -> None:
-    """If Slurm kills the script in the middle of a requeue with an exclusion, the job still starts again."""
+    """If Slurm kills the script in the middle of a requeue with an exclusion,
+    the job still starts again.
+    """
     job = failed["killed"]
     record_ecc(job)
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
-    real = subprocess.run(("bash", "-c", "command -v scontrol"), check=True, capture_output=True, text=True).stdout
+    real = subprocess.run(
+        ("bash", "-c", "command -v scontrol"),
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     scontrol.write_text(KILL_AFTER_REQUEUE.format(scontrol=real.strip()))
     scontrol.chmod(0o755)
     environment = {**os.environ, "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
@@ -142,12 +185,21 @@ def test_a_killed_requeue_leaves_no_held_job(failed: dict[str, str], tmp_path: P
     assert int(priority) > 0, "a held job has the priority 0"
 
 
-def test_texts_of_the_user(failed: dict[str, str], run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Job names and comments are no fields of Slurm, in whatever encoding, and a foreign comment stays."""
+def test_texts_of_the_user(
+    failed: dict[str, str], run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Job names and comments are no fields of Slurm, in whatever encoding,
+    and a foreign comment stays.
+    """
     job = failed["odd names"]
     record(job, TEMPORARY)
     # the number of the job around counts, whatever an outer job has left in the environment
-    outer = {"SLURM_JOB_ID": job, "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "5", "SQUEUE_FORMAT": "%j"}
+    outer = {
+        "SLURM_JOB_ID": job,
+        "SLURM_ARRAY_JOB_ID": "77",
+        "SLURM_ARRAY_TASK_ID": "5",
+        "SQUEUE_FORMAT": "%j",
+    }
     for name, value in outer.items():
         monkeypatch.setenv(name, value)
     done = run("requeue")
@@ -158,7 +210,9 @@ def test_texts_of_the_user(failed: dict[str, str], run: Callable[..., Ran], monk
 
 
 def test_tasks_of_an_array_share_no_count(failed: dict[str, str], run: Callable[..., Ran]) -> None:
-    """Each task has a verdict and a count of its own, also if all record in one folder; an array isn't requeued."""
+    """Each task has a verdict and a count of its own, also if all record in one folder;
+    an array isn't requeued.
+    """
     array = failed["array"]
     folder = record(f"{array}_1", TEMPORARY, "run")
     record(f"{array}_2", BUG, "other")
@@ -173,25 +227,40 @@ def test_tasks_of_an_array_share_no_count(failed: dict[str, str], run: Callable[
 
 
 def test_the_last_step_decides(failed: dict[str, str], run: Callable[..., Ran]) -> None:
-    """Of several steps, the last stops the job by what it published; without a pointer, no folder's name is guessed."""
+    """Of several steps, the last stops the job by what it published; without a pointer,
+    no folder's name is guessed.
+    """
     job = failed["steps"]
     record(failed["observed"], TEMPORARY, f".firstfault/torchrun/{job}")
     nothing = run("requeue", "--job", job)
-    assert (nothing.code, nothing.err) == (3, f"firstfault: job {job} isn't requeued: no verdict on its start 0\n")
+    assert (nothing.code, nothing.err) == (
+        3,
+        f"firstfault: job {job} isn't requeued: no verdict on its start 0\n",
+    )
     sealed = record(job, TEMPORARY, "second", step=1) / "0" / VERDICT_JSON
     # what the nodes published counts, although this reader would decide otherwise
-    sealed.write_text(to_json(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="it came again")))
+    sealed.write_text(
+        to_json(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="it came again"))
+    )
     done = run("requeue", "--job", job)
     assert (done.code, done.err) == (1, f"firstfault: job {job} stops: it came again\n")
     record(job, TEMPORARY, "third", step=2)
     later = run("requeue", "--job", job)
-    assert (later.code, f"job {job} is requeued: " in later.err) == (0, True), "the script tolerated the second step"
+    assert (later.code, f"job {job} is requeued: " in later.err) == (
+        0,
+        True,
+    ), "the script tolerated the second step"
 
 
 def test_observe_and_off(
-    failed: dict[str, str], run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    failed: dict[str, str],
+    run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Observing prints one line, off prints none, a misspelled mode is observed, and none requeues."""
+    """Observing prints one line, off prints none, a misspelled mode is observed,
+    and none requeues.
+    """
     job = failed["observed"]
     record(job, TEMPORARY)
     for mode, lines in (("observe", 1), ("off", 0), ("obsreve", 1)):

@@ -1,4 +1,6 @@
-"""A program cannot tell whether it is a worker of firstfault: it sees, prints and returns what it does without."""
+"""A program cannot tell whether it is a worker of firstfault: it sees,
+prints and returns what it does without.
+"""
 
 import os
 import signal
@@ -25,7 +27,17 @@ RAISES = {
 if sys.version_info >= (3, 11):
     RAISES["group"] = ("ExceptionGroup", "two (2 sub-exceptions)")
 EXITS = (
-    *("exit-text", "exit-7", "exit-0", "exit-none", "exit-list", "exit-true", "exit-minus", "exit-259", "exit-large"),
+    *(
+        "exit-text",
+        "exit-7",
+        "exit-0",
+        "exit-none",
+        "exit-list",
+        "exit-true",
+        "exit-minus",
+        "exit-259",
+        "exit-large",
+    ),
     *("exit-float", "exit-empty", "exit-bytes"),
 )
 QUIET = ("none", "thread", "handled", "spawn", "forkserver", "leave")
@@ -44,11 +56,26 @@ atexit.register(lambda: print(lines, "lines", flush=True))
 
 
 def _run(
-    command: list[str], how: str, folder: Path, prefix: Prefix | None = None, typed: bytes = b"", **variables: str
+    command: list[str],
+    how: str,
+    folder: Path,
+    prefix: Prefix | None = None,
+    typed: bytes = b"",
+    **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0", **variables}
+    environment = {
+        **os.environ,
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        **variables,
+    }
     if prefix is not None:
-        environment |= {**prefix.node_context().environment(), "FIRSTFAULT_WORKER": str(os.getpid())}
+        environment |= {
+            **prefix.node_context().environment(),
+            "FIRSTFAULT_WORKER": str(os.getpid()),
+        }
     return subprocess.run(
         [*([] if command[0].startswith("/bin/") else [sys.executable]), *command, how],
         cwd=folder,
@@ -60,17 +87,28 @@ def _run(
 
 
 def _same(
-    command: list[str], how: str, folder: Path, prefix: Prefix, typed: bytes = b"", **variables: str
+    command: list[str],
+    how: str,
+    folder: Path,
+    prefix: Prefix,
+    typed: bytes = b"",
+    **variables: str,
 ) -> subprocess.CompletedProcess[bytes]:
     ours, plain = (_run(command, how, folder, one, typed, **variables) for one in (prefix, None))
     assert b"{" in plain.stdout, plain.stderr
-    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
     return ours
 
 
 @pytest.mark.parametrize("how", RAISES)
 def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
-    """All of it is recorded, also if the program has replaced `sys.excepthook`, and no frame is firstfault's."""
+    """All of it is recorded, also if the program has replaced `sys.excepthook`,
+    and no frame is firstfault's.
+    """
     _same([str(PROGRAM)], how, tmp_path, prefix)
     (failure,) = prefix.failures()
     assert (failure.exception.type.rpartition(".")[2], failure.exception.message) == RAISES[how]
@@ -80,7 +118,9 @@ def test_an_exception(how: str, tmp_path: Path, prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("how", QUIET)
 def test_other_ends(how: str, tmp_path: Path, prefix: Prefix) -> None:
-    """An exit, a thread's exception and a handled one are no exception that ends the process: its agent reports it."""
+    """An exit, a thread's exception and a handled one are no exception that ends the process:
+    its agent reports it.
+    """
     _same([str(PROGRAM)], how, tmp_path, prefix)
     assert prefix.failures() == []
 
@@ -117,7 +157,12 @@ def test_tools_that_come_with_the_start(tmp_path: Path, prefix: Prefix) -> None:
 
 def test_without_stdin(tmp_path: Path, prefix: Prefix) -> None:
     """A program whose stdin is closed sees None, and its exception is recorded."""
-    ended = _same(["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(PROGRAM)], "chained", tmp_path, prefix)
+    ended = _same(
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(PROGRAM)],
+        "chained",
+        tmp_path,
+        prefix,
+    )
     assert b'"stdin": true' in ended.stdout
     assert len(prefix.failures()) == 1
 
@@ -128,12 +173,20 @@ def test_without_stdin(tmp_path: Path, prefix: Prefix) -> None:
         ["-u", "-O", "-X", "utf8", "program.py"],
         ["-m", "package.program"],
         ["-m", "package"],
-        ["-c", "import runpy, sys; sys.argv[0] = 'program.py'; runpy.run_path('program.py', run_name='__main__')"],
+        [
+            "-c",
+            (
+                "import runpy, sys; sys.argv[0] = 'program.py'; runpy.run_path('program.py',"
+                " run_name='__main__')"
+            ),
+        ],
         ["archive.zip"],
     ],
 )
 def test_ways_to_start(command: list[str], tmp_path: Path, prefix: Prefix) -> None:
-    """A relative path, a module, a package, code and an archive see the same `__main__`, and fail alike."""
+    """A relative path, a module, a package, code and an archive see the same `__main__`,
+    and fail alike.
+    """
     package = tmp_path / "package"
     package.mkdir()
     for file in (tmp_path / "program.py", package / "program.py", package / "__main__.py"):
@@ -153,9 +206,12 @@ def test_python_without_site(tmp_path: Path, prefix: Prefix) -> None:
 
 
 def test_a_program_of_a_shell(tmp_path: Path, prefix: Prefix) -> None:
-    """A shell that is the worker starts programs that are not, though they inherit its variables."""
+    """A shell that is the worker starts programs that are not,
+    though they inherit its variables.
+    """
     code = (
-        f"import subprocess, sys; subprocess.run(['sh', '-c', '{sys.executable} {PROGRAM} chained; true']); print('{{')"
+        f"import subprocess, sys; subprocess.run(['sh', '-c', '{sys.executable} {PROGRAM} chained;"
+        " true']); print('{')"
     )
     ended = _run(["-S", "-c", code], "none", tmp_path, prefix)
     assert ended.stdout.endswith(b"{\n")
@@ -165,7 +221,10 @@ def test_a_program_of_a_shell(tmp_path: Path, prefix: Prefix) -> None:
 
 def test_a_child_is_no_worker(tmp_path: Path, prefix: Prefix) -> None:
     """A Python process that the program starts is not recorded, and knows of nothing."""
-    code = "import os, subprocess, sys; assert 'FIRSTFAULT_WORKER' not in os.environ; print('{', flush=True);"
+    code = (
+        "import os, subprocess, sys; assert 'FIRSTFAULT_WORKER' not in os.environ; print('{',"
+        " flush=True);"
+    )
     code += "subprocess.run([sys.executable, '-c', '1 / 0']); os.fork() or 1 / 0"
     _same(["-c", code], "none", tmp_path, prefix)
     assert prefix.failures() == []

@@ -1,4 +1,6 @@
-"""Jobs of programs that fail in their teardown: after all ranks had come to their end, and before."""
+"""Jobs of programs that fail in their teardown: after all ranks had come to their end,
+and before.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +21,13 @@ def _run(folder: Path, how: str, *options: str, **variables: str) -> Job:
     """Run a job on two nodes with a rank each, in a common folder."""
     names = {"FIRSTFAULT_JOB": "job", "FIRSTFAULT_EXIT_CODES": "default"}
     environments = dict.fromkeys((0, 1), names | variables)
-    return run_job(folder, [PROGRAM, how], WAY, options=(*ONE_EACH, *options), environments=environments)
+    return run_job(
+        folder,
+        [PROGRAM, how],
+        WAY,
+        options=(*ONE_EACH, *options),
+        environments=environments,
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,12 +41,18 @@ def _run(folder: Path, how: str, *options: str, **variables: str) -> Job:
     ],
 )
 def test_a_failure_after_the_end_of_all_programs(tmp_path: Path, how: str, end: str) -> None:
-    """Both nodes print that the job had finished, leave with the code that stops it, and restart no worker."""
+    """Both nodes print that the job had finished, leave with the code that stops it,
+    and restart no worker.
+    """
     job = _run(tmp_path, how, "--max-restarts=2")
-    assert [node.headline for node in job.nodes] == [f"finished, then {end} in the teardown of rank 1"] * 2
+    assert [node.headline for node in job.nodes] == [
+        f"finished, then {end} in the teardown of rank 1"
+    ] * 2
     assert [node.code for node in job.nodes] == [93, 93]
     assert "  Retry: no: the job had finished, so its results are there" in job.nodes[0].lines[2]
-    written = json.loads((tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text())
+    written = json.loads(
+        (tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text()
+    )
     assert (written["verdict"]["category"], written["decision"]["action"]) == ("teardown", "stop")
     assert job.left == []
 
@@ -55,8 +69,15 @@ def test_other_modes_only_say_that_it_had_finished(tmp_path: Path, mode: str, li
 
 @pytest.mark.parametrize("how", ["early", "thread", "child", "then"])
 def test_a_failure_before_the_end_of_a_program(tmp_path: Path, how: str) -> None:
-    """Another rank still trains, a part of the program works, or it has more to do: an ordinary failure."""
+    """Another rank still trains, a part of the program works, or it has more to do:
+    an ordinary failure.
+    """
     job = _run(tmp_path, how)
     assert [node.code for node in job.nodes] == [1, 1]
-    # which of the two is blamed, the rank that aborted or the one that had left before, isn't what this is about
-    assert not [node.headline for node in job.nodes if "finished" in node.headline or "teardown" in node.headline]
+    # which of the two is blamed, the rank that aborted or the one that had left before, isn't what
+    # this is about
+    assert not [
+        node.headline
+        for node in job.nodes
+        if "finished" in node.headline or "teardown" in node.headline
+    ]

@@ -18,7 +18,11 @@ LONG_S = 120
 def _run_in_thread(folder: Path) -> None:
     """Run a job of one rank that raises; write down what the thread gets from torchrun."""
     os.chdir(folder)
-    os.environ |= {"FIRSTFAULT_EXIT_CODES": "default", "FIRSTFAULT_FOLDER": str(folder), "TMPDIR": str(folder)}
+    os.environ |= {
+        "FIRSTFAULT_EXIT_CODES": "default",
+        "FIRSTFAULT_FOLDER": str(folder),
+        "TMPDIR": str(folder),
+    }
     os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT), 2)
     Path("program.py").write_text("raise TypeError('a bug')\n")
 
@@ -35,7 +39,9 @@ def _run_in_thread(folder: Path) -> None:
 
 
 def test_a_job_in_a_thread(tmp_path: Path) -> None:
-    """With exit codes the thread gets torch's exception, because the code is for a process; and that goes on."""
+    """With exit codes the thread gets torch's exception, because the code is for a process;
+    and that goes on.
+    """
     process = forkserver().Process(target=_run_in_thread, args=(tmp_path,))
     process.start()
     process.join(LONG_S)

@@ -30,9 +30,9 @@ def find_extra(command: str) -> str:
 class Environments:
     """Makes environments in a folder.
 
-    The first one for extras in `shared` is bare. Each later one for them begins with the packages that
-    were installed there, without firstfault: its own command then installs firstfault and checks
-    the rest. For other extras all are bare.
+    The first one for extras in `shared` is bare. Each later one for them begins with the packages
+    that were installed there, without firstfault: its own command then installs firstfault and
+    checks the rest. For other extras all are bare.
     """
 
     def __init__(self, folder: Path, python: str, *, shared: set[str]) -> None:

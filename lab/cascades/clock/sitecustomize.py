@@ -1,4 +1,6 @@
-"""Replaces `time.sleep` in processes with a wrong clock, where libfaketime 0.9.10 makes it fail with EINVAL."""
+"""Replaces `time.sleep` in processes with a wrong clock,
+where libfaketime 0.9.10 makes it fail with EINVAL.
+"""
 
 import select
 import time

@@ -1,7 +1,8 @@
-"""Loaded by each Python process of a job under test: strikes one process at one step (`lab.chaos.steps`), once.
+"""Loaded by each Python process of a job under test: strikes one process at one step
+(`lab.chaos.steps`), once.
 
-It wraps the function that begins the step when its module has been imported, or listens to Python's audit events for
-the moment at which a half written file would get its name.
+It wraps the function that begins the step when its module has been imported, or listens to Python's
+audit events for the moment at which a half written file would get its name.
 """
 
 import contextlib
@@ -20,14 +21,18 @@ _CASE: dict[str, Any] = json.loads(os.environ.get("CHAOS", "{}"))
 
 
 def _process() -> str:
-    """Return which process of the job this is; a forked worker differs from its agent in its variables."""
+    """Return which process of the job this is;
+    a forked worker differs from its agent in its variables.
+    """
     if "firstfault.recorder" in sys.orig_argv:
         return "recorder"
     return "worker" if "RANK" in os.environ else "agent"
 
 
 def _is_here() -> bool:
-    return _process() == _CASE["process"] and ("RANK" not in os.environ or os.environ["RANK"] == _CASE["rank"])
+    return _process() == _CASE["process"] and (
+        "RANK" not in os.environ or os.environ["RANK"] == _CASE["rank"]
+    )
 
 
 def _parent(pid: int) -> int:
@@ -43,7 +48,9 @@ def _child(parent: int, belongs: Any) -> int:
 
 
 def _target() -> int:
-    """Return the process to strike: this node's, or the engine that started it; 0 if it does not run."""
+    """Return the process to strike: this node's, or the engine that started it;
+    0 if it does not run.
+    """
     agent = os.getpid() if _process() == "agent" else os.getppid()
     if _CASE["struck"] == _process():
         return os.getpid()
@@ -51,10 +58,15 @@ def _target() -> int:
         return agent
     if _CASE["struck"] == "engine":
         return _parent(agent)
-    workers = {json.loads(mark.read_text())["pid"] for mark in Path(os.environ["MARKS"]).glob("rank-*.json")}
+    workers = {
+        json.loads(mark.read_text())["pid"]
+        for mark in Path(os.environ["MARKS"]).glob("rank-*.json")
+    }
     if _CASE["struck"] == "worker":
         return _child(agent, workers.__contains__)
-    return _child(agent, lambda pid: "firstfault.recorder" in Path(f"/proc/{pid}/cmdline").read_text())
+    return _child(
+        agent, lambda pid: "firstfault.recorder" in Path(f"/proc/{pid}/cmdline").read_text()
+    )
 
 
 def _strike(half_written: str = "") -> None:
@@ -63,7 +75,9 @@ def _strike(half_written: str = "") -> None:
     except FileExistsError:
         return
     target, number = _target(), signal.Signals(_CASE["signal"])
-    Path(os.environ["MARKS"], "struck.json").write_text(json.dumps({"pid": target, "by": os.getpid()}))
+    Path(os.environ["MARKS"], "struck.json").write_text(
+        json.dumps({"pid": target, "by": os.getpid()})
+    )
     if half_written and target == os.getpid() and number == signal.SIGKILL:
         os.truncate(half_written, Path(half_written).stat().st_size // 2)
     if target:
@@ -92,7 +106,9 @@ def _wrapped(function: Any) -> Any:
 
 
 class _Finder:
-    """Wraps the function as soon as its module has been imported, before others import it from there."""
+    """Wraps the function as soon as its module has been imported,
+    before others import it from there.
+    """
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name

@@ -57,7 +57,9 @@ class TorchKeptException:
 
 
 def read_torch_exception(error_file: str, traceback_file: str) -> TorchKeptException | None:
-    """Return the exception in torch elastic's error.json, else the one in torch.multiprocessing's traceback file."""
+    """Return the exception in torch elastic's error.json,
+    else the one in torch.multiprocessing's traceback file.
+    """
     content = read_error_file(error_file)
     if content is not None:
         line, extra = str(content.get("message", "")), content.get("extraInfo")
@@ -80,7 +82,9 @@ class WorkerSnapshot:
     collectives: tuple[model.CollectiveProgress, ...] = ()
     thread_failures: tuple[model.ThreadFailure, ...] = ()
     raised_at: model.FrameInfo | None = None
-    """Where an exception was raised that was on its way out, but that Python didn't show yet; None: there was none."""
+    """Where an exception was raised that was on its way out, but that Python didn't show yet; None:
+    there was none.
+    """
     handled_exceptions: tuple[model.HandledException, ...] = ()
 
 
@@ -102,7 +106,8 @@ class WorkerStop:
     sent: str = "SIGTERM"
     """The signal."""
     first: frozenset[int] = frozenset()
-    """Local ranks of the workers that failed first; the agent stopped all others because of them."""
+    """Local ranks of the workers that failed first; the agent stopped all others because of them.
+    """
     caused_by: model.CausedBy | None = None
     observations: Mapping[int, WorkerSnapshot] = field(default_factory=dict)
     """By local rank."""
@@ -110,11 +115,13 @@ class WorkerStop:
     """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: unknown."""
 
     def ended(self, death: WorkerExit) -> bool:
-        """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
+        """Whether this stop ended a worker; never one of `first`,
+        even if it died after the stop began.
 
         A stopped process may also exit on its own, or crash in its clean-up.
         """
-        # A SIGKILL before this agent sends any is somebody else's, such as the OOM killer's during the grace period.
+        # A SIGKILL before this agent sends any is somebody else's, such as the OOM killer's during
+        # the grace period.
         by_us = True
         if death.signal == "SIGKILL" and self.killed_ns is not None:
             by_us = death.monotonic_ns >= self.killed_ns
@@ -149,11 +156,14 @@ def describe_exit(
     traces: ExitEvidence | None = None,
     expiry: ExpiredWorker | None = None,
 ) -> model.WorkerError:
-    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it; None: it didn't."""
+    """Return the failure record of a worker's death; `stop` and `expiry`: why its agent ended it;
+    None: it didn't.
+    """
     traces = traces or ExitEvidence()
     # A worker that was killed at a deadline may die after a stop began: the deadline is the reason.
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
-    # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
+    # what torch kept of a stopped worker is what the training made of the signal, such as a
+    # handler's exception
     kept = traces.kept if ended_by is None else None
     seen = traces.seen
     if expiry is not None:
@@ -163,11 +173,28 @@ def describe_exit(
     stack = traces.fatal_stack or seen.stack
     if stack:  # without source lines if the program's files can't be read in time
         read = partial(add_source_lines, stack, linecache.getline)
-        stack = call_with_timeout(read, SOURCE_LINES_TIMEOUT_SECONDS, "reading source lines", local=True) or stack
+        stack = (
+            call_with_timeout(
+                read,
+                SOURCE_LINES_TIMEOUT_SECONDS,
+                "reading source lines",
+                local=True,
+            )
+            or stack
+        )
     if seen.raised_at is not None and not traces.fatal_stack:
         stack = add_raise_point(stack, seen.raised_at)
-    code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
-    category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
+    code, message = _code_and_message(
+        death,
+        place,
+        ended_by.reason if ended_by is not None else "",
+        kept,
+    )
+    category = (
+        "host_oom"
+        if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill
+        else ""
+    )
     sent: tuple[model.SentSignal, ...] = ()
     if ended_by is not None:
         name = death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent
@@ -206,21 +233,36 @@ def _describe_hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[
     """Return code and message of a worker that didn't keep a deadline."""
     since = "its last ping was" if expired.heartbeat else "the block began"
     where = f"; {since} at {expired.since}" if expired.since else ""
-    return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"
+    return (
+        "USER:Hang",
+        f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it",
+    )
 
 
 def _code_and_message(
-    death: WorkerExit, place: model.Place, stopped: str, kept: TorchKeptException | None
+    death: WorkerExit,
+    place: model.Place,
+    stopped: str,
+    kept: TorchKeptException | None,
 ) -> tuple[str, str]:
     who = f"rank {place.rank}"
     if kept is not None:
         return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
     if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
-        return "USER:Stopped", f"{who} was killed by {death.signal} while its agent stopped it: {stopped}"
+        return (
+            "USER:Stopped",
+            f"{who} was killed by {death.signal} while its agent stopped it: {stopped}",
+        )
     if stopped:
-        return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
+        return (
+            "USER:Stopped",
+            f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}",
+        )
     if death.signal:
-        text = f"{who} was killed by {death.signal}, which its agent did not send; exit code {death.exit_code}"
+        text = (
+            f"{who} was killed by {death.signal}, which its agent did not send; exit code"
+            f" {death.exit_code}"
+        )
         return f"USER:{death.signal}", text
     if death.exit_code == 0:
         return "USER:ExitCode", f"{who} exited with code 0 before its training returned"
@@ -228,9 +270,14 @@ def _code_and_message(
 
 
 def describe_agent_failure(
-    error: BaseException, sort: ErrorClass, place: model.Place, moment: Moment
+    error: BaseException,
+    sort: ErrorClass,
+    place: model.Place,
+    moment: Moment,
 ) -> model.WorkerError:
-    """Return the failure record of an error in the agent process; one about a signal has no exception."""
+    """Return the failure record of an error in the agent process;
+    one about a signal has no exception.
+    """
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
@@ -239,12 +286,22 @@ def describe_agent_failure(
     changed: dict[str, Any] = {}
     if limit:
         terminated = f"the attempt reached its time limit of {limit} s; {terminated}"
-        changed = {"code": model.TIME_LIMIT, "kind": model.Kind.NON_RECOVERABLE, "origin": model.Origin.USER}
+        changed = {
+            "code": model.TIME_LIMIT,
+            "kind": model.Kind.NON_RECOVERABLE,
+            "origin": model.Origin.USER,
+        }
     elif name == "SIGINT":
         sort, by_keys = ErrorClass.INTERRUPTION, is_in_foreground()
-        terminated = f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
+        terminated = (
+            f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
+        )
         # in a pod it may be the image's STOPSIGNAL
-        by_platform = {"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM} if place.engine == "flyte" else {}
+        by_platform = (
+            {"kind": model.Kind.RECOVERABLE, "origin": model.Origin.SYSTEM}
+            if place.engine == "flyte"
+            else {}
+        )
         changed = {"code": CTRL_C} if by_keys else by_platform
     else:
         terminated += ": preemption, drain, a time limit, or a person"

@@ -1,4 +1,6 @@
-"""Launches one node with a `ReportingAgent`, as torch's launcher does, and returns how its last round ended."""
+"""Launches one node with a `ReportingAgent`, as torch's launcher does,
+and returns how its last round ended.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +57,21 @@ class RoundEnd:
     report: NodeReport
     """What this node has written about the round."""
     results: dict[int, Any] | None = None
-    """What the workers returned, by global rank; empty if the job finished without this node. None: it failed."""
+    """What the workers returned, by global rank; empty if the job finished without this node. None:
+    it failed.
+    """
     error: Exception | None = None
-    """What torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError if another
-    node failed. None: the workers succeeded."""
+    """What torch raised: ChildFailedError, SignalException, or an error of the agent itself;
+    PeerFailedError if another node failed. None: the workers succeeded.
+    """
     group_rank: int = 0
     """This node's."""
     restart_refusal: RestartRecord | None = None
     """The decision against a restart that ended the attempt; None: there was none."""
     finished_results: dict[int, Any] = field(default_factory=dict)
-    """Of a failed node, by global rank: what functions had returned before the node knew of a failure."""
+    """Of a failed node, by global rank: what functions had returned before the
+    node knew of a failure.
+    """
     peers: Peers | None = None
     """The agents of all other nodes; None: there is only this node, or the round hadn't begun."""
 
@@ -92,8 +99,12 @@ class Prepared(NamedTuple):
     """Closes the rendezvous."""
 
 
-def build_job(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]) -> Job:
-    """Return a job as ``torch.distributed.launcher.api.elastic_launch(config, entrypoint)(*args)`` runs it."""
+def build_job(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...]
+) -> Job:
+    """Return a job as ``torch.distributed.launcher.api.elastic_launch(config,
+    entrypoint)(*args)`` runs it.
+    """
     signals = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
 
     def prepare() -> Prepared:
@@ -120,7 +131,10 @@ def build_job(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: 
 
 
 def launch_agent(
-    job: Job, node_context: NodeContext, settings: AgentSettings, last_resort: Callable[[RoundEnd], None]
+    job: Job,
+    node_context: NodeContext,
+    settings: AgentSettings,
+    last_resort: Callable[[RoundEnd], None],
 ) -> RoundEnd:
     """Run the workers of this node to their end with a `ReportingAgent`; return how they ended.
 
@@ -140,21 +154,31 @@ def launch_agent(
         try:
             agent = ReportingAgent(node_context, settings, **arguments)
         except UnsupportedTorchError as error:
-            warn_once(f"{error} of its agent", "torch's own agent runs the workers, and only workers write documents")
+            warn_once(
+                f"{error} of its agent",
+                "torch's own agent runs the workers, and only workers write documents",
+            )
         if agent is not None:
             results = run(agent)
             node = agent.node
-            return RoundEnd(node.reporter.node_context, node.reporter.report, results, peers=node.peers)
+            return RoundEnd(
+                node.reporter.node_context,
+                node.reporter.report,
+                results,
+                peers=node.peers,
+            )
         with environment_set(node_context.environment()):
             return RoundEnd(node_context, NodeReport(), run(LocalElasticAgent(**arguments)))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
-        # The exception of a signal has arrived here: the signal thread must not raise again during the report.
+        # The exception of a signal has arrived here: the signal thread must not raise again during
+        # the report.
         signals.acknowledge()
         if isinstance(error, SignalException):
             shutdown = None  # the rendezvous stays open: another pod may take this one's place
         return _end_failed_round(agent, error, node_context)
     finally:
-        # From here on a signal ends waits, and interrupts nothing: the uploads below are already bounded.
+        # From here on a signal ends waits, and interrupts nothing: the uploads below are already
+        # bounded.
         signals.begin_shutdown()
         if agent is not None:
             with suppress_internal_errors("ending the report"):
@@ -165,8 +189,12 @@ def launch_agent(
             call_with_timeout(shutdown, limit, doing, signals.shutdown_requested)
 
 
-def _end_failed_round(agent: ReportingAgent | None, error: Exception, node_context: NodeContext) -> RoundEnd:
-    """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
+def _end_failed_round(
+    agent: ReportingAgent | None, error: Exception, node_context: NodeContext
+) -> RoundEnd:
+    """Document the agent's own failure, if there is one,
+    and return the end of the round with all reports.
+    """
     peers = agent.node.peers if agent is not None else None
     if peers is not None and isinstance(error, RendezvousClosedError):
         # another node failed permanently while this one was entering the next round
@@ -176,7 +204,11 @@ def _end_failed_round(agent: ReportingAgent | None, error: Exception, node_conte
     # the failure of a worker or of another node is documented already
     if not isinstance(error, ChildFailedError | PeerFailedError):
         with suppress_internal_errors("reporting the agent's own failure"):
-            error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else classify_error(error)
+            error_class = (
+                ErrorClass.PREEMPTION
+                if isinstance(error, SignalException)
+                else classify_error(error)
+            )
             if agent is not None:
                 agent.node.report_agent(error, error_class)
             else:  # before there is a round, and ranks
@@ -227,7 +259,9 @@ def run_agent(agent: LocalElasticAgent) -> dict[int, Any]:
         return {}  # torch logs "Rendezvous gracefully exited" and has no result
     if result.is_failed():
         entrypoint = agent.get_worker_group().spec.entrypoint
-        raise ChildFailedError(name=getattr(entrypoint, "__name__", str(entrypoint)), failures=result.failures)
+        raise ChildFailedError(
+            name=getattr(entrypoint, "__name__", str(entrypoint)), failures=result.failures
+        )
     return dict(result.return_values)
 
 
@@ -239,14 +273,20 @@ def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
 
 
 def _build_spec(
-    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: tuple[Any, ...], handler: Any
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    handler: Any,
 ) -> WorkerSpec:
     optional = _select_accepted(WorkerSpec, config, _OPTIONAL_SPEC)
-    if config.rdzv_backend == "static":  # else the workers find their store's address in the round's store
+    # else the workers find their store's address in the round's store
+    if config.rdzv_backend == "static":
         host, _, port = config.rdzv_endpoint.strip().rpartition(":")
         if not host or not port.isdecimal():
             where = config.rdzv_endpoint
-            raise ValueError(f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {where!r}")
+            raise ValueError(
+                f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {where!r}"
+            )
         optional |= {"master_addr": host.strip("[]"), "master_port": int(port)}
     return WorkerSpec(
         role=config.role,
@@ -260,6 +300,12 @@ def _build_spec(
     )
 
 
-def _select_accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
+def _select_accepted(
+    function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]
+) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
-    return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}
+    return {
+        name: getattr(config, name)
+        for name in names
+        if name in parameters and hasattr(config, name)
+    }

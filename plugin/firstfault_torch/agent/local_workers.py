@@ -23,7 +23,12 @@ from firstfault_torch.agent.deaths import ExpiredWorker, WorkerExit, WorkerSnaps
 from firstfault_torch.agent.exit_watch import ExitWatch
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
-from firstfault_torch.agent.stop_processes import GracePeriod, ProcessStop, collect_snapshots, worker_sessions
+from firstfault_torch.agent.stop_processes import (
+    GracePeriod,
+    ProcessStop,
+    collect_snapshots,
+    worker_sessions,
+)
 from firstfault_torch.agent.timers import TimerServer, open_timers
 from firstfault_torch.compat.torch_agent import (
     close_program_files,
@@ -33,7 +38,12 @@ from firstfault_torch.compat.torch_agent import (
     worker_processes,
 )
 from firstfault_torch.descriptors import KeptDescriptor
-from firstfault_torch.guard import call_with_timeout, logger, start_in_thread, suppress_internal_errors
+from firstfault_torch.guard import (
+    call_with_timeout,
+    logger,
+    start_in_thread,
+    suppress_internal_errors,
+)
 from firstfault_torch.node.channel import AgentChannel, from_message, handled_from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
@@ -48,8 +58,8 @@ _EXITING = 0x4
 class LocalWorkers:
     """Watches the workers of one node, round after round.
 
-    A thread calls `wake` when a worker has ended or reported a failure. Workers have `stop_seconds` to end after the
-    signal before they are killed.
+    A thread calls `wake` when a worker has ended or reported a failure. Workers have `stop_seconds`
+    to end after the signal before they are killed.
     """
 
     def __init__(
@@ -69,8 +79,9 @@ class LocalWorkers:
         self._channel: AgentChannel | None = None
         self._watchdog = watchdog
         self._timers: TimerServer | None = None
-        # Two threads may end a worker: the main thread stops all, and a thread that watches deadlines or progress kills
-        # one. Whichever takes the lock first decides what the worker's document gives as the reason.
+        # Two threads may end a worker: the main thread stops all, and a thread that watches
+        # deadlines or progress kills one. Whichever takes the lock first decides what the worker's
+        # document gives as the reason.
         self._ending = threading.Lock()
         """Held to note that workers are stopped, or that one is killed for a deadline."""
         self._pidfds: dict[int, KeptDescriptor] = {}
@@ -80,11 +91,14 @@ class LocalWorkers:
         self.stopped: WorkerStop | None = None
         """Why this agent stopped the workers of the round; None: it didn't."""
         self.grace = GracePeriod()
-        """Of the healthy workers in this round: after a signal to a node they keep the time that torch gives them."""
+        """Of the healthy workers in this round: after a signal to a node they keep the time
+        that torch gives them.
+        """
         self._process_stop: ProcessStop | None = None
         """The stop that is under way, from the moment at which the workers get their signal."""
         self._is_stopping = False
-        """Whether a stop has begun and hasn't ended: a signal's exception may have interrupted it."""
+        """Whether a stop has begun and hasn't ended: a signal's exception may have interrupted it.
+        """
         self.are_programs = False
         """Whether the workers are programs, which torch starts by themselves, and not functions."""
         self._forgotten: frozenset[int] = frozenset()
@@ -94,7 +108,7 @@ class LocalWorkers:
             with suppress_internal_errors("opening the channel to the workers"):
                 self._channel = AgentChannel(node_context.files, wake)
 
-    # --- rounds -------------------------------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------
 
     def begin_round(self) -> None:
         """Forget the round before."""
@@ -109,18 +123,27 @@ class LocalWorkers:
             self._channel.begin(self._reporter.node_context.round)
 
     def open_timers(self) -> TimerServer | None:
-        """Make the FIFO for the workers' deadlines, before the workers start; None: no watchdog is configured."""
+        """Make the FIFO for the workers' deadlines, before the workers start; None:
+        no watchdog is configured.
+        """
         if self._watchdog is not None:
             node_context = self._reporter.node_context
             self._timers = open_timers(node_context.files, node_context.round)
         return self._timers
 
     def prepare(self, environments: dict[int, dict[str, str]], logs: LogsDest) -> None:
-        """Add to the workers' environments, by local rank, and read their stderr; torch has just chosen both."""
+        """Add to the workers' environments, by local rank, and read their stderr;
+        torch has just chosen both.
+        """
         node_context = self._reporter.node_context
         with suppress_internal_errors_in_main("listening to the workers' stderr"):
             if node_context.files is not None:
-                self._stderr = StderrRelay(node_context.files, node_context.round, logs.stderrs, self._ask_before_abort)
+                self._stderr = StderrRelay(
+                    node_context.files,
+                    node_context.round,
+                    logs.stderrs,
+                    self._ask_before_abort,
+                )
         timers = self._timers.environment(self._watchdog) if self._timers and self._watchdog else {}
         for local_rank, environment in environments.items():
             environment.update(timers)
@@ -132,11 +155,13 @@ class LocalWorkers:
             logs.stderrs.update(self._stderr.fifos())
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
-        """Watch the workers that torch has just started in its process context; `ranks` are their global ranks."""
+        """Watch the workers that torch has just started in its process context;
+        `ranks` are their global ranks.
+        """
         self._context = context
         if self._stderr is not None:
-            # First: the workers run already. A FIFO holds 64 KiB, and a worker that writes more blocks until it is
-            # read.
+            # First: the workers run already. A FIFO holds 64 KiB, and a worker that writes more
+            # blocks until it is read.
             with suppress_internal_errors("passing on the workers' stderr"):
                 self._stderr.start()
         if self.are_programs:
@@ -147,15 +172,23 @@ class LocalWorkers:
                     self._reporter.node_context.files.note_sessions(worker_sessions)
         # Now, while none has been reaped: each number is that of a worker.
         for rank, process in enumerate(worker_processes(context)):
-            with contextlib.suppress(OSError, AttributeError):  # AttributeError: Python was built with old headers
+            # AttributeError: Python was built with old headers
+            with contextlib.suppress(OSError, AttributeError):
                 self._pidfds[rank] = KeptDescriptor(os.pidfd_open(process.pid))
-        # After the fork, as its thread's locks must not be inherited. A worker that has died since then isn't missed:
-        # its pidfd is readable at once.
+        # After the fork, as its thread's locks must not be inherited. A worker that has died since
+        # then isn't missed: its pidfd is readable at once.
         self._watch = ExitWatch(worker_processes(context), self._wake)
         if self._timers is not None:
             with suppress_internal_errors("watching the workers' deadlines"):
-                self._timers.start([process.pid for process in worker_processes(context)], self._expire)
-        self._reporter.started(dict(context.error_files), traceback_files(context), ranks, self._stderr)
+                self._timers.start(
+                    [process.pid for process in worker_processes(context)], self._expire
+                )
+        self._reporter.started(
+            dict(context.error_files),
+            traceback_files(context),
+            ranks,
+            self._stderr,
+        )
 
     def stop_watching(self) -> None:
         """End the watching threads: the next round may fork."""
@@ -181,7 +214,7 @@ class LocalWorkers:
         if self._channel is not None:
             self._channel.close()
 
-    # --- their failures ------------------------------------------------------------------------------------------
+    # --- their failures ---------------------------------------------------------------------------
 
     @property
     def is_watched(self) -> bool:
@@ -201,8 +234,8 @@ class LocalWorkers:
     def find_finished(self) -> frozenset[int]:
         """Return the local ranks that had come to their end before this agent knew of a failure.
 
-        Each has reported it, and still was the process that the agent had started: a wrapper may run several programs.
-        The result of a function must also have arrived.
+        Each has reported it, and still was the process that the agent had started: a wrapper may
+        run several programs. The result of a function must also have arrived.
         """
         if self._channel is None or self._watch is None:
             return frozenset()
@@ -211,8 +244,10 @@ class LocalWorkers:
         finished = {
             rank
             for rank, report in reports.items()
-            # What the workers make of the stop may look like an end: a signal handler may let the program return.
-            if pids[rank] == report["pid"] and (stop is None or report["monotonic_ns"] < stop.began_ns)
+            # What the workers make of the stop may look like an end: a signal handler may let the
+            # program return.
+            if pids[rank] == report["pid"]
+            and (stop is None or report["monotonic_ns"] < stop.began_ns)
         }
         if not self.are_programs:
             finished &= self.take_results(finished).keys()
@@ -220,7 +255,9 @@ class LocalWorkers:
         return self.finished
 
     def take_results(self, local_ranks: Collection[int]) -> dict[int, Any]:
-        """Return what the functions of these workers returned, as far as it has arrived, by local rank."""
+        """Return what the functions of these workers returned, as far as it has arrived,
+        by local rank.
+        """
         if self.are_programs:
             return {}
         # A worker that died while it wrote leaves half a result, and reading it would block.
@@ -229,7 +266,9 @@ class LocalWorkers:
         return call_with_timeout(read, time_limits.RESULTS_TIMEOUT_SECONDS, doing, local=True) or {}
 
     def discard_exits(self, local_ranks: frozenset[int]) -> None:
-        """Take workers as ended without a failure: the remaining ranks had continued without them."""
+        """Take workers as ended without a failure:
+        the remaining ranks had continued without them.
+        """
         # A failure leads here more than once with the same ranks: a document is withdrawn once.
         for rank in local_ranks - self._forgotten:
             self._reporter.withdraw(rank)
@@ -238,25 +277,31 @@ class LocalWorkers:
     def get_exits(self) -> list[WorkerExit]:
         """Return the workers that ended without success, in the order of their ends.
 
-        A worker that exited with 0 before it handed over its result counts: torch would wait for that result for ever.
-        So does one that ended when the agent, or torch for it, stopped the workers: a signal handler may exit with 0.
+        A worker that exited with 0 before it handed over its result counts: torch would wait for
+        that result for ever. So does one that ended when the agent, or torch for it, stopped the
+        workers: a signal handler may exit with 0.
         """
         if self._watch is None:
             return []
-        # Before `ended`: a worker that hands over its result between the two reads can't have ended by the second,
-        # because torch's `_wrap` lets it end only after all results.
+        # Before `ended`: a worker that hands over its result between the two reads can't have ended
+        # by the second, because torch's `_wrap` lets it end only after all results.
         counted, stop = unfinished(self._context), self.stopped
         return [
             death
             for death in self._watch.ended()
             if death.local_rank not in self._forgotten
-            and (death.exit_code != 0 or death.local_rank in counted or (stop is not None and stop.ended(death)))
+            and (
+                death.exit_code != 0
+                or death.local_rank in counted
+                or (stop is not None and stop.ended(death))
+            )
         ]
 
     def document_exits(self) -> None:
         """Document each death of this round once, in the background.
 
-        A worker that torch takes for a success may hold a document: it called ``sys.exit(0)`` in the middle.
+        A worker that torch takes for a success may hold a document: it called ``sys.exit(0)`` in
+        the middle.
         """
         worker_exits = self.get_exits()
         for death in worker_exits:
@@ -269,7 +314,8 @@ class LocalWorkers:
     def document(self, death: WorkerExit) -> None:
         """Document one death in the background; once."""
         rank = death.local_rank
-        # Asks no worker: it reads the last answer of the round, such as the one to `_ask_before_abort`.
+        # Asks no worker: it reads the last answer of the round, such as the one to
+        # `_ask_before_abort`.
         answers = self._channel.get_states() if self._channel is not None else {}
         seen = (
             WorkerSnapshot("", *from_message(answers[rank]), handled_from_message(answers[rank]))
@@ -279,66 +325,109 @@ class LocalWorkers:
         self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
 
     def _ask_before_abort(self, local_rank: int) -> None:
-        """Ask a worker for its state while torch waits before it aborts the process; the channel keeps the answer.
+        """Ask a worker for its state while torch waits before it aborts the process;
+        the channel keeps the answer.
 
-        torch would also call a hook in the worker then. A hook in Python needs the GIL, which another thread may hold
-        for ever, so it could prevent the abort. A question that isn't answered prevents nothing.
+        torch would also call a hook in the worker then. A hook in Python needs the GIL, which
+        another thread may hold for ever, so it could prevent the abort. A question that isn't
+        answered prevents nothing.
         """
         if self._channel is not None:
-            start_in_thread(partial(self._channel.ask, [local_rank], 0), "asking a worker that is about to be aborted")
+            start_in_thread(
+                partial(self._channel.ask, [local_rank], 0),
+                "asking a worker that is about to be aborted",
+            )
 
-    # --- progress -----------------------------------------------------------------------------------------------
+    # --- progress ---------------------------------------------------------------------------------
 
     @property
     def alive(self) -> dict[int, int]:
-        """The process ids of the workers that run, by local rank; none once the agent stops them."""
-        # Read by the thread that watches progress. A worker that is being stopped makes no progress, and isn't hung.
+        """The process ids of the workers that run, by local rank;
+        none once the agent stops them.
+        """
+        # Read by the thread that watches progress. A worker that is being stopped makes no
+        # progress, and isn't hung.
         if self._watch is None or self.stopped is not None:
             return {}
         ended = self._watch.noticed
-        return {rank: one.pid for rank, one in enumerate(worker_processes(self._context)) if rank not in ended}
+        return {
+            rank: one.pid
+            for rank, one in enumerate(worker_processes(self._context))
+            if rank not in ended
+        }
 
-    def ask(self, question: str, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
+    def ask(
+        self,
+        question: str,
+        local_ranks: Iterable[int],
+        seconds: float,
+    ) -> dict[int, dict[str, Any]]:
         """Return what workers answer to `PULSE` or `SNAPSHOT` in time, by local rank."""
-        return self._channel.ask(local_ranks, seconds, question) if self._channel is not None else {}
+        return (
+            self._channel.ask(local_ranks, seconds, question) if self._channel is not None else {}
+        )
 
     def kill_hung_workers(self, local_ranks: Iterable[int], seconds: float) -> None:
-        """End workers because the job made no progress for so long, as at a deadline that they didn't keep."""
-        timers = (Timer(pid, "hang", "", 0.0, seconds) for rank, pid in self.alive.items() if rank in {*local_ranks})
+        """End workers because the job made no progress for so long,
+        as at a deadline that they didn't keep.
+        """
+        timers = (
+            Timer(pid, "hang", "", 0.0, seconds)
+            for rank, pid in self.alive.items()
+            if rank in {*local_ranks}
+        )
         self._expire({timer.pid: timer for timer in timers})
 
-    # --- deadlines ----------------------------------------------------------------------------------------------
+    # --- deadlines --------------------------------------------------------------------------------
 
     def _expire(self, timers: dict[int, Timer]) -> None:
-        """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines."""
+        """Ask workers for stacks and state, then kill them;
+        called by the thread that watches their deadlines.
+        """
         ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
         with self._ending:
             asked = {ranks[pid]: pid for pid in timers if self._is_own(ranks[pid])}
         observations: dict[int, WorkerSnapshot] = {}
         with suppress_internal_errors("asking workers for their state at a deadline"):
-            # Without the lock: it takes up to 0.6 s, and a failure that is found now must stop the workers at once.
+            # Without the lock: it takes up to 0.6 s, and a failure that is found now must stop the
+            # workers at once.
             observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
-        # What was true before the questions may not be now: checked again, under the lock. The main thread may have
-        # begun to stop all, and a worker may have ended on its own.
+        # What was true before the questions may not be now: checked again, under the lock. The main
+        # thread may have begun to stop all, and a worker may have ended on its own.
         with self._ending:
             if self.stopped is not None:
                 return  # they are victims of another failure
-            asked = {rank: pid for rank, pid in asked.items() if self._is_own(rank) and _is_running(pid)}
+            asked = {
+                rank: pid for rank, pid in asked.items() if self._is_own(rank) and _is_running(pid)
+            }
             for rank, pid in asked.items():
                 timer = timers[pid]
-                deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
-                self.expired[rank] = ExpiredWorker(deadline, observations.get(rank, WorkerSnapshot()))
-            # From the entry in `expired` on, a stop counts the worker as failed, whether or not the signal has arrived.
-            # All are killed before a line is logged, because a log may block. During that time the first death would
-            # break the connections of the next worker, and make torch send it SIGTERM: it would exit with an exception.
+                deadline = ExpiredDeadline(
+                    timer.scope,
+                    round(timer.seconds, 3),
+                    timer.heartbeat,
+                    timer.since,
+                )
+                self.expired[rank] = ExpiredWorker(
+                    deadline, observations.get(rank, WorkerSnapshot())
+                )
+            # From the entry in `expired` on, a stop counts the worker as failed, whether or not the
+            # signal has arrived. All are killed before a line is logged, because a log may block.
+            # During that time the first death would break the connections of the next worker, and
+            # make torch send it SIGTERM: it would exit with an exception.
             for rank, pid in asked.items():
                 self._kill(rank, pid)
         for rank, pid in asked.items():
-            logger.warning("local rank %d (pid %d) was killed: %s", rank, pid, self.expired[rank].deadline.text)
+            logger.warning(
+                "local rank %d (pid %d) was killed: %s",
+                rank,
+                pid,
+                self.expired[rank].deadline.text,
+            )
 
     def _kill(self, local_rank: int, pid: int) -> None:
-        # Through a pidfd: the main thread may have reaped the worker since the check above, and another process may
-        # have its number.
+        # Through a pidfd: the main thread may have reaped the worker since the check above, and
+        # another process may have its number.
         descriptor = self._pidfds.get(local_rank)
         with contextlib.suppress(ProcessLookupError):
             if descriptor is not None and descriptor.is_ours:
@@ -347,21 +436,28 @@ class LocalWorkers:
                 os.kill(pid, signal.SIGKILL)
 
     def _is_own(self, local_rank: int) -> bool:
-        """Whether the worker with this local rank still exists, and its number is its own; called under the lock."""
+        """Whether the worker with this local rank still exists, and its number is its own;
+        called under the lock.
+        """
         descriptor = self._pidfds.get(local_rank)
         if descriptor is not None and descriptor.is_ours:
-            # It becomes readable when the worker has ended, also for one that isn't a child of this process: with
-            # torch's start method "forkserver" another process forks the workers, and reaps them.
+            # It becomes readable when the worker has ended, also for one that isn't a child of this
+            # process: with torch's start method "forkserver" another process forks the workers, and
+            # reaps them.
             poll = select.poll()
             poll.register(descriptor.number, select.POLLIN)
             return not poll.poll(0)
         try:
-            os.waitid(os.P_PID, worker_processes(self._context)[local_rank].pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.waitid(
+                os.P_PID,
+                worker_processes(self._context)[local_rank].pid,
+                os.WEXITED | os.WNOHANG | os.WNOWAIT,
+            )
         except ChildProcessError:
             return False  # reaped, or never a child
         return True
 
-    # --- stopping -----------------------------------------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------------------
 
     def stop(  # noqa: PLR0913 - keywords
         self,
@@ -373,10 +469,11 @@ class LocalWorkers:
         seconds: float | None = None,
         find_grace: Callable[[], float] = float,
     ) -> None:
-        """Ask the workers for stacks and state, then stop them; those in `first` failed, and may end by themselves.
+        """Ask the workers for stacks and state, then stop them; those in `first` failed,
+        and may end by themselves.
 
-        They have `seconds` to end, else the usual time; more if `grace` is lengthened, or if `find_grace`, called
-        before the first of them is killed, returns so.
+        They have `seconds` to end, else the usual time; more if `grace` is lengthened, or if
+        `find_grace`, called before the first of them is killed, returns so.
         """
         seconds = self._stop_seconds if seconds is None else seconds
         processes = worker_processes(self._context)
@@ -384,26 +481,46 @@ class LocalWorkers:
         began = time.monotonic_ns()
         killed_ns = began + int(seconds * 1e9)
         with self._ending:
-            alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
-            # `first` grows here by workers that are exiting or were killed at a deadline: they get no signal. Example:
-            # rank 3 crashes. The kernel closes its sockets while it still tears down its memory, so rank 0 fails in a
-            # collective and is found first. Rank 3 has no exit code yet; if it were missing in `first`, its death
-            # would count as this stop's work, and rank 0 as the cause. The lock keeps a deadline that expires now from
-            # adding a worker that this stop is about to signal.
-            first |= self.expired.keys() | {rank for rank, pid in alive.items() if not _is_running(pid)}
-            # Set twice: now, so that other threads leave the workers alone; and below, with what the workers answered.
-            # `killed_ns` is an estimate until then, so that a SIGKILL from elsewhere during the questions isn't taken
-            # for this agent's.
-            self.stopped = WorkerStop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
+            alive = {
+                rank: process.pid
+                for rank, process in enumerate(processes)
+                if process.exitcode is None
+            }
+            # `first` grows here by workers that are exiting or were killed at a deadline: they get
+            # no signal. Example: rank 3 crashes. The kernel closes its sockets while it still tears
+            # down its memory, so rank 0 fails in a collective and is found first. Rank 3 has no
+            # exit code yet; if it were missing in `first`, its death would count as this stop's
+            # work, and rank 0 as the cause. The lock keeps a deadline that expires now from adding
+            # a worker that this stop is about to signal.
+            first |= self.expired.keys() | {
+                rank for rank, pid in alive.items() if not _is_running(pid)
+            }
+            # Set twice: now, so that other threads leave the workers alone; and below, with what
+            # the workers answered. `killed_ns` is an estimate until then, so that a SIGKILL from
+            # elsewhere during the questions isn't taken for this agent's.
+            self.stopped = WorkerStop(
+                reason,
+                began,
+                sent.name,
+                first,
+                caused_by,
+                killed_ns=killed_ns,
+            )
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = collect_snapshots(self._channel, self._reporter.node_context, asked)
-        # An exception on its way out, or an interpreter that is finalizing: such a worker reports its own failure
-        # in a moment. A busy one may not have answered in time, so its stack counts, too.
+        # An exception on its way out, or an interpreter that is finalizing: such a worker reports
+        # its own failure in a moment. A busy one may not have answered in time, so its stack
+        # counts, too.
         seen = observations.items()
-        raising = {rank for rank, worker in seen if worker.raised_at or parse_position(worker.stack).is_finalizing}
+        raising = {
+            rank
+            for rank, worker in seen
+            if worker.raised_at or parse_position(worker.stack).is_finalizing
+        }
         leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
-        # `first` grows again by workers that ended by this same signal while they were asked: this agent had not sent
-        # it yet. Not if the agent is terminated: that signal may have gone to all processes of the node.
+        # `first` grows again by workers that ended by this same signal while they were asked: this
+        # agent had not sent it yet. Not if the agent is terminated: that signal may have gone to
+        # all processes of the node.
         if reason != TERMINATED:
             first |= {rank for rank, process in enumerate(processes) if process.exitcode == -sent}
         self.stopped = replace(self.stopped, observations=observations, first=first | leaving)
@@ -424,7 +541,13 @@ class LocalWorkers:
             return
         if self._process_stop is None:  # it was interrupted before the workers got their signal
             processes, first = worker_processes(self._context), self.stopped.first
-            self._process_stop = ProcessStop(processes, sent, spare=first, seconds=seconds, grace=self.grace)
+            self._process_stop = ProcessStop(
+                processes,
+                sent,
+                spare=first,
+                seconds=seconds,
+                grace=self.grace,
+            )
         self._run_stop()
 
     def _run_stop(self) -> None:
@@ -434,13 +557,18 @@ class LocalWorkers:
             self._process_stop.run()
             self._is_stopping = False
         finally:
-            # A SIGKILL before this moment came from elsewhere. It is known only now: the time may have been lengthened.
+            # A SIGKILL before this moment came from elsewhere. It is known only now: the time may
+            # have been lengthened.
             killed_ns = int(self._process_stop.kill_time * 1e9)
             self.stopped = replace(self.stopped, killed_ns=killed_ns)
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
-        """Wait a moment for workers with an exception on its way out; return those that have reported one."""
-        deadline = time.monotonic() + min(time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2)
+        """Wait a moment for workers with an exception on its way out;
+        return those that have reported one.
+        """
+        deadline = time.monotonic() + min(
+            time_limits.IN_FLIGHT_GRACE_SECONDS, self._stop_seconds / 2
+        )
         reported: set[int] = set()
         while local_ranks - reported and time.monotonic() < deadline:
             time.sleep(time_limits.STOP_POLL_SECONDS)
@@ -452,7 +580,8 @@ class LocalWorkers:
 def _is_running(pid: int) -> bool:
     """Whether a worker hasn't begun to end, according to /proc.
 
-    The kernel closes the sockets of an exiting process before the process has ended, so its peers may fail first.
+    The kernel closes the sockets of an exiting process before the process has ended, so its peers
+    may fail first.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

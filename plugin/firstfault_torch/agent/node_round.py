@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from firstfault_torch.hang.watch import StallWatch
 
 HANG_ENTRY_POINTS = "firstfault.hang"
-"""Entry-point group of watches for stalls: callables with the parameters of `firstfault_torch.hang.StallWatch`."""
+"""Entry-point group of watches for stalls: callables with the parameters of
+`firstfault_torch.hang.StallWatch`.
+"""
 NEW_RENDEZVOUS = "a new rendezvous begins"
 AGENT_FAILED = "its agent had failed"
 _SIBLING_FAILED = "another worker of this node had failed"
@@ -48,22 +50,37 @@ class NodeRound:
         handle_failures   at each wake of the main thread; report_failure finishes the node's report
         end               after the uploads; `begin` may follow, or this was the last round
 
-    Neither this object nor one of its parts holds the agent: a reference cycle would let it end in a forked worker.
+    Neither this object nor one of its parts holds the agent: a reference cycle would let it end in
+    a forked worker.
     """
 
-    def __init__(self, group: WorkerGroup, node_context: NodeContext, settings: AgentSettings) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        node_context: NodeContext,
+        settings: AgentSettings,
+    ) -> None:
         options = settings.options
         self.wake = threading.Event()
-        """Set when the main thread has to look: a worker failed, or the round's outcome is known."""
+        """Set when the main thread has to look: a worker failed, or the round's outcome is known.
+        """
         self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
         watchdog = resolve_watchdog(options.watchdog)
-        self.workers = LocalWorkers(node_context, self.reporter, options.stop_seconds, self.wake.set, watchdog)
+        self.workers = LocalWorkers(
+            node_context,
+            self.reporter,
+            options.stop_seconds,
+            self.wake.set,
+            watchdog,
+        )
         self.workers.are_programs = isinstance(group.spec.entrypoint, str)
         self.reporter.find_finished = self.workers.find_finished
         self.survivors: SurvivingWorkers | None = None
         if options.in_process_restart is not None:
-            self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
+            self.survivors = options.in_process_restart.survivors(
+                self.workers, self.places.rank_of, self.reporter
+            )
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
         """None: this is the only node, or the round hasn't begun."""
@@ -76,11 +93,13 @@ class NodeRound:
         self._settings = settings
         self._terminated_seconds = options.terminated_stop_seconds or options.stop_seconds
         self._has_failed = False
-        """Whether a worker of the round has failed, here or elsewhere: its siblings have less time to end."""
+        """Whether a worker of the round has failed, here or elsewhere:
+        its siblings have less time to end.
+        """
         self._restarts_left = 0
         self._signal_reported = threading.Event()
 
-    # --- the beginning and the end ------------------------------------------------------------------------------
+    # --- the beginning and the end ----------------------------------------------------------------
 
     def begin(self, number: int, restarts_left: int, restarts_used: int) -> None:
         """Begin a round, after the rendezvous."""
@@ -91,7 +110,8 @@ class NodeRound:
         self.workers.begin_round()
         if self.survivors is not None:
             self.survivors.begin_round()
-        # The last round's peers have ended; the new ones connect after the fork, in `listen_to_peers`.
+        # The last round's peers have ended; the new ones connect after the fork, in
+        # `listen_to_peers`.
         self.peers = None
 
     def listen_to_peers(self, interval: float) -> None:
@@ -105,13 +125,15 @@ class NodeRound:
         self.peers = Peers(
             self._group,
             self.reporter.node_context,
-            patience_seconds=interval + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
-            can_continue_without_node=self.needs_restart_vote and self.restarts.can_continue_without_node(nodes),
+            patience_seconds=interval
+            + (ROSTER_FAILURE_GRACE_SECONDS if self._restarts_left else 0),
+            can_continue_without_node=self.needs_restart_vote
+            and self.restarts.can_continue_without_node(nodes),
             wake=self.wake.set,
             shutdown_requested=self._settings.signals.shutdown_requested,
         )
-        # The signal thread stores the signal, then looks for peers; this thread does it the other way round. So at
-        # least one of them informs the peers, whenever the signal arrives.
+        # The signal thread stores the signal, then looks for peers; this thread does it the other
+        # way round. So at least one of them informs the peers, whenever the signal arrives.
         received = self._settings.signals.received
         if received is not None:
             with suppress_internal_errors("informing the peer agents of a signal"):
@@ -120,7 +142,9 @@ class NodeRound:
         self.peers.join(self.reporter.report.copies)
 
     def watch_progress(self) -> None:
-        """Look from now on whether the workers make progress, unless the option is off or its folder isn't there."""
+        """Look from now on whether the workers make progress,
+        unless the option is off or its folder isn't there.
+        """
         hang = self._settings.options.hang
         for point in entry_points(group=HANG_ENTRY_POINTS) if hang is not None else ():
             self._stalls = point.load()(hang, self.workers, self.reporter, self.places, self.peers)
@@ -131,14 +155,15 @@ class NodeRound:
 
         After the last round the agents may still settle on a verdict.
         """
-        # What acts on the workers ends first, then what listens to the peers, then the uploads: each may still use the
-        # ones after it. A stall's report is an upload, too.
+        # What acts on the workers ends first, then what listens to the peers, then the uploads:
+        # each may still use the ones after it. A stall's report is an upload, too.
         if self._stalls is not None:
             self._stalls.end()
             self._stalls = None
         self.workers.stop_watching()
         if self.peers is not None and is_last:
-            # the thread that waits for the round's outcome stays: `Peers.settle` uses its connections
+            # the thread that waits for the round's outcome stays: `Peers.settle` uses its
+            # connections
             self.peers.stop_listening()
         elif self.peers is not None:
             self.peers.end()
@@ -147,8 +172,8 @@ class NodeRound:
             self.reporter.remove_traceback_files()
         if not is_last:
             kill_orphans(self.reporter.node_context, self.stop_seconds)
-        # After the uploads, which read the end of stderr, and after the orphans: a FIFO with a writer left would need
-        # another process to read it.
+        # After the uploads, which read the end of stderr, and after the orphans: a FIFO with a
+        # writer left would need another process to read it.
         self.workers.close_stderr()
         if is_last:
             self.workers.close()
@@ -161,49 +186,61 @@ class NodeRound:
             has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
             finished = range(self.workers.number) if has_succeeded else self.workers.finished
             taken = self.workers.take_results(finished)
-            results.update({self.places.rank_of(local) or 0: value for local, value in taken.items()})
+            results.update(
+                {self.places.rank_of(local) or 0: value for local, value in taken.items()}
+            )
         return results
 
-    # --- a failure of this node's workers -----------------------------------------------------------------------
+    # --- a failure of this node's workers ---------------------------------------------------------
 
     def handle_failures(self) -> list[WorkerExit]:
-        """Return the deaths of this round; on the first one inform the peers and stop the siblings."""
+        """Return the deaths of this round; on the first one inform the peers
+        and stop the siblings.
+        """
         if not self.workers.is_watched:
             return []
         reported, worker_exits = self.workers.reported(), self.workers.get_exits()
         if not reported and not worker_exits:
             return []
         if self.workers.stopped is None:
-            # A worker may have raised and reported, but still be alive in its teardown: torch sees nothing yet. Another
-            # may have been killed before it could report. Both failed by themselves, so neither is stopped as a
-            # sibling.
+            # A worker may have raised and reported, but still be alive in its teardown: torch sees
+            # nothing yet. Another may have been killed before it could report. Both failed by
+            # themselves, so neither is stopped as a sibling.
             first = frozenset(reported) | {death.local_rank for death in worker_exits}
-            # Peers first: the steps below take seconds, and until the notice arrives the peers see only broken
-            # connections.
+            # Peers first: the steps below take seconds, and until the notice arrives the peers see
+            # only broken connections.
             self._broadcast_failure(reported, worker_exits)
             for death in worker_exits:
-                # before the siblings are asked: the document about the first death is to be durable first
+                # before the siblings are asked: the document about the first death is to be durable
+                # first
                 self.workers.document(death)
             self._has_failed = True
             self.workers.stop(_SIBLING_FAILED, first, find_grace=self._find_grace)
-        # Looked up again: the stop has ended the siblings, and a worker that had only reported has exited by now.
+        # Looked up again: the stop has ended the siblings, and a worker that had only reported has
+        # exited by now.
         return self.workers.get_exits()
 
     def report_failure(self, result: RunResult, looked_ns: int) -> None:
         """Finish the report after torch has found a failure."""
         if self.workers.stopped is None:
-            # A worker died between `handle_failures` and torch's look: torch saw the failure first and has stopped the
-            # remaining workers. `looked_ns` is from before that look, so their deaths count as stopped. `first` is
-            # empty if torch names no worker: since torch 2.13 it may report UNHEALTHY for one in uninterruptible sleep.
+            # A worker died between `handle_failures` and torch's look: torch saw the failure first
+            # and has stopped the remaining workers. `looked_ns` is from before that look, so their
+            # deaths count as stopped. `first` is empty if torch names no worker: since torch 2.13
+            # it may report UNHEALTHY for one in uninterruptible sleep.
             first = frozenset(failure.local_rank for failure in result.failures.values())
-            worker_exits = [death for death in self.workers.get_exits() if death.local_rank in first]
+            worker_exits = [
+                death for death in self.workers.get_exits() if death.local_rank in first
+            ]
             self._broadcast_failure({}, worker_exits)
             self._has_failed = True
             self.workers.stopped = WorkerStop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
     def stop_workers(
-        self, reason: str, sent: signal.Signals = signal.SIGTERM, agent_error: BaseException | None = None
+        self,
+        reason: str,
+        sent: signal.Signals = signal.SIGTERM,
+        agent_error: BaseException | None = None,
     ) -> None:
         """Stop workers that haven't failed, or end their stop, unless they have succeeded.
 
@@ -212,9 +249,10 @@ class NodeRound:
         workers, seconds = self.workers, self._terminated_seconds
         if not workers.is_watched or self._group.state is WorkerState.SUCCEEDED:
             return
-        # Several paths end here for one failure: torch's `_stop_workers` and `_shutdown`, and `report_agent`. Only the
-        # first may give its reason. The exception of a signal may have interrupted a stop: then torch would send the
-        # workers a second signal, while their handlers still answer the first one.
+        # Several paths end here for one failure: torch's `_stop_workers` and `_shutdown`, and
+        # `report_agent`. Only the first may give its reason. The exception of a signal may have
+        # interrupted a stop: then torch would send the workers a second signal, while their
+        # handlers still answer the first one.
         if workers.stopped is not None:
             workers.resume_stop(sent, seconds)
             return
@@ -226,13 +264,17 @@ class NodeRound:
 
     @property
     def stop_seconds(self) -> float:
-        """How long the workers may take to end: as long as in torch, unless one of them has failed."""
+        """How long the workers may take to end: as long as in torch,
+        unless one of them has failed.
+        """
         return self._settings.options.stop_seconds if self._has_failed else self._terminated_seconds
 
     def _find_grace(self) -> float:
-        """Return for how long workers may run that would be killed now; 0: no node got a signal, as far as known."""
-        # A signal to one node ends its workers. Other nodes may see this before the signal's notice arrives, as
-        # failures of ranks that have lost their peers.
+        """Return for how long workers may run that would be killed now; 0: no node got a signal,
+        as far as known.
+        """
+        # A signal to one node ends its workers. Other nodes may see this before the signal's notice
+        # arrives, as failures of ranks that have lost their peers.
         if self.peers is None or not self.peers.broadcast.has_grace():
             return 0.0
         return self._terminated_seconds
@@ -248,42 +290,74 @@ class NodeRound:
     def _forget_recovered(self) -> None:
         """Leave out workers that the remaining ranks had continued without."""
         if self.survivors is not None:
-            with suppress_internal_errors_in_main("leaving out faults from which the ranks had recovered"):
+            with suppress_internal_errors_in_main(
+                "leaving out faults from which the ranks had recovered"
+            ):
                 self.survivors.forget_recovered(self._group)
 
-    def _broadcast_failure(self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]) -> None:
-        """Send its peers the failure of the worker that reported first, else of the first that died."""
-        place, what, is_fatal = self.places.of(), "its workers are unhealthy", self._restarts_left == 0
-        failure = FailureNotice(what, place.node, place.group_rank, fatal=is_fatal, asks=self.needs_restart_vote)
+    def _broadcast_failure(
+        self, reported: dict[int, dict[str, Any]], worker_exits: list[WorkerExit]
+    ) -> None:
+        """Send its peers the failure of the worker that reported first,
+        else of the first that died.
+        """
+        place, what, is_fatal = (
+            self.places.of(),
+            "its workers are unhealthy",
+            self._restarts_left == 0,
+        )
+        failure = FailureNotice(
+            what,
+            place.node,
+            place.group_rank,
+            fatal=is_fatal,
+            asks=self.needs_restart_vote,
+        )
         if reported:
-            local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
+            local, report = min(
+                reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0])
+            )
             what, document = str(report.get("what", "")), str(report.get("document", ""))
-            failure = replace(failure, what=what, rank=self.places.rank_of(local), document=document)
+            failure = replace(
+                failure,
+                what=what,
+                rank=self.places.rank_of(local),
+                document=document,
+            )
         elif worker_exits:
             first = worker_exits[0]
             expiry = self.workers.expired.get(first.local_rank)
-            what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
+            what = (
+                expiry.deadline.text
+                if expiry is not None
+                else first.signal or f"exit code {first.exit_code}"
+            )
             failure = replace(failure, what=what, rank=self.places.rank_of(first.local_rank))
         if self.peers is not None:
             self.peers.notify(failure)
 
-    # --- a failure of the agent itself --------------------------------------------------------------------------
+    # --- a failure of the agent itself ------------------------------------------------------------
 
     def report_signal(self, received: SignalReceived) -> None:
-        """Report at once that this node is terminated; called from the thread that receives signals."""
+        """Report at once that this node is terminated;
+        called from the thread that receives signals.
+        """
         try:
             if self.finished:
                 return
             # First: workers of this or another node may be about to be killed because of a failure.
             self.workers.grace.lengthen(self._terminated_seconds)
             self._announce_grace()
-            # At the same time the main thread raises SignalException and stops the workers, but it may be blocked in
-            # C++ for minutes; so this thread writes the document. Deadlines first: they apply to this very upload.
+            # At the same time the main thread raises SignalException and stops the workers, but it
+            # may be blocked in C++ for minutes; so this thread writes the document. Deadlines
+            # first: they apply to this very upload.
             self.reporter.shorten_deadlines()
             error = SignalException("terminated", sigval=received.number)
             with suppress_internal_errors("documenting a signal"):
                 place = self.places.of()
-                self.reporter.write(describe_agent_failure(error, ErrorClass.PREEMPTION, place, received.moment))
+                self.reporter.write(
+                    describe_agent_failure(error, ErrorClass.PREEMPTION, place, received.moment)
+                )
             self._broadcast_signal(received)
         finally:
             # in any case: the main thread waits for it in `report_agent`
@@ -306,35 +380,45 @@ class NodeRound:
         with suppress_internal_errors("stopping the workers"):
             self.stop_workers(TERMINATED if preempted else AGENT_FAILED)
         if preempted and self._settings.signals.is_listening:
-            # The signal thread writes this document. `finish_report` reads the receipts, so the document must be there
-            # before.
+            # The signal thread writes this document. `finish_report` reads the receipts, so the
+            # document must be there before.
             self._signal_reported.wait(self.reporter.node_context.upload_deadline_seconds)
         else:
-            self.reporter.write(describe_agent_failure(error, error_class, self.places.of(), Moment.now()))
+            self.reporter.write(
+                describe_agent_failure(error, error_class, self.places.of(), Moment.now())
+            )
         if not preempted:
             self._broadcast_agent_failure(_describe_agent_error(error))
         self.finish_report()
-        # Last, with all documents: peers that vote on a restart wait for this node's report or for its departure.
+        # Last, with all documents: peers that vote on a restart wait for this node's report or for
+        # its departure.
         if self.peers is not None and preempted:
             self.peers.leave(self.reporter.report.copies)
 
     def _broadcast_agent_failure(self, what: str, stop_seconds: float = 0.0) -> None:
-        """Send its peers that this agent fails; after a signal with the time that all workers have to end."""
+        """Send its peers that this agent fails; after a signal with the time that
+        all workers have to end.
+        """
         if self.peers is not None:
             place = self.places.of()
-            self.peers.broadcast.send(FailureNotice(what, place.node, place.group_rank, stop_seconds=stop_seconds))
+            self.peers.broadcast.send(
+                FailureNotice(what, place.node, place.group_rank, stop_seconds=stop_seconds)
+            )
 
-    # --- a failure of another node ------------------------------------------------------------------------------
+    # --- a failure of another node ----------------------------------------------------------------
 
     def stop_after_peer_failure(self, failure: FailureNotice) -> None:
         """Stop the workers because another node has failed, and report."""
-        logger.warning("stopping this node's workers, because %s (first report, not the verdict)", failure.reason)
+        logger.warning(
+            "stopping this node's workers, because %s (first report, not the verdict)",
+            failure.reason,
+        )
         if self.survivors is not None:
             self.survivors.await_end()
         self._forget_recovered()
         with suppress_internal_errors_in_main("stopping the workers"):
-            # Both nodes may have failed at the same time. A worker that has exited already wasn't ended by this stop,
-            # and its document must not blame the peer.
+            # Both nodes may have failed at the same time. A worker that has exited already wasn't
+            # ended by this stop, and its document must not blame the peer.
             exited_ranks = frozenset(death.local_rank for death in self.workers.get_exits())
             self._has_failed = failure.stop_seconds == 0
             self.workers.stop(
@@ -346,7 +430,7 @@ class NodeRound:
             )
             self.finish_report()
 
-    # --- restarts -----------------------------------------------------------------------------------------------
+    # --- restarts ---------------------------------------------------------------------------------
 
     @property
     def needs_restart_vote(self) -> bool:

@@ -13,8 +13,11 @@ class ObservedLogsSpecs(LogsSpecs):
     def __init__(self, specs: LogsSpecs) -> None:
         super().__init__()
         self._specs = specs
-        self.prepare: Callable[[dict[int, dict[str, str]], LogsDest], None] = lambda _environments, _logs: None
-        """Called with the workers' environments, which it may add to, and where their output goes."""
+        self.prepare: Callable[[dict[int, dict[str, str]], LogsDest], None] = (
+            lambda _environments, _logs: None
+        )
+        """Called with the workers' environments, which it may add to, and where their output goes.
+        """
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return where each worker's output goes."""

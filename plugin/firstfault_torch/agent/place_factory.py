@@ -32,7 +32,11 @@ class PlaceFactory:
             rank=worker.global_rank if worker else None,
             local_rank=local_rank,
             group_rank=group.group_rank,
-            world_size=worker.world_size if worker else next((item.world_size for item in group.workers), 0),
+            world_size=(
+                worker.world_size
+                if worker
+                else next((item.world_size for item in group.workers), 0)
+            ),
             group_world_size=group.group_world_size or 0,
             role=group.spec.role,
             pid=worker.id if worker is not None and isinstance(worker.id, int) else self._base.pid,
@@ -44,8 +48,12 @@ class PlaceFactory:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The global ranks of all workers of this node; -1 in torch: the rendezvous hasn't given one."""
-        return tuple(worker.global_rank for worker in self._group.workers if worker.global_rank >= 0)
+        """The global ranks of all workers of this node; -1 in torch:
+        the rendezvous hasn't given one.
+        """
+        return tuple(
+            worker.global_rank for worker in self._group.workers if worker.global_rank >= 0
+        )
 
     @property
     def nodes(self) -> int:

@@ -22,7 +22,9 @@ from firstfault_torch.rounds.report_packing import ElectedVerdict
 
 _OBSERVED = "observed: would not have restarted the workers: "
 """Begins the reason of a restart that is refused in the mode "act"."""
-_NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
+_NO_AGREEMENT = (
+    "the agents reached no decision in time, and torch elastic restarts after any failure"
+)
 
 
 class Restarts:
@@ -52,19 +54,27 @@ class Restarts:
         return nodes - 1 >= self._min_nodes
 
     def decide_restart(
-        self, place: Place, restarts_left: int, peers: Peers | None, first: FailureNotice
+        self,
+        place: Place,
+        restarts_left: int,
+        peers: Peers | None,
+        first: FailureNotice,
     ) -> RestartRecord | None:
-        """Return and store the agents' decision on the round; None if a node fails permanently before it.
+        """Return and store the agents' decision on the round;
+        None if a node fails permanently before it.
 
-        Waits for other nodes, as `VerdictElection.settle` does. Without `peers` this is the only node, or the
-        agents aren't connected.
+        Waits for other nodes, as `VerdictElection.settle` does. Without `peers` this is the only
+        node, or the agents aren't connected.
         """
         nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
         judge = partial(self._judge, nodes, restarts_left)
         found: tuple[RestartRecord, bool] | None = None
         if nodes > 1 and peers is not None:
             found = self._vote(peers, judge)
-        elif nodes == 1 and (judged := judge(CollectedReports(dict(self._reporter.report.copies)))) is not None:
+        elif (
+            nodes == 1
+            and (judged := judge(CollectedReports(dict(self._reporter.report.copies)))) is not None
+        ):
             found = judged, True
         if found is None and peers is not None and peers.broadcast.is_fatal:
             return None
@@ -74,7 +84,11 @@ class Restarts:
             if is_mine:  # one line for the job
                 logger.warning("%s", record.reason)
         elif record.is_agreed:
-            logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
+            logger.info(
+                "%s: %s",
+                "restarting the workers" if record.restart else "not restarting",
+                record.reason,
+            )
         else:
             logger.warning("restarting the workers: %s", record.reason)
         if is_mine or not self._reporter.node_context.identity.is_folder_shared:
@@ -94,14 +108,20 @@ class Restarts:
         # taken before the write: a later round must not complete this record again
         path, record = self._written
         self._written = None
-        lost = None if record.timestamp_ns is None else max(time.time_ns() - record.timestamp_ns, 0) / 1e9
+        lost = (
+            None
+            if record.timestamp_ns is None
+            else max(time.time_ns() - record.timestamp_ns, 0) / 1e9
+        )
         complete = replace(record, lost_seconds=lost, world_size_after=world_size or None)
         self._reporter.put(path, restart_to_json(complete))
 
     def _vote(
         self, peers: Peers, judge: Callable[[CollectedReports], RestartRecord | None]
     ) -> tuple[RestartRecord, bool] | None:
-        """Return the decision of all agents, and whether this one took it; None if they haven't agreed."""
+        """Return the decision of all agents, and whether this one took it;
+        None if they haven't agreed.
+        """
         own = document = b""
         for step in peers.agree(self._reporter.report.copies, self._seconds):
             if isinstance(step, ElectedVerdict):
@@ -109,16 +129,23 @@ class Restarts:
                 break
             judged = judge(step)
             own = restart_to_json(judged) if judged is not None else b""
-            # If this leader was slow, another agent has taken over: then it doesn't publish, and the next step has the
-            # other one's decision. If both publish, the store keeps the first, and `publish` returns that.
+            # If this leader was slow, another agent has taken over: then it doesn't publish, and
+            # the next step has the other one's decision. If both publish, the store keeps the
+            # first, and `publish` returns that.
             if own and peers.agreement.announce_publishing():
                 document = peers.agreement.publish(own, durable=True).document
                 break
-        # Checked after the vote: a fatal failure of a third node overrides a restart that was already decided.
+        # Checked after the vote: a fatal failure of a third node overrides a restart that was
+        # already decided.
         record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
         return (record, own == document) if record is not None else None
 
-    def _judge(self, nodes: int, restarts_left: int, reports: CollectedReports) -> RestartRecord | None:
+    def _judge(
+        self,
+        nodes: int,
+        restarts_left: int,
+        reports: CollectedReports,
+    ) -> RestartRecord | None:
         node_context = self._reporter.node_context
         context = RestartContext(
             round=node_context.round,
@@ -130,7 +157,9 @@ class Restarts:
             lifetime_seconds=time.monotonic() - self._began,
         )
         with suppress_internal_errors("judging the round"):
-            record = self._decide(node_context, reports, context) if self._decide is not None else None
+            record = (
+                self._decide(node_context, reports, context) if self._decide is not None else None
+            )
             if record is not None and not record.restart and read_decision_mode() != ACT:
                 return replace(record, restart=True, reason=f"{_OBSERVED}{record.reason}")
             return record

@@ -20,7 +20,9 @@ from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node_context import NodeContext
 
 worker_sessions: set[int] = set()
-"""Those that workers lead which are programs, by process id; workers that are functions are in this process's."""
+"""Those that workers lead which are programs, by process id;
+workers that are functions are in this process's.
+"""
 
 
 def collect_snapshots(
@@ -28,31 +30,44 @@ def collect_snapshots(
 ) -> dict[int, WorkerSnapshot]:
     """Return stacks and state of living workers by local rank, within a fraction of a second.
 
-    An exception that is still inside the task function isn't included: the worker documents it itself. Stacks and
-    state are requested one after another: faulthandler reads the frames of all threads without the GIL, and may crash
-    a worker that runs another thread at that moment.
+    An exception that is still inside the task function isn't included: the worker documents it
+    itself. Stacks and state are requested one after another: faulthandler reads the frames of all
+    threads without the GIL, and may crash a worker that runs another thread at that moment.
     """
     files = node_context.files
     if channel is None or files is None or not pids:
         return {}
-    earlier_sizes = {rank: get_stack_size(files.worker(node_context.round, rank).stacks) for rank in pids}
+    earlier_sizes = {
+        rank: get_stack_size(files.worker(node_context.round, rank).stacks) for rank in pids
+    }
     stacks: dict[int, str] = {}
     with suppress_internal_errors("asking workers for their stacks"):
-        stacks = ask_for_stacks(files, node_context.round, pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
+        stacks = ask_for_stacks(
+            files,
+            node_context.round,
+            pids,
+            time_limits.WORKER_QUERY_TIMEOUT_SECONDS,
+        )
     answers = channel.ask(pids, time_limits.WORKER_QUERY_TIMEOUT_SECONDS)
-    # If the program replaced the handler, the worker gets no signal, and writes its stacks before it answers. So its
-    # file is complete once the answer has arrived.
+    # If the program replaced the handler, the worker gets no signal, and writes its stacks before
+    # it answers. So its file is complete once the answer has arrived.
     for rank in answers.keys() - stacks.keys():
-        stacks[rank] = get_stack_tail(files.worker(node_context.round, rank).stacks, earlier_sizes[rank])
+        stacks[rank] = get_stack_tail(
+            files.worker(node_context.round, rank).stacks, earlier_sizes[rank]
+        )
     found = {rank: answers.get(rank, {}) for rank in pids}
     return {
-        rank: WorkerSnapshot(stacks.get(rank, ""), *from_message(answer), handled_from_message(answer))
+        rank: WorkerSnapshot(
+            stacks.get(rank, ""), *from_message(answer), handled_from_message(answer)
+        )
         for rank, answer in found.items()
     }
 
 
 class GracePeriod:
-    """The moment before which no healthy worker is killed; any thread may move it, but only later."""
+    """The moment before which no healthy worker is killed; any thread may move it,
+    but only later.
+    """
 
     def __init__(self) -> None:
         self.until = -math.inf
@@ -70,11 +85,14 @@ class ProcessStop:
     Args:
         processes: in order of local rank.
         sent: the signal.
-        spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
-        leaving: local ranks with a recorded exception that is on its way out; they get no signal, and no more time.
+        spare: local ranks that have failed; they get no signal and have EXIT_S to exit by
+            themselves.
+        leaving: local ranks with a recorded exception that is on its way out; they get no signal,
+            and no more time.
         seconds: for all remaining processes together.
         grace: may be lengthened while the stop runs.
-        find_grace: asked once before a healthy process is killed; returns for how long it may still run.
+        find_grace: asked once before a healthy process is killed; returns for how long it may still
+            run.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
@@ -109,20 +127,28 @@ class ProcessStop:
         return max(self._began + time_limits.FAILED_WORKER_EXIT_GRACE_SECONDS, self.kill_time)
 
     def run(self) -> None:
-        """Stop the processes; to be called again if an exception of a signal handler has interrupted it."""
-        # A process gets the signal once: its handler may be saving a checkpoint, and a second signal would interrupt
-        # that and begin another one.
+        """Stop the processes; to be called again if an exception of a signal
+        handler has interrupted it.
+        """
+        # A process gets the signal once: its handler may be saving a checkpoint, and a second
+        # signal would interrupt that and begin another one.
         if self._ended:
             return
         for rank, process in enumerate(self._processes):
-            # Checked right before each signal: `exitcode` polls with waitpid. While it is None the process isn't
-            # reaped, so the kernel can't have given its number to another process.
-            if rank not in self._spare | self._leaving | self._signalled and process.exitcode is None:
+            # Checked right before each signal: `exitcode` polls with waitpid. While it is None the
+            # process isn't reaped, so the kernel can't have given its number to another process.
+            if (
+                rank not in self._spare | self._leaving | self._signalled
+                and process.exitcode is None
+            ):
                 _send(process, self._sent)
                 self._signalled.add(rank)
-        # Siblings first: a failed worker may spend seconds in its exit handlers, but a sibling that ignores the signal
-        # must not get that longer time. Both limits count from the same moment, so the total is the longer one.
-        others = [process for rank, process in enumerate(self._processes) if rank not in self._spare]
+        # Siblings first: a failed worker may spend seconds in its exit handlers, but a sibling that
+        # ignores the signal must not get that longer time. Both limits count from the same moment,
+        # so the total is the longer one.
+        others = [
+            process for rank, process in enumerate(self._processes) if rank not in self._spare
+        ]
         if self._wait(others, lambda: self.kill_time):
             self._grace.lengthen(self._find_grace())
         self._end(others, lambda: self.kill_time)
@@ -132,7 +158,8 @@ class ProcessStop:
     def _end(self, processes: Sequence[Any], get_deadline: Callable[[], float]) -> None:
         """Wait for processes to end, and kill those that still run at the deadline.
 
-        SIGKILL doesn't end a process in uninterruptible sleep: after a while it is left to torch, which gives up on it.
+        SIGKILL doesn't end a process in uninterruptible sleep: after a while it is left to torch,
+        which gives up on it.
         """
         for process in self._wait(processes, get_deadline):
             if process.exitcode is None:
@@ -142,18 +169,25 @@ class ProcessStop:
 
     def _wait(self, processes: Sequence[Any], get_deadline: Callable[[], float]) -> list[Any]:
         """Return the processes that still run at the deadline, which may move during the wait."""
-        while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < get_deadline():
+        while (
+            left := [one for one in processes if one.exitcode is None]
+        ) and time.monotonic() < get_deadline():
             time.sleep(time_limits.STOP_POLL_SECONDS)
         return left
 
 
 def _send(process: Any, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # it may just have ended
-        process.send_signal(number) if hasattr(process, "send_signal") else os.kill(process.pid, number)
+        (
+            process.send_signal(number)
+            if hasattr(process, "send_signal")
+            else os.kill(process.pid, number)
+        )
 
 
 def kill_orphans(node_context: NodeContext, seconds: float) -> None:
-    """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
+    """End the processes that this node's workers started, after the workers have ended;
+    not those in other sessions.
 
     They get SIGTERM, and SIGKILL after `seconds`.
     """

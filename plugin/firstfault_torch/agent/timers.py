@@ -1,7 +1,9 @@
-"""The agent's side of the watchdog: keeps the deadlines of its workers, and reports which have expired.
+"""The agent's side of the watchdog: keeps the deadlines of its workers,
+and reports which have expired.
 
-It takes the place of torch's FileTimerServer, which sends the signal for the worker to its own process too, compares
-deadlines with the wall clock, and reads its FIFO once a second. It understands torch's clients.
+It takes the place of torch's FileTimerServer, which sends the signal for the worker to its own
+process too, compares deadlines with the wall clock, and reads its FIFO once a second. It
+understands torch's clients.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _ANCESTORS = 8
 def resolve_watchdog(
     asked: watchdog.Watchdog | None, environment: Mapping[str, str] = os.environ
 ) -> watchdog.Watchdog | None:
-    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None: none."""
+    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None:
+    none.
+    """
     if asked is None and environment.get(watchdog.TORCH_ENABLED_VARIABLE) == "1":
         return watchdog.Watchdog()
     return asked
@@ -57,7 +61,8 @@ def open_timers(
 
 
 class TimerServer:
-    """Reads the deadlines of one round's workers from a FIFO, which replaces an earlier one and is removed by `stop`.
+    """Reads the deadlines of one round's workers from a FIFO,
+    which replaces an earlier one and is removed by `stop`.
 
     Raises:
         OSError: the FIFO can't be made, or another kind of file is there.
@@ -88,22 +93,32 @@ class TimerServer:
     def environment(self, asked: watchdog.Watchdog) -> dict[str, str]:
         """Return the variables for the workers."""
         timeout = "" if asked.heartbeat_timeout is None else str(asked.heartbeat_timeout)
-        paths = dict.fromkeys((watchdog.TIMERS_VARIABLE, watchdog.TORCH_FILE_VARIABLE), str(self.path))
+        paths = dict.fromkeys(
+            (watchdog.TIMERS_VARIABLE, watchdog.TORCH_FILE_VARIABLE), str(self.path)
+        )
         return {**paths, watchdog.HEARTBEAT_VARIABLE: timeout}
 
-    def start(self, pids: Iterable[int], expired: Callable[[dict[int, watchdog.Timer]], None]) -> None:
-        """Watch the workers with these process ids, after they were forked: they must not inherit the thread's locks.
+    def start(
+        self, pids: Iterable[int], expired: Callable[[dict[int, watchdog.Timer]], None]
+    ) -> None:
+        """Watch the workers with these process ids, after they were forked:
+        they must not inherit the thread's locks.
 
         The thread calls `expired` with the expired deadline of each worker, by process id.
         """
         self._pids, self._expired = frozenset(pids), expired
-        self._thread = start_daemon(self._run, "firstfault-timers", time_limits.THREAD_START_TIMEOUT_SECONDS)
+        self._thread = start_daemon(
+            self._run, "firstfault-timers", time_limits.THREAD_START_TIMEOUT_SECONDS
+        )
 
     def stop(self) -> None:
-        """End the watch, and remove the FIFO. torch's agent calls it, too, when it stops the workers."""
+        """End the watch, and remove the FIFO. torch's agent calls it, too,
+        when it stops the workers.
+        """
         if self._stopped.is_set() or self not in _living:
             return
-        # The event first: the thread may be about to report an expired deadline. Then the hang-up of the pipe wakes it.
+        # The event first: the thread may be about to report an expired deadline. Then the hang-up
+        # of the pipe wakes it.
         self._stopped.set()
         _living.discard(self)
         os.close(self._stop_writer)
@@ -116,7 +131,9 @@ class TimerServer:
                 self.path.unlink()
 
     def get_last_progress_time(self) -> int:
-        """Return when the watch last looked, seconds since the Unix epoch: torch's health check asks for it."""
+        """Return when the watch last looked, seconds since the Unix epoch:
+        torch's health check asks for it.
+        """
         return int(self._progress if self._thread is not None else time.time())
 
     def forget(self) -> None:
@@ -125,7 +142,7 @@ class TimerServer:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    # --- the watching thread ------------------------------------------------------------------------------------
+    # --- the watching thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
         self._polled = time.monotonic()
@@ -138,33 +155,43 @@ class TimerServer:
             self._close()
 
     def _watch(self, poll: select.poll) -> bool:
-        """Wait for the next deadline or line, and handle expired deadlines; return whether to continue."""
+        """Wait for the next deadline or line, and handle expired deadlines;
+        return whether to continue.
+        """
         if self._stopped.is_set():
             return False
         seconds = self._sleep_s()
         poll.poll(seconds * 1000)
         before, self._polled = self._polled, time.monotonic()
-        # Before the deadlines are compared: the worker may have ended its block in time, while this thread slept.
+        # Before the deadlines are compared: the worker may have ended its block in time, while this
+        # thread slept.
         self._read()
         if self._polled - before > seconds + time_limits.FROZEN_WATCHDOG_SECONDS:
             self._postpone(self._polled - before)
         self._progress = time.time()
         expired = self._take_expired(self._polled)
-        # `stop` may have been called since the check above: these workers are being stopped for another reason.
+        # `stop` may have been called since the check above: these workers are being stopped for
+        # another reason.
         if expired and not self._stopped.is_set():
             with suppress_internal_errors("ending a worker at its deadline"):
                 self._expired(expired)
         return True
 
     def _sleep_s(self) -> float:
-        deadlines = [timer.deadline for timer in self._timers.values() if timer.deadline is not None]
+        deadlines = [
+            timer.deadline for timer in self._timers.values() if timer.deadline is not None
+        ]
         if not deadlines:
             return time_limits.IDLE_WATCHDOG_POLL_SECONDS
         return max(0.0, min(min(deadlines) - time.monotonic(), time_limits.WATCHDOG_POLL_SECONDS))
 
     def _postpone(self, seconds: float) -> None:
-        """Move all deadlines: while this process was frozen, its workers may have been frozen, too."""
-        logger.warning("postponing the watchdog's deadlines by %.1f s: the agent was frozen", seconds)
+        """Move all deadlines: while this process was frozen, its workers may have been frozen,
+        too.
+        """
+        logger.warning(
+            "postponing the watchdog's deadlines by %.1f s: the agent was frozen", seconds
+        )
         for key, timer in self._timers.items():
             if timer.deadline is not None:
                 self._timers[key] = replace(timer, deadline=timer.deadline + seconds)
@@ -191,19 +218,28 @@ class TimerServer:
             self._timers[key] = timer
 
     def _take_expired(self, now: float) -> dict[int, watchdog.Timer]:
-        """Return the earliest expired deadline of each worker, and forget all deadlines of those workers."""
+        """Return the earliest expired deadline of each worker,
+        and forget all deadlines of those workers.
+        """
         expired: dict[int, watchdog.Timer] = {}
         timers = self._timers.values()
         due = [timer for timer in timers if timer.deadline is not None and timer.deadline <= now]
         for timer in sorted(due, key=lambda timer: timer.deadline or 0.0):
             worker = self._find_worker(timer.pid)
             if not timer.kills:
-                logger.warning("process %d exceeded %r (not killed: kill=False)", timer.pid, timer.scope)
+                logger.warning(
+                    "process %d exceeded %r (not killed: kill=False)", timer.pid, timer.scope
+                )
             elif worker is None:
-                logger.warning("process %d exceeded %r (not killed: not a worker of this node)", timer.pid, timer.scope)
+                logger.warning(
+                    "process %d exceeded %r (not killed: not a worker of this node)",
+                    timer.pid,
+                    timer.scope,
+                )
             else:
                 expired.setdefault(worker, timer)
-        # The worker is killed once: its later deadlines would expire while it is being asked for its stacks.
+        # The worker is killed once: its later deadlines would expire while it is being asked for
+        # its stacks.
         gone = {timer.pid for timer in due if timer.kills}
         for timer in due:
             del self._timers[timer.pid, timer.number]
@@ -211,7 +247,9 @@ class TimerServer:
         return expired
 
     def _find_worker(self, pid: int) -> int | None:
-        """Return the worker that is this process or one of its ancestors; None: no worker is, or it has ended."""
+        """Return the worker that is this process or one of its ancestors; None: no worker is,
+        or it has ended.
+        """
         for _ in range(_ANCESTORS):
             if pid in self._pids:
                 return pid

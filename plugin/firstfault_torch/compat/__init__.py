@@ -1,11 +1,12 @@
-"""All uses of torch's private names, except the names that `ReportingAgent` overrides or reads on itself.
+"""All uses of torch's private names, except the names that `ReportingAgent`
+overrides or reads on itself.
 
-`torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes, which must not load
-torch's agent.
+`torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes,
+which must not load torch's agent.
 
-Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0, 2.13.0 and 2.15.0. If a name is missing, firstfault warns
-once and falls back to torch's behavior: without an agent hook the plain LocalElasticAgent runs, without any other name
-one kind of evidence isn't collected.
+Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0, 2.13.0 and 2.15.0. If a name is missing,
+firstfault warns once and falls back to torch's behavior: without an agent hook the plain
+LocalElasticAgent runs, without any other name one kind of evidence isn't collected.
 
 | name | used for |
 |---|---|
@@ -40,4 +41,9 @@ def warn_once(what: str, consequence: str) -> None:
     """Log once per process that this torch lacks a name, and the consequence."""
     import torch  # noqa: PLC0415 - only for its version
 
-    logger.warning("torch %s does not have %s as firstfault expects; %s", torch.__version__, what, consequence)
+    logger.warning(
+        "torch %s does not have %s as firstfault expects; %s",
+        torch.__version__,
+        what,
+        consequence,
+    )

@@ -1,4 +1,6 @@
-"""torch elastic's agent and its process contexts: whether this torch has the hooks, and private attributes."""
+"""torch elastic's agent and its process contexts: whether this torch has the hooks,
+and private attributes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _HOOKS = (
 )
 _ATTRIBUTES = ("_worker_group", "_remaining_restarts", "_pcontext")
 BARRIER_MEMBERS = "torchelastic/agent/terminal_state/num_members"
-"""How many agents have entered torch's exit barrier; an agent without firstfault counts there too."""
+"""How many agents have entered torch's exit barrier; an agent without firstfault counts there too.
+"""
 BARRIER_LAST = "torchelastic/agent/terminal_state/last_member"
 """Set by the last one."""
 _LOGGERS = (
@@ -42,13 +45,16 @@ _FAILURES = logging.getLogger(_LOGGERS[-1])
 """Where torch logs which worker failed."""
 _formatter = logging.Formatter()
 _BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""Entries of torch's flight recorder. torch 2.9 and later read TORCH_FR_BUFFER_SIZE and warn of this name."""
+"""Entries of torch's flight recorder. torch 2.9 and later read TORCH_FR_BUFFER_SIZE
+and warn of this name.
+"""
 _ENTRIES = "2000"
 """torch's own default since 2.9."""
 
 
 def flight_recorder_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that turn NCCL's flight recorder on for the workers; empty if the user has set them.
+    """Return the variables that turn NCCL's flight recorder on for the workers;
+    empty if the user has set them.
 
     torch 2.2 to 2.8 keep no entries without them; since 2.9 torch keeps 2,000 by default.
     """
@@ -72,12 +78,16 @@ class _Subprocess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the program and what it has started, as torch does: torch gives it its own session."""
+        """Send a signal to the program and what it has started, as torch does:
+        torch gives it its own session.
+        """
         os.killpg(self.pid, number)
 
 
 def close_program_files(context: Any) -> None:
-    """Close this process's ends of the files to which programs write: torch keeps them open until it stops them."""
+    """Close this process's ends of the files to which programs write:
+    torch keeps them open until it stops them.
+    """
     for handler in getattr(context, "subprocess_handlers", {}).values():
         file = getattr(handler, "_stderr", None)
         if file is not None:
@@ -85,7 +95,9 @@ def close_program_files(context: Any) -> None:
 
 
 def master_address(group: WorkerGroup) -> tuple[str, int]:
-    """Return host and port of the workers' own store; before torch 2.4 only the round's store knows them."""
+    """Return host and port of the workers' own store;
+    before torch 2.4 only the round's store knows them.
+    """
     if hasattr(group, "master_addr"):
         return group.master_addr or "", group.master_port or 0
     store: Any = group.store
@@ -103,8 +115,11 @@ def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
 
 
 def shutdown_timeout(seconds: int) -> dict[str, int]:
-    """Return the argument that lets torch's agent kill its workers after `seconds`; torch before 2.13 takes none."""
-    parameters = inspect.signature(LocalElasticAgent._shutdown).parameters  # noqa: SLF001 - see __init__
+    """Return the argument that lets torch's agent kill its workers after `seconds`;
+    torch before 2.13 takes none.
+    """
+    # see __init__
+    parameters = inspect.signature(LocalElasticAgent._shutdown).parameters  # noqa: SLF001
     return {"timeout": seconds} if "timeout" in parameters else {}
 
 
@@ -114,24 +129,30 @@ def has_handler(name: str) -> bool:
 
 
 def forget_shared_store(handler: Any) -> None:
-    """Let the next rendezvous make a new store for the workers. A torch that makes one anyway has no such names."""
+    """Let the next rendezvous make a new store for the workers. A torch that makes one
+    anyway has no such names.
+    """
     for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
         if name in vars(handler):
             setattr(handler, name, None)
 
 
 def job_store(handler: Any) -> Any:
-    """Return the store that the nodes of a job share before their first round; None if this rendezvous has none.
+    """Return the store that the nodes of a job share before their first round;
+    None if this rendezvous has none.
 
-    A static rendezvous has a store only after all nodes have met, so they meet here. If that fails, the first round
-    raises the same error.
+    A static rendezvous has a store only after all nodes have met, so they meet here. If that fails,
+    the first round raises the same error.
     """
     backend = handler.get_backend()
     if backend == "static":
         errors: list[BaseException | None] = []
-        # In a thread: torch waits in C++, where Python runs no signal handlers, and SIGTERM must end the wait.
+        # In a thread: torch waits in C++, where Python runs no signal handlers, and SIGTERM must
+        # end the wait.
         doing = "waiting for all nodes at torch's rendezvous"
-        start_in_thread(lambda: errors.append(try_call(handler.next_rendezvous)[1]), doing, local=True).wait()
+        start_in_thread(
+            lambda: errors.append(try_call(handler.next_rendezvous)[1]), doing, local=True
+        ).wait()
         if errors and errors[0] is not None:
             failed: Future[Any] = Future()
             failed.set_exception(errors[0])
@@ -140,7 +161,8 @@ def job_store(handler: Any) -> Any:
 
 
 def worker_processes(context: Any) -> Sequence[Any]:
-    """Return the worker processes of torch's process context in the order of local ranks; empty if they aren't found.
+    """Return the worker processes of torch's process context in the order of local ranks;
+    empty if they aren't found.
 
     Each has multiprocessing's `pid`, `exitcode` and `sentinel`.
     """
@@ -155,20 +177,25 @@ def worker_processes(context: Any) -> Sequence[Any]:
 
 
 def traceback_files(context: Any) -> dict[int, str]:
-    """Map local ranks to the files in which torch.multiprocessing keeps tracebacks; a binary has none."""
+    """Map local ranks to the files in which torch.multiprocessing keeps tracebacks;
+    a binary has none.
+    """
     if hasattr(context, "subprocess_handlers"):
         return {}
     files = getattr(getattr(context, "_pc", None), "error_files", None)
     if files is None:
-        warn_once("torch.multiprocessing's traceback files", "exceptions outside of the task function have no text")
+        warn_once(
+            "torch.multiprocessing's traceback files",
+            "exceptions outside of the task function have no text",
+        )
     return {rank: str(file) for rank, file in enumerate(files or ())}
 
 
 def unfinished(context: Any) -> frozenset[int]:
     """Return the local ranks that haven't handed over a result yet.
 
-    A worker hands over its result before it may exit, so a worker that exited without a result never delivers one. A
-    worker that runs a binary has no result; its exit code decides.
+    A worker hands over its result before it may exit, so a worker that exited without a result
+    never delivers one. A worker that runs a binary has no result; its exit code decides.
     """
     if hasattr(context, "subprocess_handlers"):
         return frozenset()
@@ -181,7 +208,9 @@ def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
 
     Leave out workers that may have died while they wrote: reading half a result blocks forever.
     """
-    taken, queues = _get_results(context, "the workers of a node cannot continue after one of them has ended")
+    taken, queues = _get_results(
+        context, "the workers of a node cannot continue after one of them has ended"
+    )
     for rank, queue in queues.items():
         if rank in local_ranks and rank not in taken and not queue.empty():
             taken[rank] = queue.get()
@@ -189,7 +218,9 @@ def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
 
 
 def _get_results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Return the results that were taken so far, and the queues of all workers; empty if torch has no such names."""
+    """Return the results that were taken so far, and the queues of all workers;
+    empty if torch has no such names.
+    """
     taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
     if taken is None or queues is None:
         warn_once("the workers' results", consequence)
@@ -205,7 +236,8 @@ def let_workers_end(context: Any) -> None:
 
 
 def process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) -> ProcessFailure:
-    """Return torch's record of a failed worker; without the content of a file that torch could not read or print.
+    """Return torch's record of a failed worker; without the content of a file that torch
+    could not read or print.
 
     A process that ends while it writes its error.json leaves half of it.
     """
@@ -213,18 +245,33 @@ def process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) 
 
 
 def log_failure(context: Any, local_rank: int, pid: int, exit_code: int) -> None:
-    """Log that a worker failed in torch's words and through torch's logger, with the traceback that torch kept."""
+    """Log that a worker failed in torch's words and through torch's logger,
+    with the traceback that torch kept.
+    """
     entrypoint = getattr(context, "entrypoint", "")
-    what = f"fn: {entrypoint.__qualname__}" if hasattr(entrypoint, "__qualname__") else f"binary: {entrypoint}"
+    what = (
+        f"fn: {entrypoint.__qualname__}"
+        if hasattr(entrypoint, "__qualname__")
+        else f"binary: {entrypoint}"
+    )
     text = read_traceback(traceback_files(context).get(local_rank, ""))
     more = f"\n{text}" if text else ""
-    _FAILURES.error("failed (exitcode: %s) local_rank: %s (pid: %s) of %s%s", exit_code, local_rank, pid, what, more)
+    _FAILURES.error(
+        "failed (exitcode: %s) local_rank: %s (pid: %s) of %s%s",
+        exit_code,
+        local_rank,
+        pid,
+        what,
+        more,
+    )
 
 
 def format_exceptions_early() -> None:
-    """Let torch elastic's own loggers format tracebacks as the standard library does; the text is the same.
+    """Let torch elastic's own loggers format tracebacks as the standard library does;
+    the text is the same.
 
-    torch's formatter imports ``torch._dynamo`` for it: one second and more, in an agent that has just lost a worker.
+    torch's formatter imports ``torch._dynamo`` for it: one second and more, in an agent that has
+    just lost a worker.
     """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_formatted)

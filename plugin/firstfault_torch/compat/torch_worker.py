@@ -1,4 +1,6 @@
-"""The private names of torch that firstfault uses inside a training process, and the connections of gloo."""
+"""The private names of torch that firstfault uses inside a training process,
+and the connections of gloo.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,18 @@ _ENTRIES_OF_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def flight_recorders() -> list[Callable[..., Any]]:
-    """Return the functions that dump torch's flight recorders as JSON, NCCL's first and gloo's last.
+    """Return the functions that dump torch's flight recorders as JSON,
+    NCCL's first and gloo's last.
 
-    ProcessGroupNCCL has a separate recorder, in builds with NCCL since torch 2.5. All other backends share one since
-    2.8; since 2.15 each has its own. Return nothing, without a warning, if the program hasn't imported torch, or if
-    torch was built without distributed support or is too old to have a recorder.
+    ProcessGroupNCCL has a separate recorder, in builds with NCCL since torch 2.5. All other
+    backends share one since 2.8; since 2.15 each has its own. Return nothing, without a warning, if
+    the program hasn't imported torch, or if torch was built without distributed support or is too
+    old to have a recorder.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    of_nccl, of_others = (getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr"))
+    of_nccl, of_others = (
+        getattr(c10d, f"_dump_{name}_trace_json", None) for name in ("nccl", "fr")
+    )
     found = [of_nccl, of_others]
     if of_others is not None and "backend: " in (of_others.__doc__ or ""):
         names = sorted({*_RECORDED, *_list_backends()}, key=lambda name: (name == _GLOO, name))
@@ -52,14 +58,16 @@ def flight_recorders() -> list[Callable[..., Any]]:
 
 
 def collective_counts() -> tuple[int, int]:
-    """Return how many collectives of all groups have begun and ended in this process; -1: it isn't known.
+    """Return how many collectives of all groups have begun and ended in this process; -1:
+    it isn't known.
 
-    The recorders are asked for their counters alone, which takes some microseconds. Without a recorder (gloo before
-    torch 2.8) only the beginnings are known.
+    The recorders are asked for their counters alone, which takes some microseconds. Without a
+    recorder (gloo before torch 2.8) only the beginnings are known.
     """
     states: list[Mapping[str, Any]] = []
     for dump in flight_recorders():
-        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # TypeError: it can't leave out the entries
+        # TypeError: it can't leave out the entries
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):
             states += (json.loads(dump(includeCollectives=False)).get("pg_status") or {}).values()
     if states:
         ends = ("last_enqueued_collective", "last_completed_collective")
@@ -75,7 +83,8 @@ def collective_counts() -> tuple[int, int]:
 
 
 def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the backends that have called collectives which no trace contains: this torch records them elsewhere.
+    """Return the backends that have called collectives which no trace contains:
+    this torch records them elsewhere.
 
     torch records NCCL's and gloo's since 2.9, unless the user has turned that off.
     """
@@ -85,8 +94,16 @@ def unread_backends(traces: Iterable[Mapping[str, Any]]) -> list[str]:
     is_off = any(os.environ.get(name) == "0" for name in _ENTRIES_OF_RECORDERS)
     if is_off or sys.modules["torch"].__version__ < "2.9":
         return []
-    recorded = {name: backends for name, backends in _list_backends().items() if "nccl" in name or name == _GLOO}
-    return [name for name, backends in recorded.items() if name not in known and any(map(_count_collectives, backends))]
+    recorded = {
+        name: backends
+        for name, backends in _list_backends().items()
+        if "nccl" in name or name == _GLOO
+    }
+    return [
+        name
+        for name, backends in recorded.items()
+        if name not in known and any(map(_count_collectives, backends))
+    ]
 
 
 def _count_collectives(backend: Any) -> int | None:
@@ -119,7 +136,9 @@ def group_teardown() -> types.FunctionType | None:
         return None  # a program that has no group
     function = getattr(c10d, "destroy_process_group", None)
     if not isinstance(function, types.FunctionType):
-        warn_once("destroy_process_group", "an exception is recorded when it leaves the task function")
+        warn_once(
+            "destroy_process_group", "an exception is recorded when it leaves the task function"
+        )
         return None
     return function
 
@@ -139,7 +158,9 @@ def rank_in_group() -> tuple[int, int] | None:
 
 
 def backends_that_abort() -> list[Callable[[], None]]:
-    """Return the functions that abort the communicators of this process's groups, except gloo's, which don't work."""
+    """Return the functions that abort the communicators of this process's groups, except gloo's,
+    which don't work.
+    """
     found = []
     for name, backends in _list_backends().items():
         for backend in backends if name != _GLOO else ():
@@ -150,12 +171,16 @@ def backends_that_abort() -> list[Callable[[], None]]:
 
 
 def forget_process_groups() -> None:
-    """Forget half-created groups, which exist on some ranks only and would shift the names of later groups there."""
+    """Forget half-created groups, which exist on some ranks only and would shift the names
+    of later groups there.
+    """
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above
 
     world = getattr(c10d, "_world", None)
     if world is None or not hasattr(world, "group_count"):
-        warn_once("the count of process groups", "a restart during init_process_group may not succeed")
+        warn_once(
+            "the count of process groups", "a restart during init_process_group may not succeed"
+        )
         return
     world.group_count = 0
     for name in _GROUP_MAPS:
@@ -168,15 +193,21 @@ def forget_process_groups() -> None:
 
 
 def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callable[[], None]:
-    """Serve the ``env://`` rendezvous of ``init_process_group`` by `meet`; return a function that restores torch's.
+    """Serve the ``env://`` rendezvous of ``init_process_group`` by `meet`;
+    return a function that restores torch's.
 
     `meet` takes the process group's timeout, and returns a store, the rank and the world size.
     """
     import torch.distributed  # noqa: PLC0415, F401 - as above
 
-    handlers = getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", None)
+    handlers = getattr(
+        sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", None
+    )
     if not isinstance(handlers, dict) or "env" not in handlers:
-        warn_once("the rendezvous handlers", "a function that is called again must give its process group a new store")
+        warn_once(
+            "the rendezvous handlers",
+            "a function that is called again must give its process group a new store",
+        )
         return lambda: None
     before = handlers["env"]
 
@@ -192,11 +223,12 @@ def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callabl
     return undo
 
 
-# --- gloo -----------------------------------------------------------------------------------------------------------
+# --- gloo -----------------------------------------------------------------------------------------
 
-# gloo's connections stay open as long as anything in the program holds a process group, and it has no call that closes
-# them (torch 2.13: a group's ``abort`` and ``shutdown`` leave them open). Each of its devices has a thread that waits
-# for all of the device's sockets through one epoll object, and Linux lists the sockets that it watches (proc(5)).
+# gloo's connections stay open as long as anything in the program holds a process group, and it has
+# no call that closes them (torch 2.13: a group's ``abort`` and ``shutdown`` leave them open). Each
+# of its devices has a thread that waits for all of the device's sockets through one epoll object,
+# and Linux lists the sockets that it watches (proc(5)).
 _GLOO_THREAD = "gloo_tcp_loop"
 _LOOKS = 20
 _WATCHED = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)
@@ -204,10 +236,11 @@ _PROC = Path("/proc/self")
 
 
 def shut_down_gloo_connections() -> int:
-    """Shut down gloo's connections to other ranks, so that collectives in which a peer waits for this process fail.
+    """Shut down gloo's connections to other ranks,
+    so that collectives in which a peer waits for this process fail.
 
-    Listening sockets stay, and so do the connections of everything else in the process. Return how many connections
-    there were: 0 without gloo, or where ``/proc`` can't be read.
+    Listening sockets stay, and so do the connections of everything else in the process. Return how
+    many connections there were: 0 without gloo, or where ``/proc`` can't be read.
     """
     count = 0
     for epoll in {epoll for task in _loop_threads() if (epoll := _waited_for(task)) is not None}:
@@ -245,8 +278,8 @@ def _waited_for(task: Path) -> int | None:
 
 def _shut_down(number: int, inode: int) -> bool:
     """Shut down a connected socket, if the file descriptor still refers to it."""
-    # The program's threads may close the socket and reuse its number at any moment: keep a duplicate, then check that
-    # it is still the socket that gloo watched.
+    # The program's threads may close the socket and reuse its number at any moment: keep a
+    # duplicate, then check that it is still the socket that gloo watched.
     try:
         mine = os.dup(number)
     except OSError:

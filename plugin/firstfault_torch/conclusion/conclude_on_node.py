@@ -1,4 +1,6 @@
-"""Concludes on the failure on this node: reads the documents, runs strategy and retry policy, each within a limit."""
+"""Concludes on the failure on this node: reads the documents, runs strategy and retry policy,
+each within a limit.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +59,13 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
 ) -> NodeConclusion:
     """Return the verdict on the attempt and the decision.
 
-    The copies count in any case, also if the storage can't be listed. A policy that raises is replaced by
-    the default policy, a strategy that raises by `earliest`; if they take too long, both are. Each with a warning.
+    The copies count in any case, also if the storage can't be listed. A policy that raises is
+    replaced by the default policy, a strategy that raises by `earliest`; if they take too long,
+    both are. Each with a warning.
 
-    `copies` are documents and roster entries that this node has, by path below the output prefix; `wait` is for the
-    nodes that live. With `restart` the question is whether torch restarts the workers within the attempt; None: whether
-    the attempt is followed by another one.
+    `copies` are documents and roster entries that this node has, by path below the output prefix;
+    `wait` is for the nodes that live. With `restart` the question is whether torch restarts the
+    workers within the attempt; None: whether the attempt is followed by another one.
 
     Raises:
         LookupError: no failure is recorded, on this node or in storage.
@@ -73,7 +76,9 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     else:
         # a pod that left may have sealed a verdict on the attempt, and with it another decision
         job = replace(job, seals=())
-        context = restart.to_retry_context(RetryContext(attempt=node_context.identity.attempt, retries=options.retries))
+        context = restart.to_retry_context(
+            RetryContext(attempt=node_context.identity.attempt, retries=options.retries)
+        )
     conclusion = _first_conclusion(job, node_context.strategy, options.retry_policy, context, wait)
     if conclusion is None:
         raise LookupError("no failure is recorded, on this node or in storage")
@@ -81,9 +86,18 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
 
 
 def import_conclusion_modules() -> None:
-    """Import it once the workers have started: they need not wait for it, and after a failure the disk may be gone."""
+    """Import it once the workers have started: they need not wait for it,
+    and after a failure the disk may be gone.
+    """
     strategies = ("strategies.earliest", "strategies.rules")
-    for name in ("conclude", "output_reader", "reading.attempt", "render.flyte_message", "report", *strategies):
+    for name in (
+        "conclude",
+        "output_reader",
+        "reading.attempt",
+        "render.flyte_message",
+        "report",
+        *strategies,
+    ):
         import_module(f"firstfault.{name}")
 
 
@@ -92,7 +106,11 @@ class _TooLateError(Exception):
 
 
 def _first_conclusion(
-    job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext, wait: Wait
+    job: JobErrors,
+    strategy: str,
+    policy: RetryPolicy | None,
+    context: RetryContext,
+    wait: Wait,
 ) -> Conclusion | None:
     """Return what the first strategy and policy conclude that neither raise nor take too long.
 
@@ -105,28 +123,49 @@ def _first_conclusion(
     seconds = hurried if wait.is_hurried else time_limits.CONCLUDE_TIMEOUT_SECONDS
     logged = ""
     for name, chosen in tried:
-        # In a thread that stays behind after the timeout, perhaps for ever: it has its own result, and nothing waits
-        # for it.
+        # In a thread that stays behind after the timeout, perhaps for ever: it has its own result,
+        # and nothing waits for it.
         call = partial(try_call, partial(_conclude, job, name, chosen, context), Exception)
         shutdown = wait.shutdown_requested
-        found = call_with_timeout(call, seconds, "concluding", shutdown, shutdown_seconds=hurried, local=True)
+        found = call_with_timeout(
+            call,
+            seconds,
+            "concluding",
+            shutdown,
+            shutdown_seconds=hurried,
+            local=True,
+        )
         conclusion, error = found or (None, _TooLateError("it takes too long"))
         if error is None:
             return conclusion
-        # both may be third-party code: the attempt still needs a verdict, and each error one log line
+        # both may be third-party code: the attempt still needs a verdict, and each error one log
+        # line
         if str(error) != logged:
-            text = "the strategy %s or the task's retry policy failed (%s: %s); using firstfault's defaults"
+            text = (
+                "the strategy %s or the task's retry policy failed (%s: %s); using firstfault's"
+                " defaults"
+            )
             logger.warning(text, name, type(error).__name__, error)
         logged = str(error)
         if isinstance(error, _TooLateError):
             break  # it isn't known which of the two takes so long
-    # The defaults last, without a thread and without a limit: they are this project's code, and need no storage.
+    # The defaults last, without a thread and without a limit: they are this project's code, and
+    # need no storage.
     return _conclude(job, *last, context)
 
 
-def _conclude(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
-    """Conclude, with an answer that can be sealed: both may be third-party code, which fills fields with anything."""
-    from firstfault.conclude import conclude  # noqa: PLC0415 - loaded by `import_conclusion_modules`
+def _conclude(
+    job: JobErrors,
+    strategy: str,
+    policy: RetryPolicy | None,
+    context: RetryContext,
+) -> Conclusion | None:
+    """Conclude, with an answer that can be sealed: both may be third-party code,
+    which fills fields with anything.
+    """
+    from firstfault.conclude import (  # noqa: PLC0415 - loaded by `import_conclusion_modules`
+        conclude,
+    )
 
     conclusion = conclude(job, strategy=strategy, policy=policy, context=context)
     if conclusion is not None:
@@ -135,10 +174,17 @@ def _conclude(job: JobErrors, strategy: str, policy: RetryPolicy | None, context
 
 
 def _build_retry_context(
-    job: JobErrors, node_context: NodeContext, engine: Engine, options: Options, wait: Wait
+    job: JobErrors,
+    node_context: NodeContext,
+    engine: Engine,
+    options: Options,
+    wait: Wait,
 ) -> RetryContext:
-    # The event may be set later than `wait` was made: a signal that arrived during the reading hurries this, too.
-    hurried = wait.is_hurried or (wait.shutdown_requested is not None and wait.shutdown_requested.is_set())
+    # The event may be set later than `wait` was made: a signal that arrived during the reading
+    # hurries this, too.
+    hurried = wait.is_hurried or (
+        wait.shutdown_requested is not None and wait.shutdown_requested.is_set()
+    )
     seconds = time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS
     if hurried:
         seconds = time_limits.TERMINATED_PREVIOUS_VERDICT_TIMEOUT_SECONDS
@@ -147,7 +193,9 @@ def _build_retry_context(
     return RetryContext(
         attempt=attempt,
         retries=options.retries,
-        retries_left=count_retries_left(attempt, options.retries, previous.decision if previous is not None else None),
+        retries_left=count_retries_left(
+            attempt, options.retries, previous.decision if previous is not None else None
+        ),
         pods_alive=engine.enforces(job),
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
         previous_machine=find_machine(previous.verdict) if previous is not None else "",
@@ -161,7 +209,11 @@ def _read_job(
     node_context: NodeContext, copies: Mapping[str, bytes], wait: Wait
 ) -> tuple[JobErrors, Mapping[str, bytes]]:
     # an unknown strategy is reported when it is asked for its verdict
-    strategy = node_context.strategy if node_context.strategy in list_strategy_names() else DEFAULT_STRATEGY
+    strategy = (
+        node_context.strategy
+        if node_context.strategy in list_strategy_names()
+        else DEFAULT_STRATEGY
+    )
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
 
     reader = MultiErrorFileOutputReader(
@@ -184,9 +236,12 @@ def _read_job(
     hurried, doing = time_limits.TERMINATED_READ_TIMEOUT_SECONDS, "reading the nodes' documents"
     seconds = wait.seconds + (hurried if wait.is_hurried else time_limits.READ_TIMEOUT_SECONDS)
     job = call_with_timeout(read, seconds, doing, wait.shutdown_requested, shutdown_seconds=hurried)
-    # The reading thread may still run, blocked in the storage. The copies are in memory: reading them needs no request.
+    # The reading thread may still run, blocked in the storage. The copies are in memory: reading
+    # them needs no request.
     if job is None:
-        alone = reader.read_copies("only the documents at hand were read; the storage did not answer in time")
+        alone = reader.read_copies(
+            "only the documents at hand were read; the storage did not answer in time"
+        )
         return alone, reader.read_files
     return job if wait.complete else replace(job, settled=False), reader.read_files
 

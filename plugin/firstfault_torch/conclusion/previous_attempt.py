@@ -23,7 +23,9 @@ PREVIOUS_VARIABLE = "FIRSTFAULT_PREVIOUS"
 
 
 def hand_over_verdict(
-    node_context: NodeContext, sealed: SealedVerdict, shutdown_requested: threading.Event | None = None
+    node_context: NodeContext,
+    sealed: SealedVerdict,
+    shutdown_requested: threading.Event | None = None,
 ) -> None:
     """Write a verdict for the next attempt and for schedulers; a failure is only logged."""
     where = node_context.identity.handover_uri
@@ -38,7 +40,9 @@ def hand_over_verdict(
 
 
 def with_previous_verdict(node_context: NodeContext) -> NodeContext:
-    """Return the context with `PREVIOUS_VARIABLE` for the workers; costs one request, in a repeated attempt only."""
+    """Return the context with `PREVIOUS_VARIABLE` for the workers; costs one request,
+    in a repeated attempt only.
+    """
     identity = node_context.identity
     found = find_previous_verdict(node_context, time_limits.PREVIOUS_VERDICT_TIMEOUT_SECONDS)
     if found is None:
@@ -46,7 +50,8 @@ def with_previous_verdict(node_context: NodeContext) -> NodeContext:
         return _with_variable(node_context, "") if PREVIOUS_VARIABLE in os.environ else node_context
     verdict, decision = found.verdict, found.decision
     summary = {
-        "attempt": max(identity.attempt - 1, 0),  # Flyte 2 counts a JobSet's restarts from 0 in each attempt
+        # Flyte 2 counts a JobSet's restarts from 0 in each attempt
+        "attempt": max(identity.attempt - 1, 0),
         "headline": verdict.headline,
         "category": verdict.category,
         "ranks": verdict.ranks[:_MAX_RANKS],
@@ -61,13 +66,17 @@ def with_previous_verdict(node_context: NodeContext) -> NodeContext:
 
 def _with_variable(node_context: NodeContext, value: str) -> NodeContext:
     variables = {**node_context.identity.worker_environment, PREVIOUS_VARIABLE: value}
-    return replace(node_context, identity=replace(node_context.identity, worker_environment=variables))
+    return replace(
+        node_context, identity=replace(node_context.identity, worker_environment=variables)
+    )
 
 
 def find_previous_verdict(
     node_context: NodeContext, seconds: float, shutdown_requested: threading.Event | None = None
 ) -> SealedVerdict | None:
-    """Return how the attempt before ended; None if it left no verdict, or none that can be read in time."""
+    """Return how the attempt before ended; None if it left no verdict,
+    or none that can be read in time.
+    """
     where = node_context.identity.previous_handover_uri
     if not where:
         return None
@@ -75,15 +84,26 @@ def find_previous_verdict(
     def read() -> SealedVerdict | None:
         document = get_file(where, VERDICT)
         # None: its pods were lost, or it ran without firstfault
-        return adopt_sealed_verdict(document, node_context, durable=True) if document is not None else None
+        return (
+            adopt_sealed_verdict(document, node_context, durable=True)
+            if document is not None
+            else None
+        )
 
-    return call_with_timeout(read, seconds, "reading the verdict on the attempt before", shutdown_requested)
+    return call_with_timeout(
+        read,
+        seconds,
+        "reading the verdict on the attempt before",
+        shutdown_requested,
+    )
 
 
 def count_retries_left(attempt: int, retries: int | None, previous: Decision | None) -> int | None:
-    """Return how many of the task's retries are left after the previous attempt's decision; None if unknown.
+    """Return how many of the task's retries are left after the previous attempt's decision;
+    None if unknown.
 
-    The attempt's number, from 0, isn't enough: attempts that the platform lost don't use up the task's retries.
+    The attempt's number, from 0, isn't enough: attempts that the platform lost don't use up the
+    task's retries.
     """
     if not retries or attempt == 0:
         return retries

@@ -36,9 +36,13 @@ class NodeConclusion(NamedTuple):
 
 
 def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> SealedVerdict:
-    """Return a conclusion of this node with its report, its ``error.pb``, and copies of what it rests on."""
+    """Return a conclusion of this node with its report, its ``error.pb``,
+    and copies of what it rests on.
+    """
     conclusion = concluded.conclusion
-    from firstfault.render.flyte_message import flyte_message  # noqa: PLC0415 - loaded by `import_conclusion_modules`
+    from firstfault.render.flyte_message import (  # noqa: PLC0415 - loaded by `import_conclusion_modules`
+        flyte_message,
+    )
     from firstfault.report.data import report_conclusion  # noqa: PLC0415 - as above
 
     report = report_conclusion(conclusion, uri=node_context.output_prefix)
@@ -59,10 +63,21 @@ def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> Sealed
         worker=verdict.node or "",
     )
     bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
-    return SealedVerdict(verdict, decision, seal, encode_seal(seal), node_context, conclusion, report, bundle=bundle)
+    return SealedVerdict(
+        verdict,
+        decision,
+        seal,
+        encode_seal(seal),
+        node_context,
+        conclusion,
+        report,
+        bundle=bundle,
+    )
 
 
-def adopt_sealed_verdict(document: bytes, node_context: NodeContext, *, durable: bool) -> SealedVerdict:
+def adopt_sealed_verdict(
+    document: bytes, node_context: NodeContext, *, durable: bool
+) -> SealedVerdict:
     """Return the verdict that another node, or another attempt, sealed in this ``error.pb``.
 
     Raises:
@@ -80,25 +95,34 @@ def build_torch_error_data(verdict: Verdict) -> dict[str, Any]:
     """Return the root cause as torch's ``error.json`` has it."""
     root = verdict.root
     exception = root.exception if root is not None else None
-    name, message = (verdict.code, verdict.headline) if exception is None else (exception.type, exception.message)
+    name, message = (
+        (verdict.code, verdict.headline)
+        if exception is None
+        else (exception.type, exception.message)
+    )
     return error_file_data(name, message, verdict.message, verdict.timestamp_ns or time.time_ns())
 
 
 def get_conclusion_delay(group_rank: int) -> float:
     """Return how many seconds after its report a node may conclude.
 
-    Node 0 most likely hosted the store. If it lives, it concludes at once, as node 1 does. The first nodes by group
-    rank each have a separate turn; then come ever larger groups, each node at a random moment.
+    Node 0 most likely hosted the store. If it lives, it concludes at once, as node 1 does. The
+    first nodes by group rank each have a separate turn; then come ever larger groups, each node at
+    a random moment.
     """
     position = max(group_rank - 1, 0)
     if position == 0:
         return 0.0
     if position < _NODES_WITH_SEPARATE_TURNS:
-        return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (position - 1)
-    # Each group is twice as large as the one before. Hundreds of nodes can't all have separate turns, and within a
-    # group the random moment makes it likely that one publishes before any other looks.
+        return time_limits.SECOND_NODE_DELAY_SECONDS + time_limits.NEXT_NODE_DELAY_SECONDS * (
+            position - 1
+        )
+    # Each group is twice as large as the one before. Hundreds of nodes can't all have separate
+    # turns, and within a group the random moment makes it likely that one publishes before any
+    # other looks.
     group = (position // _NODES_WITH_SEPARATE_TURNS).bit_length()
-    later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311 - no secret
+    # no secret
+    later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + random.random())  # noqa: S311
     turns = time_limits.NEXT_NODE_DELAY_SECONDS * (_NODES_WITH_SEPARATE_TURNS - 1)
     return time_limits.SECOND_NODE_DELAY_SECONDS + turns + later
 
@@ -107,19 +131,25 @@ def wait_for_peer_verdict(
     find: Callable[[], SealedVerdict | None], seconds: float, shutdown_requested: threading.Event
 ) -> SealedVerdict | None:
     """Look for another node's verdict until this node's turn has come; None if there is none."""
-    # Nodes lose the store at the same time. The random first pause keeps them from reading the storage in step.
+    # Nodes lose the store at the same time. The random first pause keeps them from reading the
+    # storage in step.
     deadline = time.monotonic() + seconds
     pause = time_limits.VERDICT_POLL_SECONDS * (1 + random.random())  # noqa: S311 - as above
     while True:
         look, doing = partial(try_call, find, Exception), "looking for another node's verdict"
-        answer = call_with_timeout(look, time_limits.VERDICT_READ_TIMEOUT_SECONDS, doing, shutdown_requested)
+        answer = call_with_timeout(
+            look,
+            time_limits.VERDICT_READ_TIMEOUT_SECONDS,
+            doing,
+            shutdown_requested,
+        )
         found, error = answer or (None, None)
         if found is not None:
             return found
         if error is not None:
             logger.debug("no verdict of another node can be read: %s", error)
-        # The last pause ends at the deadline, so there is one more look right before this node concludes itself:
-        # another one may just have published.
+        # The last pause ends at the deadline, so there is one more look right before this node
+        # concludes itself: another one may just have published.
         left = deadline - time.monotonic()
         if left <= 0 or shutdown_requested.wait(min(pause, left)):
             return None

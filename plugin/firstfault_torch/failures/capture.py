@@ -1,4 +1,6 @@
-"""Turns a live exception into data, also with a hostile ``__str__``, broken notes, cycles of causes or odd classes."""
+"""Turns a live exception into data, also with a hostile ``__str__``, broken notes,
+cycles of causes or odd classes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from firstfault_torch.guard import try_call
 
 _MAX_FRAMES = 200
 _WITH_CONTEXT = 8
-"""Frames of the program's own that are kept with the lines around theirs, the innermost of an exception."""
+"""Frames of the program's own that are kept with the lines around theirs,
+the innermost of an exception.
+"""
 _AROUND = 2
 """Lines before and after."""
 _MAX_CAUSES = 10
@@ -35,7 +39,10 @@ _MAX_EXCEPTIONS = 60
 """In all causes and groups together."""
 _MAX_NOTES = 20
 _MAX_NOTE = 4096
-_OWN_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}")
+_OWN_FOLDERS = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}",
+)
 """The folders of this package and of the task plugin that calls it."""
 
 _MAX_TEXT = 64 * 1024
@@ -43,8 +50,8 @@ _MAX_TEXT = 64 * 1024
 NOTED = "__firstfault_noted__"
 """The attribute of an exception that was captured before."""
 
-# Each process that records failures imports this module before it can fail. Then it may lack the memory or the stack to
-# compile a pattern.
+# Each process that records failures imports this module before it can fail. Then it may lack the
+# memory or the stack to compile a pattern.
 credentials.compile_patterns()
 texts.PATTERNS.compile_all()
 
@@ -58,10 +65,11 @@ def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
 
 
 def before_exit(error: BaseException) -> BaseException:
-    """Return the exception that the program turned into ``sys.exit(code)``; `error` itself if there is none.
+    """Return the exception that the program turned into ``sys.exit(code)``;
+    `error` itself if there is none.
 
-    Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the exception is
-    the reason, not the exit. So it is with the end of in-process restarts.
+    Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the
+    exception is the reason, not the exit. So it is with the end of in-process restarts.
     """
     for _ in range(_MAX_CAUSES):
         is_exit = isinstance(error, SystemExit)
@@ -93,16 +101,21 @@ def qualified_name(kind: type) -> str:
     """Return the module and qualified name of a class; builtins without their module."""
 
     def read() -> str:
-        module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
+        module, name = (
+            type.__getattribute__(kind, "__module__"),
+            type.__getattribute__(kind, "__qualname__"),
+        )
         return str(name) if module in {"builtins", None} else f"{module}.{name}"
 
     return try_call(read)[0] or "unknown"
 
 
 def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionInfo:
-    """Return an exception that hasn't left the task function with the frames that it has still to leave.
+    """Return an exception that hasn't left the task function with the frames that
+    it has still to leave.
 
-    They are in its traceback when it has left, and two ranks' same fault is to have the same frames.
+    They are in its traceback when it has left, and two ranks' same fault is to have the same
+    frames.
     """
     trace = _get_attribute(error, "__traceback__")
     frame = trace.tb_frame.f_back if isinstance(trace, TracebackType) else None
@@ -111,9 +124,20 @@ def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionI
         code, line = frame.f_code, frame.f_lineno or 0
         if any(folder in code.co_filename for folder in _OWN_FOLDERS):
             break
-        outer.append(FrameInfo(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip()))
+        outer.append(
+            FrameInfo(
+                code.co_filename,
+                line,
+                code.co_name,
+                linecache.getline(code.co_filename, line).strip(),
+            )
+        )
         frame = frame.f_back
-    return replace(found, frames=(*reversed(outer), *found.frames)) if not found.frames_omitted else found
+    return (
+        replace(found, frames=(*reversed(outer), *found.frames))
+        if not found.frames_omitted
+        else found
+    )
 
 
 def _get_attribute(error: BaseException, name: str, default: Any = None) -> Any:
@@ -123,14 +147,22 @@ def _get_attribute(error: BaseException, name: str, default: Any = None) -> Any:
 
 
 def _is_exception(value: Any) -> bool:
-    """Whether `value` is an exception by its type; isinstance() would also read its ``__class__``."""
+    """Whether `value` is an exception by its type;
+    isinstance() would also read its ``__class__``.
+    """
     return issubclass(type(value), BaseException)
 
 
 def _capture(
-    error: BaseException, done: list[BaseException], depth: int = 1, *, is_link: bool = False
+    error: BaseException,
+    done: list[BaseException],
+    depth: int = 1,
+    *,
+    is_link: bool = False,
 ) -> ExceptionInfo:
-    """Return an exception, and add it to those that are done; `is_link`: its chain is recorded elsewhere."""
+    """Return an exception, and add it to those that are done; `is_link`:
+    its chain is recorded elsewhere.
+    """
     done.append(error)
     kind = type(error)
     frames, omitted = _list_frames(_get_attribute(error, "__traceback__"))
@@ -153,10 +185,14 @@ def list_bases(kind: type) -> tuple[str, ...]:
 
 
 def _list_frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
-    """Return the frames, outermost first, without our own at the top, and how many in the middle were left out."""
+    """Return the frames, outermost first, without our own at the top,
+    and how many in the middle were left out.
+    """
     entries: list[TracebackType] = []
     while isinstance(trace, TracebackType):
-        if entries or not any(folder in trace.tb_frame.f_code.co_filename for folder in _OWN_FOLDERS):
+        if entries or not any(
+            folder in trace.tb_frame.f_code.co_filename for folder in _OWN_FOLDERS
+        ):
             entries.append(trace)
         trace = trace.tb_next
     omitted = max(len(entries) - _MAX_FRAMES, 0)
@@ -164,7 +200,10 @@ def _list_frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
         entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
     own = [entry for entry in entries if not is_library_file(entry.tb_frame.f_code.co_filename)]
     with_context = set(map(id, own[-_WITH_CONTEXT:]))
-    return tuple(_build_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
+    return (
+        tuple(_build_frame(entry, with_context=id(entry) in with_context) for entry in entries),
+        omitted,
+    )
 
 
 def _build_frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
@@ -174,7 +213,9 @@ def _build_frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
     bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
     if not source or not with_context:
         return bare
-    full = try_call(lambda: replace(add_context(bare, lines), marked=_find_marked_columns(entry, source)))[0]
+    full = try_call(
+        lambda: replace(add_context(bare, lines), marked=_find_marked_columns(entry, source))
+    )[0]
     return full or bare
 
 
@@ -188,28 +229,40 @@ def add_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
     """Return a frame with the lines around its own."""
     first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
     if (clause := find_enclosing_handler(lines, frame.line - 1)) is not None:
-        first, last = min(first, clause), frame.line + 3 * _AROUND  # these lines show what the handler does
+        # these lines show what the handler does
+        first, last = (
+            min(first, clause),
+            frame.line + 3 * _AROUND,
+        )
     around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
 
 
 def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return an exception with the lines around the frames that its text names, if another process raised it."""
+    """Return an exception with the lines around the frames that its text names,
+    if another process raised it.
+    """
     original = unwrap_remote(exception)
     if original is exception:
         return exception
     own = [frame for frame in original.frames if not is_library_file(frame.file)][-_WITH_CONTEXT:]
     known = [(frame, read_lines(frame.file)) for frame in own]
-    frames = tuple(add_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines))
+    frames = tuple(
+        add_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines)
+    )
     return replace(exception, text_frames=frames)
 
 
 def _find_marked_columns(entry: TracebackType, source: str) -> tuple[int, int]:
-    """Return the characters of the stripped line that Python (3.11 or later) marks; (0, 0) if it is the whole line."""
+    """Return the characters of the stripped line that Python (3.11 or later) marks; (0,
+    0) if it is the whole line.
+    """
     positions = getattr(entry.tb_frame.f_code, "co_positions", None)
     if positions is None or entry.tb_lasti < 0:
         return (0, 0)
-    first, last, start, end = next(itertools.islice(positions(), entry.tb_lasti // 2, None), (None,) * 4)
+    first, last, start, end = next(
+        itertools.islice(positions(), entry.tb_lasti // 2, None), (None,) * 4
+    )
     if first != entry.tb_lineno or start is None or end is None:
         return (0, 0)
     data = source.encode()
@@ -228,23 +281,34 @@ def _list_notes(error: BaseException) -> tuple[str, ...]:
     return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
 
 
-def _capture_causes(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
-    """Return the nearest exceptions of the chain and the innermost ones, which show what failed first."""
+def _capture_causes(
+    error: BaseException, done: list[BaseException], depth: int
+) -> tuple[ExceptionInfo, ...]:
+    """Return the nearest exceptions of the chain and the innermost ones,
+    which show what failed first.
+    """
     links = _list_chain(error) if depth < _MAX_DEPTH else []
     omitted, half = len(links) - _MAX_CAUSES, _MAX_CAUSES // 2
     causes: list[ExceptionInfo] = []
-    for number, (link, relation) in enumerate(links[:half] + links[-half:] if omitted > 0 else links):
+    for number, (link, relation) in enumerate(
+        links[:half] + links[-half:] if omitted > 0 else links
+    ):
         if len(done) >= _MAX_EXCEPTIONS:
             break
         found = replace(_capture(link, done, depth + 1, is_link=True), relation=relation)
         if omitted > 0 and number == half:
-            found = replace(found, notes=(*found.notes, f"{counted(omitted, 'exception')} left out after this one"))
+            found = replace(
+                found,
+                notes=(*found.notes, f"{counted(omitted, 'exception')} left out after this one"),
+            )
         causes.append(found)
     return tuple(causes)
 
 
 def _list_chain(error: BaseException) -> list[tuple[BaseException, str]]:
-    """Return the causes: an explicit cause, else the context. After ``raise ... from None`` that isn't printed."""
+    """Return the causes: an explicit cause, else the context. After ``raise ... from
+    None`` that isn't printed.
+    """
     seen = {id(error)}
     links: list[tuple[BaseException, str]] = []
     while len(links) < _MAX_LINKS:
@@ -260,10 +324,14 @@ def _list_chain(error: BaseException) -> list[tuple[BaseException, str]]:
     return links
 
 
-def _capture_members(error: BaseException, done: list[BaseException], depth: int) -> tuple[ExceptionInfo, ...]:
+def _capture_members(
+    error: BaseException, done: list[BaseException], depth: int
+) -> tuple[ExceptionInfo, ...]:
     """Return the members of an exception group (Python 3.11, or the backport)."""
     members = _get_attribute(error, "exceptions")
     if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
         return ()
     known = [member for member in members[:_MAX_MEMBERS] if _is_exception(member)]
-    return tuple(_capture(member, done, depth + 1) for member in known if len(done) < _MAX_EXCEPTIONS)
+    return tuple(
+        _capture(member, done, depth + 1) for member in known if len(done) < _MAX_EXCEPTIONS
+    )

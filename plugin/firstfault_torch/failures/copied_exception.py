@@ -1,8 +1,9 @@
-"""A copy of an exception that refers to none of its objects, made while the program runs and described later.
+"""A copy of an exception that refers to none of its objects,
+made while the program runs and described later.
 
-A reference to an exception keeps the frames of its traceback alive, and their local variables: a batch on the GPU that
-the program wants to free before it tries again. The copy is made in the middle of the program: it runs no code of the
-program, reads no file, and takes some microseconds.
+A reference to an exception keeps the frames of its traceback alive, and their local variables: a
+batch on the GPU that the program wants to free before it tries again. The copy is made in the
+middle of the program: it runs no code of the program, reads no file, and takes some microseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _PLAIN_TYPES = {str, int, float, bool, bytes, type(None)}
 
 
 def _reader(name: str) -> Callable[[BaseException], Any]:
-    """Return a function that reads an exception's attribute, whatever its class does with attributes."""
+    """Return a function that reads an exception's attribute,
+    whatever its class does with attributes.
+    """
     get: Callable[[BaseException], Any] = vars(BaseException)[name].__get__
     return get
 
@@ -65,7 +68,10 @@ def _iter_causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:
     for _ in range(_MAX_CAUSES):
         cause, relation = _get_cause(error), "cause"
         if cause is None:
-            cause, relation = _get_context(error), "suppressed" if _is_context_suppressed(error) else "context"
+            cause, relation = (
+                _get_context(error),
+                ("suppressed" if _is_context_suppressed(error) else "context"),
+            )
         if cause is None or id(cause) in seen:
             return
         seen.add(id(cause))
@@ -86,7 +92,9 @@ def _copy(error: BaseException, relation: str) -> CopiedException:
 
 
 def _copy_text(error: BaseException) -> str:
-    """Return the text without the program's ``__str__``, which may be slow or wait for a GPU: then the plain args."""
+    """Return the text without the program's ``__str__``, which may be slow or wait for a GPU:
+    then the plain args.
+    """
     args = _get_args(error)
     plain = [arg for arg in args if type(arg) in _PLAIN_TYPES]
     is_built_in = type(type.__getattribute__(type(error), "__str__")) is WrapperDescriptorType

@@ -1,4 +1,6 @@
-"""Records of failures: the class of an error decides its code, its category, and whether it is recoverable."""
+"""Records of failures: the class of an error decides its code, its category,
+and whether it is recoverable.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from firstfault_torch.failures.capture import qualified_name
 from firstfault_torch.places import find_versions, read_boot_id
 
 _WRONG_PATHS = {
-    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENOEXEC, errno.E2BIG, errno.ELOOP),
+    *(
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENOEXEC,
+        errno.E2BIG,
+        errno.ELOOP,
+    ),
     errno.ENAMETOOLONG,
 }
 """Errors of open(2) and execve(2) that the same arguments meet again."""
@@ -37,27 +48,55 @@ class ErrorClass(enum.Enum):
 
     INPUT_ERROR = FlyteClass("input", Kind.NON_RECOVERABLE, Origin.USER, "USER:InputError")
     WORKER_FAILURE = FlyteClass("", Kind.NON_RECOVERABLE, Origin.USER, "USER:RuntimeError")
-    RECOVERABLE_EXCEPTION = FlyteClass("recoverable", Kind.RECOVERABLE, Origin.USER, "USER:Recoverable")
+    RECOVERABLE_EXCEPTION = FlyteClass(
+        "recoverable",
+        Kind.RECOVERABLE,
+        Origin.USER,
+        "USER:Recoverable",
+    )
     PLATFORM_ERROR = FlyteClass("platform", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentError")
-    INFRA_ERROR = FlyteClass("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError")
-    RENDEZVOUS_ERROR = FlyteClass("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError")
+    INFRA_ERROR = FlyteClass(
+        "infrastructure",
+        Kind.RECOVERABLE,
+        Origin.SYSTEM,
+        "SYSTEM:InfrastructureError",
+    )
+    RENDEZVOUS_ERROR = FlyteClass(
+        "rendezvous",
+        Kind.RECOVERABLE,
+        Origin.SYSTEM,
+        "SYSTEM:RendezvousError",
+    )
     PREEMPTION = FlyteClass("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption")
     INTERRUPTION = FlyteClass("interrupted", Kind.NON_RECOVERABLE, Origin.USER, "USER:Interrupted")
     LOST_AGENT = FlyteClass("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost")
 
 
 def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> WorkerError:
-    """Return the record of a failure with its fingerprint; `fields` of `WorkerError` go before those of the class."""
+    """Return the record of a failure with its fingerprint;
+    `fields` of `WorkerError` go before those of the class.
+    """
     flyte = error_class.value
-    defaults = {"code": flyte.code, "kind": flyte.kind, "origin": flyte.origin, "category": flyte.category}
+    defaults = {
+        "code": flyte.code,
+        "kind": flyte.kind,
+        "origin": flyte.origin,
+        "category": flyte.category,
+    }
     failure = WorkerError(
-        worker=place.node, place=place, boot_id=read_boot_id(), versions=find_versions(), **(defaults | fields)
+        worker=place.node,
+        place=place,
+        boot_id=read_boot_id(),
+        versions=find_versions(),
+        **(defaults | fields),
     )
     return replace(failure, fingerprint=compute_fingerprint(failure))
 
 
 def lost_agent(place: Place) -> WorkerError:
-    """Return the record of the death of the agent at `place`, without its time; a worker or the recorder writes it."""
+    """Return the record of the death of the agent at `place`, without its time;
+    a worker or the recorder writes it.
+    """
     return failure_record(
         ErrorClass.LOST_AGENT,
         place,
@@ -70,15 +109,17 @@ def lost_agent(place: Place) -> WorkerError:
 def classify_error(error: BaseException) -> ErrorClass:
     """Return the class of an error that the agent itself raised.
 
-    A lost store and missing nodes are rendezvous errors; a wrong argument is an input error, and so is a path to a
-    program or folder that is missing, or may not be used.
+    A lost store and missing nodes are rendezvous errors; a wrong argument is an input error, and so
+    is a path to a program or folder that is missing, or may not be used.
     """
     names = {qualified_name(kind) for kind in type(error).__mro__}
     if any(name.startswith("torch.distributed.elastic.rendezvous.") for name in names):
         return ErrorClass.RENDEZVOUS_ERROR
     if names & {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}:
         return ErrorClass.RENDEZVOUS_ERROR
-    if isinstance(error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError):
+    if isinstance(
+        error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError
+    ):
         return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that can't be pickled
     if isinstance(error, OSError) and error.errno in _WRONG_PATHS:
         return ErrorClass.INPUT_ERROR

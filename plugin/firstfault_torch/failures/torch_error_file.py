@@ -20,13 +20,21 @@ _MADE_BY_TORCH = re.compile(r"torchelastic_[a-z0-9_]{8}")
 """The name of the folder that torch makes for a run without a name from the user."""
 
 
-def error_file_data(type_name: str, message: str, traceback: str, timestamp_ns: int) -> dict[str, Any]:
+def error_file_data(
+    type_name: str,
+    message: str,
+    traceback: str,
+    timestamp_ns: int,
+) -> dict[str, Any]:
     """Return the content in torch's format, with the time in whole seconds."""
     short = type_name.rsplit(".", 1)[-1]
     return {
         "message": {
             "message": f"{short}: {message}",
-            "extraInfo": {"py_callstack": traceback, "timestamp": str(timestamp_ns // 1_000_000_000)},
+            "extraInfo": {
+                "py_callstack": traceback,
+                "timestamp": str(timestamp_ns // 1_000_000_000),
+            },
         }
     }
 
@@ -48,9 +56,11 @@ class _TextUnpickler(pickle.Unpickler):
 
 
 def read_traceback(path: str | Path) -> str:
-    """Return the traceback that torch.multiprocessing keeps of an exception outside of torch elastic's wrapper.
+    """Return the traceback that torch.multiprocessing keeps of an exception outside of
+    torch elastic's wrapper.
 
-    It keeps one if a result can't be pickled or arguments can't be unpickled. Empty if there is none.
+    It keeps one if a result can't be pickled or arguments can't be unpickled. Empty if there is
+    none.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -71,15 +81,19 @@ def was_recoverable(error_file: str) -> bool:
 
 
 def remove_error_files(log_folder: str) -> None:
-    """Remove a run's error files, and their folders if those are empty then, from a folder that torch made itself.
+    """Remove a run's error files, and their folders if those are empty then,
+    from a folder that torch made itself.
 
-    torch leaves one folder for each run in that for temporary files. A folder that the user named stays as it is, and
-    so does every log file.
+    torch leaves one folder for each run in that for temporary files. A folder that the user named
+    stays as it is, and so does every log file.
     """
     root = Path(log_folder)
     if root.parent != Path(tempfile.gettempdir()) or not _MADE_BY_TORCH.fullmatch(root.name):
         return
-    for file in [*root.glob("*/attempt_*/*/error.json"), *root.glob(f"*/attempt_*/*/{_RECOVERABLE}")]:
+    for file in [
+        *root.glob("*/attempt_*/*/error.json"),
+        *root.glob(f"*/attempt_*/*/{_RECOVERABLE}"),
+    ]:
         file.unlink(missing_ok=True)
     for folder, _, _ in os.walk(root, topdown=False):
         with contextlib.suppress(OSError):

@@ -1,8 +1,9 @@
-"""The live view of a running job: collectives per second of each node. Costs nothing while nobody watches.
+"""The live view of a running job: collectives per second of each node. Costs
+nothing while nobody watches.
 
-``firstfault watch --live`` can't reach the agents, so it creates an empty file in the roster's folder, which the first
-agent lists anyway (on one node, a local folder). That agent requests the peers' states over the liveness connections,
-and writes all of them as one file.
+``firstfault watch --live`` can't reach the agents, so it creates an empty file in the roster's
+folder, which the first agent lists anyway (on one node, a local folder). That agent requests the
+peers' states over the liveness connections, and writes all of them as one file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ class LiveProgress:
         tracker: progress of this node's workers, updated before each `publish`.
     """
 
-    def __init__(self, reporter: Reporter, places: PlaceFactory, peers: Peers | None, tracker: ProgressTracker) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        places: PlaceFactory,
+        peers: Peers | None,
+        tracker: ProgressTracker,
+    ) -> None:
         self._reporter = reporter
         self._places = places
         self._peers = peers
@@ -48,19 +55,26 @@ class LiveProgress:
         self._put: Future[Any] | None = None
 
     def publish(self, now: float) -> None:
-        """Update this node's state; as the first agent write all nodes' states if somebody watches."""
+        """Update this node's state; as the first agent write all nodes'
+        states if somebody watches.
+        """
         peers = self._peers
         self._state = self._now(now)
         if peers is not None:
-            # A peer's question is answered in the thread of the liveness connections, between two polls.
+            # A peer's question is answered in the thread of the liveness connections, between two
+            # polls.
             peers.liveness.state = self.line
         if self._places.of().group_rank or not self._is_watched():
             return
-        # The answers to the last poll's request: this poll doesn't wait, because a peer may be frozen.
+        # The answers to the last poll's request: this poll doesn't wait, because a peer may be
+        # frozen.
         others = dict(peers.liveness.states) if peers is not None else {}
         if peers is not None:
             peers.liveness.request_states()  # answers arrive before the next poll
-        nodes = [self._state, *(parsed for _, line in sorted(others.items()) if (parsed := _parse(line)))]
+        nodes = [
+            self._state,
+            *(parsed for _, line in sorted(others.items()) if (parsed := _parse(line))),
+        ]
         view = {"round": self._reporter.node_context.round, "time": time.time(), "nodes": nodes}
         if self._put is None or self._put.done():  # otherwise the storage is slow: skip this poll
             self._put = self._reporter.put(LIVE, json.dumps(view).encode())
@@ -74,7 +88,11 @@ class LiveProgress:
         begun = self._tracker.enqueued
         most = max(begun.values(), default=0)
         before, self._before = self._before, (now, most)
-        rate = (most - before[1]) / (now - before[0]) if before is not None and now > before[0] else 0.0
+        rate = (
+            (most - before[1]) / (now - before[0])
+            if before is not None and now > before[0]
+            else 0.0
+        )
         waits = {rank: now - since for rank, since in self._tracker.moved.items()}
         behind = min(begun, key=lambda rank: begun[rank], default=None)
         longest = max(waits, key=lambda rank: waits[rank], default=None)
@@ -89,13 +107,17 @@ class LiveProgress:
         }
 
     def _is_watched(self) -> bool:
-        """Whether somebody watches: a file in the roster's folder, by the last poll's listing or on this machine."""
+        """Whether somebody watches: a file in the roster's folder,
+        by the last poll's listing or on this machine.
+        """
         peers, node_context = self._peers, self._reporter.node_context
         names: list[str] | None = []
         if peers is not None and peers.roster is not None:
             names = peers.roster.names
         elif node_context.files is not None and not is_remote(node_context.output_prefix):
-            list_names = partial(RecorderClient(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS)
+            list_names = partial(
+                RecorderClient(node_context.files).roster, WORKER_QUERY_TIMEOUT_SECONDS
+            )
             names, _ = try_call(list_names, FirstFaultError)
         return watched_until_ms(names or ()) > time.time() * 1000
 

@@ -35,7 +35,9 @@ OTHER_CALLS = {
         115: "clock_nanosleep", 260: "wait4",
     },
 }  # fmt: skip
-"""Further calls that may wait. Without futex: a thread that waits for a lock doesn't show who holds it."""
+"""Further calls that may wait. Without futex:
+a thread that waits for a lock doesn't show who holds it.
+"""
 MAX_FINDINGS = 3
 CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -49,21 +51,33 @@ class Usage:
 
 
 def measure_usage(pid: int) -> Usage:
-    """Return the resources used by a process and its descendants; zero where /proc is unreadable."""
+    """Return the resources used by a process and its descendants;
+    zero where /proc is unreadable.
+    """
     cpu = read = 0
     for each in (pid, *_list_descendants(pid)):
         fields = _read_stat(each)
-        cpu += sum(map(int, fields[11:13])) if len(fields) > 12 else 0  # noqa: PLR2004 - proc(5): utime, stime
-        # proc(5): rchar and wchar count the bytes of all read and write calls, pipes and cached files included.
-        read += sum(int(line.split()[1]) for line in _read_lines(each, "io") if line[:6] in {b"rchar:", b"wchar:"})
+        # proc(5): utime, stime
+        cpu += sum(map(int, fields[11:13])) if len(fields) > 12 else 0  # noqa: PLR2004
+        # proc(5): rchar and wchar count the bytes of all read and write calls, pipes and cached
+        # files included.
+        read += sum(
+            int(line.split()[1])
+            for line in _read_lines(each, "io")
+            if line[:6] in {b"rchar:", b"wchar:"}
+        )
     return Usage(cpu / CLOCK_TICKS_PER_SECOND, read)
 
 
 def read_kernel_state(pid: int) -> list[str]:
     """Return findings about a worker that is stopped or blocked, and about its descendants."""
     found = [_read_state(pid)]
-    # A traced process runs or sleeps between its stops, so its state alone doesn't show the debugger.
-    tracer = next((line.split()[1] for line in _read_lines(pid, "status") if line.startswith(b"TracerPid:")), b"0")
+    # A traced process runs or sleeps between its stops, so its state alone doesn't show the
+    # debugger.
+    tracer = next(
+        (line.split()[1] for line in _read_lines(pid, "status") if line.startswith(b"TracerPid:")),
+        b"0",
+    )
     found += ["is held by a debugger"] if tracer != b"0" and not found[0] else []
     for child in _list_descendants(pid):
         state = "has ended" if _read_stat(child)[:1] == [b"Z"] else _read_state(child)
@@ -73,14 +87,15 @@ def read_kernel_state(pid: int) -> list[str]:
 
 
 def describe_wait(pid: int) -> str:
-    """Return the system call in which a process's main thread waits: "waits in read of a pipe"; empty: in none known.
+    """Return the system call in which a process's main thread waits: "waits in read of a pipe";
+    empty: in none known.
 
     Reading it neither stops nor interrupts the process.
     """
     before = _read_lines(pid, "syscall")
     time.sleep(KERNEL_STATE_POLL_SECONDS)
-    # proc_pid_syscall(5): the number, the arguments, and where the call was made; "running" outside of calls. Equal
-    # lines: it's the same call, or at least the same one in a loop.
+    # proc_pid_syscall(5): the number, the arguments, and where the call was made; "running" outside
+    # of calls. Equal lines: it's the same call, or at least the same one in a loop.
     fields = b" ".join(before).split()
     if before != _read_lines(pid, "syscall") or not fields or not fields[0].isdigit():
         return ""
@@ -105,7 +120,9 @@ def _read_state(pid: int) -> str:
         fields = _read_stat(pid)
     state = KERNEL_STATES.get(fields[0], "") if fields else ""
     # The kernel function that blocks; "0" where the kernel doesn't reveal it.
-    channel = b"".join(_read_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
+    channel = (
+        b"".join(_read_lines(pid, "wchan")).decode(errors="replace") if fields[:1] == [b"D"] else ""
+    )
     return f"{state} ({channel})" if channel.strip("0") else state
 
 
@@ -123,7 +140,8 @@ def _list_descendants(pid: int) -> list[int]:
 
 
 def _read_stat(pid: int) -> list[bytes]:
-    # proc(5): the name in parentheses may contain spaces and parentheses; the state follows the last one.
+    # proc(5): the name in parentheses may contain spaces and parentheses; the state follows the
+    # last one.
     return b" ".join(_read_lines(pid, "stat")).rpartition(b")")[2].split()
 
 

@@ -9,9 +9,13 @@ from typing import Any
 from firstfault.model import Progress
 
 POLLS_UNTIL_STEADY = 3
-"""Polls with progress until a training counts as running steadily; its first steps may compile for minutes."""
+"""Polls with progress until a training counts as running steadily;
+its first steps may compile for minutes.
+"""
 FIRST_STEPS_FACTOR = 3
-"""In the first steps, busy ranks are reported, and a stalled attempt is ended, after this many times longer."""
+"""In the first steps, busy ranks are reported, and a stalled attempt is ended,
+after this many times longer.
+"""
 
 
 @dataclass
@@ -34,11 +38,14 @@ class ProgressTracker:
     """Whether the last poll saw progress."""
 
     def look(self, now: float, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        """Process the workers' answers to `PULSE`, by local rank; an unresponsive worker makes no progress."""
+        """Process the workers' answers to `PULSE`, by local rank;
+        an unresponsive worker makes no progress.
+        """
         self.has_moved = False
         for rank, answer in answers.items():
             counts = int(answer.get("begun", -1)), int(answer.get("ended", -1))
-            if counts[0] >= 0 and self._counts.get(rank) != counts:  # below 0: its recorder didn't answer
+            # below 0: its recorder didn't answer
+            if counts[0] >= 0 and self._counts.get(rank) != counts:
                 # The first answer of a rank counts as progress only if it has called a collective.
                 self.has_moved |= self._counts.get(rank, (0, 0)) != counts
                 self._counts[rank], self.moved[rank] = counts, now
@@ -85,6 +92,8 @@ class ProgressTracker:
         return now - self._answered.get(local_rank, self.since)
 
     def seconds_at_position(self, local_rank: int, now: float) -> float | None:
-        """Return the minimum time of a worker's main thread at its position; None: it never answered."""
+        """Return the minimum time of a worker's main thread at its position; None:
+        it never answered.
+        """
         place = self._places.get(local_rank)
         return now - place[1] if place is not None else None

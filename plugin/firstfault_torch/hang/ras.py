@@ -1,4 +1,5 @@
-"""Queries NCCL's RAS as a second witness of a stall: adds a line to the report and never changes the verdict.
+"""Queries NCCL's RAS as a second witness of a stall:
+adds a line to the report and never changes the verdict.
 
 The protocol is that of ``ncclras`` in NCCL's source, ``src/ras/client_support.cc``.
 """
@@ -20,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.utils.text import one_line
 from firstfault_torch.guard import call_with_timeout, try_call
-from firstfault_torch.time_limits import RAS_PEER_TIMEOUT_SECONDS, RAS_RETRY_SECONDS, RAS_TIMEOUT_SECONDS
+from firstfault_torch.time_limits import (
+    RAS_PEER_TIMEOUT_SECONDS,
+    RAS_RETRY_SECONDS,
+    RAS_TIMEOUT_SECONDS,
+)
 
 if TYPE_CHECKING:
     from firstfault_torch.hang.stall_report import StallReport
@@ -38,28 +43,41 @@ MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)\s+("status")')
 """NCCL 2.28.7 and 2.28.9 write this between missing ranks."""
 
 
-def add_ras_line(conclude: Callable[..., StallReport], pids: Collection[int], *args: Any, **more: Any) -> StallReport:
+def add_ras_line(
+    conclude: Callable[..., StallReport],
+    pids: Collection[int],
+    *args: Any,
+    **more: Any,
+) -> StallReport:
     """Return a stall's report, with a line from RAS if one of these processes answers in time."""
-    report, ask = conclude(*args, **more), partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
+    report, ask = (
+        conclude(*args, **more),
+        partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids),
+    )
     if not report.lines:
         return report
-    line = call_with_timeout(lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL")
+    line = call_with_timeout(
+        lambda: try_call(ask, Exception)[0], RAS_TIMEOUT_SECONDS, "asking NCCL"
+    )
     return replace(report, lines=(*report.lines, line)) if line else report
 
 
 def _request_status(deadline: float, pids: Collection[int]) -> str:
     host, _, port = os.environ.get("NCCL_RAS_ADDR", "localhost:28028").rpartition(":")
     while (left := deadline - time.monotonic()) > 0:
-        # The processes of a node share the port. The one that accepts may be stopped; on timeout, the next connection
-        # reaches a different process.
+        # The processes of a node share the port. The one that accepts may be stopped; on timeout,
+        # the next connection reaches a different process.
         with (
             suppress(TimeoutError),
-            socket.create_connection((host.strip("[]"), int(port)), RAS_PEER_TIMEOUT_SECONDS) as server,
+            socket.create_connection(
+                (host.strip("[]"), int(port)), RAS_PEER_TIMEOUT_SECONDS
+            ) as server,
         ):
             server.sendall(GREETING)
             found = server.recv(1 << 20)
-            # Jobs may share a node and the port. A pid in an answer proves nothing: each machine and each container
-            # counts its own. Checked while the connection is open: a closed one belongs to no process.
+            # Jobs may share a node and the port. A pid in an answer proves nothing: each machine
+            # and each container counts its own. Checked while the connection is open: a closed one
+            # belongs to no process.
             if not _is_served_by(server, pids):
                 time.sleep(RAS_RETRY_SECONDS)
                 continue
@@ -75,11 +93,19 @@ def _request_status(deadline: float, pids: Collection[int]) -> str:
 def _is_served_by(connection: socket.socket, pids: Collection[int]) -> bool:
     """Whether the process at the other end of a connection on this machine is one of these."""
     own_port, its_port = connection.getsockname()[1], connection.getpeername()[1]
-    # proc_pid_net(5): addresses as hexadecimal "ADDRESS:PORT" in columns 2 and 3, the socket's inode in column 10. A
-    # server that listens on IPv6 is in tcp6, also for a client on IPv4.
-    rows = [line.split() for name in ("tcp", "tcp6") for line in _read_text(f"/proc/net/{name}").splitlines()[1:]]
+    # proc_pid_net(5): addresses as hexadecimal "ADDRESS:PORT" in columns 2 and 3, the socket's
+    # inode in column 10. A server that listens on IPv6 is in tcp6, also for a client on IPv4.
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in _read_text(f"/proc/net/{name}").splitlines()[1:]
+    ]
     ends = f":{its_port:04X}", f":{own_port:04X}"
-    sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1])}
+    sockets = {
+        f"socket:[{row[9]}]"
+        for row in rows
+        if row[1].endswith(ends[0]) and row[2].endswith(ends[1])
+    }
     return any(link in sockets for pid in pids for link in _list_links(pid))
 
 
@@ -106,12 +132,17 @@ def _describe_answer(answer: str) -> str:
         errors, warnings = body.split("\nErrors\n")[1].split("\nWarnings\n")
         lines = (line.strip(" =") for line in f"{errors}\n{warnings}".splitlines())
         found = [line for line in lines if line]
-    return one_line(f"NCCL RAS: {'; '.join(found)}", MAX_LINE_CHARACTERS) if found else "NCCL RAS sees no fault"
+    return (
+        one_line(f"NCCL RAS: {'; '.join(found)}", MAX_LINE_CHARACTERS)
+        if found
+        else "NCCL RAS sees no fault"
+    )
 
 
 def _list_findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
     known: set[tuple[str, str]] = set()
-    # The largest communicator first: a process that stands out there isn't repeated for the smaller ones.
+    # The largest communicator first: a process that stands out there isn't repeated for the smaller
+    # ones.
     for group in sorted(communicators, key=lambda each: -each["size"]):
         found: dict[str, list[str]] = {}
         for what, rank in _find_outliers(group):
@@ -120,7 +151,10 @@ def _list_findings(communicators: list[dict[str, Any]]) -> Iterator[str]:
                 found.setdefault(what, []).append(f"rank {rank['rank']} ({process})")
                 known.add((what, process))
         for what, ranks in found.items():
-            yield f"{what} {len(ranks)} of {group['size']} ranks: {', '.join(ranks[:MAX_LISTED_RANKS])}"
+            yield (
+                f"{what} {len(ranks)} of {group['size']} ranks:"
+                f" {', '.join(ranks[:MAX_LISTED_RANKS])}"
+            )
 
 
 def _find_outliers(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -130,9 +164,14 @@ def _find_outliers(group: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     for rank in group["ranks"]:
         for code in {rank["status"]["init_state"], rank["status"]["async_error"]} - HEALTHY_RESULTS:
             yield f"NCCL error {code} on", rank
-    calls = [(call, count, rank) for rank in group["ranks"] for call, count in rank["collective_counts"].items()]
+    calls = [
+        (call, count, rank)
+        for rank in group["ranks"]
+        for call, count in rank["collective_counts"].items()
+    ]
     by_number = Counter((call, count) for call, count, _ in calls).most_common()
-    # The most frequent count of a call is the usual one: reversed, so that it is written last and stays.
+    # The most frequent count of a call is the usual one: reversed, so that it is written last and
+    # stays.
     usual = {call: count for (call, count), _ in reversed(by_number)}
     for call, count, rank in calls:
         if count != usual[call]:

@@ -1,4 +1,6 @@
-"""The report on a stall: which ranks wait in which collective, for which straggler, and where that rank is."""
+"""The report on a stall: which ranks wait in which collective, for which straggler,
+and where that rank is.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +59,15 @@ class StallReport:
     position: str = ""
     """The first straggler's: "loader.py:88 in read_shard"."""
     workers_to_kill: tuple[tuple[int, int], ...] = ()
-    """(group rank, local rank) of the workers to kill so that the attempt ends; empty: the attempt continues."""
+    """(group rank, local rank) of the workers to kill so that the attempt ends; empty:
+    the attempt continues.
+    """
 
     @property
     def place(self) -> str:
-        """The first straggler's position; without one, the end of the first line: "no single rank is behind"."""
+        """The first straggler's position; without one, the end of the first line:
+        "no single rank is behind".
+        """
         return self.position or "".join(self.lines[:1]).rpartition(", ")[2]
 
 
@@ -74,14 +80,20 @@ def to_files(workers: Iterable[tuple[WorkerError, WorkerObservation]]) -> dict[s
     return files
 
 
-def from_files(files: Mapping[str, bytes]) -> tuple[list[WorkerError], dict[int, WorkerObservation]]:
+def from_files(
+    files: Mapping[str, bytes],
+) -> tuple[list[WorkerError], dict[int, WorkerObservation]]:
     """Parse all nodes' observations: documents, and `WorkerObservation` by rank."""
     names = [name.removesuffix(DOCUMENT_SUFFIX) for name in files if name.endswith(DOCUMENT_SUFFIX)]
     ranks = sorted(int(name) for name in names if name.isdecimal())
-    found = (decode(files[f"{rank}{DOCUMENT_SUFFIX}"], DocumentRef(f"{rank}{DOCUMENT_SUFFIX}")) for rank in ranks)
+    found = (
+        decode(files[f"{rank}{DOCUMENT_SUFFIX}"], DocumentRef(f"{rank}{DOCUMENT_SUFFIX}"))
+        for rank in ranks
+    )
     facts = {rank: json.loads(files[f"{rank}{OBSERVATION_SUFFIX}"]) for rank in ranks}
     return [failure for failure in found if isinstance(failure, WorkerError)], {
-        rank: WorkerObservation(**{**each, "findings": tuple(each["findings"])}) for rank, each in facts.items()
+        rank: WorkerObservation(**{**each, "findings": tuple(each["findings"])})
+        for rank, each in facts.items()
     }
 
 
@@ -97,7 +109,8 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     own: int = 0,
     end_seconds: float | None = None,
 ) -> StallReport:
-    """Build the report on a stall; it has no lines if no rank waits and ranks are busy, as in an evaluation.
+    """Build the report on a stall; it has no lines if no rank waits and ranks are busy,
+    as in an evaluation.
 
     Args:
         files: the observations of all nodes (`to_files`).
@@ -108,10 +121,12 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         is_starting: whether the training is in its first steps.
         ignores_busy_ranks: return no lines if a straggler is busy.
         own: group rank of the agent that concludes.
-        end_seconds: time without progress after which the attempt is ended, outside of the first steps; None: never.
+        end_seconds: time without progress after which the attempt is ended, outside of the first
+            steps; None: never.
     """
     failures, facts = from_files(files)
-    # The last rank that made progress counts: in another group, the ranks of a node may have gone on for a while.
+    # The last rank that made progress counts: in another group, the ranks of a node may have gone
+    # on for a while.
     stalled = (each.stalled_seconds for each in facts.values() if each.stalled_seconds is not None)
     seconds = min(stalled, default=seconds)
     ends_attempt = ends_attempt and all(each.ends_attempt for each in facts.values())
@@ -123,15 +138,24 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     # No rank waits and some are busy: an evaluation or a save without collectives, not a stall.
     if not waiting and any(each.is_busy for each in facts.values()):
         return StallReport(())
-    if ignores_busy_ranks and any(_is_busy(by_rank[rank], facts[rank], seconds) for rank in accused or facts):
+    if ignores_busy_ranks and any(
+        _is_busy(by_rank[rank], facts[rank], seconds) for rank in accused or facts
+    ):
         return StallReport(())
     calls = Counter(call for failure in waiting for call in _list_outstanding(failure)[:1])
-    parts = [_describe_waiting_ranks(failures, waiting, calls), *_describe_stragglers(by_rank, ranks, calls)]
+    parts = [
+        _describe_waiting_ranks(failures, waiting, calls),
+        *_describe_stragglers(by_rank, ranks, calls),
+    ]
     absent = sorted({*range(failures[0].place.world_size)} - by_rank.keys())
     parts += _describe_rest(accused, absent, missing)
     since = " since the first steps" if is_starting else ""
-    lines = [one_line(f"no progress for {seconds:.0f} s{since}: {', '.join(parts)}", MAX_LINE_CHARACTERS)]
-    lines += [_describe_position(by_rank[rank], facts[rank], is_starting=is_starting) for rank in ranks]
+    lines = [
+        one_line(f"no progress for {seconds:.0f} s{since}: {', '.join(parts)}", MAX_LINE_CHARACTERS)
+    ]
+    lines += [
+        _describe_position(by_rank[rank], facts[rank], is_starting=is_starting) for rank in ranks
+    ]
     first = by_rank[ranks[0]] if ranks else None
     at = locate_main_thread(first).frame if first is not None else ""
     report = StallReport(tuple(lines), ranks, first.node if first is not None else "", at)
@@ -143,8 +167,12 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     return _decide_end(report, by_rank, facts, seconds, spare_busy_ranks=spare_busy_ranks, own=own)
 
 
-def _find_accused_ranks(failures: Sequence[WorkerError], facts: Mapping[int, WorkerObservation]) -> list[int]:
-    """Return the ranks that the verdict on the observations names, the first one first; empty: none stands out."""
+def _find_accused_ranks(
+    failures: Sequence[WorkerError], facts: Mapping[int, WorkerObservation]
+) -> list[int]:
+    """Return the ranks that the verdict on the observations names, the first one first; empty:
+    none stands out.
+    """
     verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(failures))))
     ranks = verdict.ranks or tuple(item.rank for item in verdict.suspects if item.rank is not None)
     accused = [rank for rank in ranks if rank in facts]
@@ -152,7 +180,9 @@ def _find_accused_ranks(failures: Sequence[WorkerError], facts: Mapping[int, Wor
     return accused if len(accused) < max(len(failures), 2) else []
 
 
-def _describe_rest(accused: Sequence[int], absent: Sequence[int], missing: Sequence[int]) -> Iterator[str]:
+def _describe_rest(
+    accused: Sequence[int], absent: Sequence[int], missing: Sequence[int]
+) -> Iterator[str]:
     """Yield which ranks exited, how many more stragglers there are, and which nodes are missing."""
     if not accused and not missing:
         yield f"{_format_ranks(absent)} exited" if absent else "no single rank is behind"
@@ -183,28 +213,43 @@ def _decide_end(  # noqa: PLR0913 - keywords
     """Add the workers to kill, or the reason why the attempt continues."""
     ranks = report.ranks
     working = [rank for rank in ranks or facts if _is_busy(by_rank[rank], facts[rank], seconds)]
-    # A rank that was paused on purpose is spared even after `busy_seconds`: a person or the program will resume it.
+    # A rank that was paused on purpose is spared even after `busy_seconds`: a person or the program
+    # will resume it.
     paused = [rank for rank, each in facts.items() if each.is_paused_on_purpose]
     if spared := (working if spare_busy_ranks else []) or paused:
         first_spared = facts[spared[0]]
-        why = ", ".join(first_spared.findings) or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
+        why = (
+            ", ".join(first_spared.findings)
+            or f"was elsewhere {first_spared.unchanged_seconds or 0:.0f} s ago"
+        )
         return _append_line(report, f"not ending the attempt: rank {spared[0]} {why}")
-    # Without a straggler the agent that concludes ends one of its workers: any death ends the attempt.
-    killed = [facts[rank] for rank in ranks] or [each for each in facts.values() if each.group_rank == own][:1]
+    # Without a straggler the agent that concludes ends one of its workers: any death ends the
+    # attempt.
+    killed = [facts[rank] for rank in ranks] or [
+        each for each in facts.values() if each.group_rank == own
+    ][:1]
     workers = tuple((each.group_rank, each.local_rank) for each in killed)
     return _append_line(report, "ending the attempt because of this stall", workers)
 
 
 def _is_busy(failure: WorkerError, facts: WorkerObservation, seconds: float) -> bool:
-    """Whether a rank is busy, or reached its position in the second half of the stall, as while a training starts."""
+    """Whether a rank is busy, or reached its position in the second half of the stall,
+    as while a training starts.
+    """
     came_late = facts.unchanged_seconds is not None and facts.unchanged_seconds < seconds / 2
     # waiting for a GPU or in a collective uses the CPU, too: torch polls
     waits = locate_main_thread(failure).kind in {PositionKind.TORCH, PositionKind.COLLECTIVE}
     return came_late or (facts.is_busy and not waits)
 
 
-def _append_line(report: StallReport, line: str, workers_to_kill: tuple[tuple[int, int], ...] = ()) -> StallReport:
-    return replace(report, lines=(*report.lines, one_line(line, MAX_LINE_CHARACTERS)), workers_to_kill=workers_to_kill)
+def _append_line(
+    report: StallReport, line: str, workers_to_kill: tuple[tuple[int, int], ...] = ()
+) -> StallReport:
+    return replace(
+        report,
+        lines=(*report.lines, one_line(line, MAX_LINE_CHARACTERS)),
+        workers_to_kill=workers_to_kill,
+    )
 
 
 def _list_outstanding(failure: WorkerError) -> list[CollectiveCall]:
@@ -213,12 +258,16 @@ def _list_outstanding(failure: WorkerError) -> list[CollectiveCall]:
         (entry.operation.rpartition(":")[2], entry.sequence, progress.group)
         for progress in map(drop_messages, failure.collectives)
         for entry in progress.last
-        if progress.is_outstanding and entry.state != "completed" and entry.sequence > (progress.completed or 0)
+        if progress.is_outstanding
+        and entry.state != "completed"
+        and entry.sequence > (progress.completed or 0)
     ]
 
 
 def _is_waiting(failure: WorkerError, *, at_gpu: bool) -> bool:
-    """Whether a rank waits in a collective; without a flight recorder, a wait for the GPU may be one."""
+    """Whether a rank waits in a collective; without a flight recorder,
+    a wait for the GPU may be one.
+    """
     kind = locate_main_thread(failure).kind
     waits = kind is PositionKind.COLLECTIVE or (at_gpu and kind is PositionKind.TORCH)
     return waits or bool(_list_outstanding(failure))
@@ -236,8 +285,13 @@ def _describe_waiting_ranks(
     if not calls and not answering:
         return f"none of {len(failures)} ranks answers"
     if not calls:
-        ((at, most),) = Counter(locate_main_thread(failure).frame for failure in answering).most_common(1)
-        return f"{len(answering)} ranks are outside of collectives, {most} of them at {at or 'an unknown position'}"
+        ((at, most),) = Counter(
+            locate_main_thread(failure).frame for failure in answering
+        ).most_common(1)
+        return (
+            f"{len(answering)} ranks are outside of collectives, {most} of them at"
+            f" {at or 'an unknown position'}"
+        )
     (operation, number, group), most = calls.most_common(1)[0]
     most_of = f" ({most} of them)" if len(calls) > 1 else ""
     return f"{who}{most_of} in {operation} #{number} ({group})"
@@ -253,7 +307,11 @@ def _describe_stragglers(
         failure = by_rank[rank]
         groups = map(drop_messages, failure.collectives)
         begun = next((item.enqueued for item in groups if item.group == group), None)
-        others = [name for name, *call in _list_outstanding(failure) if call == [number, group] and name != operation]
+        others = [
+            name
+            for name, *call in _list_outstanding(failure)
+            if call == [number, group] and name != operation
+        ]
         report = f"has called {begun:,}" if begun is not None else "is the straggler"
         node = f" ({failure.node})" if failure.node else ""
         found.append(f"rank {rank}{node} {f'has called {others[0]} instead' if others else report}")
@@ -266,13 +324,25 @@ def _describe_position(failure: WorkerError, facts: WorkerObservation, *, is_sta
     frame = where.frame or "unknown position"
     code = next((line.strip() for line in _find_source_line(failure, where.frame)), "")
     since = f", for at least {facts.unchanged_seconds:.0f} s" if facts.unchanged_seconds else ""
-    hint = ["may still be loading or compiling"] if is_starting and where.kind is PositionKind.ELSEWHERE else []
-    parts = [f"{where.exit_stage or frame}{since}{f' ({code})' if code else ''}", *facts.findings, *hint]
+    hint = (
+        ["may still be loading or compiling"]
+        if is_starting and where.kind is PositionKind.ELSEWHERE
+        else []
+    )
+    parts = [
+        f"{where.exit_stage or frame}{since}{f' ({code})' if code else ''}",
+        *facts.findings,
+        *hint,
+    ]
     return one_line(f"rank {failure.rank}: {', '.join(parts)}", MAX_LINE_CHARACTERS)
 
 
 def _describe_missing_nodes(nodes: Sequence[int], ranks: Sequence[int]) -> str:
-    listed = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes, starting with node {nodes[0]}"
+    listed = (
+        f"node {nodes[0]}"
+        if len(nodes) == 1
+        else f"{len(nodes)} nodes, starting with node {nodes[0]}"
+    )
     why = "its ranks are making progress, or its agent is down"
     return f"no response from {listed}{f' ({_format_ranks(ranks)})' if ranks else ''}: {why}"
 

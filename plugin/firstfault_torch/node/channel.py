@@ -15,7 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, HandledException, ThreadFailure
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    ExceptionInfo,
+    FrameInfo,
+    HandledException,
+    ThreadFailure,
+)
 from firstfault.recorder.folder import NodeFolder
 from firstfault.utils.text import parse_json
 from firstfault_torch import time_limits
@@ -25,9 +32,13 @@ from firstfault_torch.guard import start_daemon, suppress_internal_errors
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 STATE, PULSE, SNAPSHOT = "state", "pulse", "snapshot"
-"""An agent's questions: the state of a worker that it is about to stop; whether one makes progress; where it is."""
+"""An agent's questions: the state of a worker that it is about to stop; whether one makes progress;
+where it is.
+"""
 FAILED, FINISHED = "failed", "finished"
-"""A worker's reports: its exception has left the function; its function or program has come to its end."""
+"""A worker's reports: its exception has left the function;
+its function or program has come to its end.
+"""
 _ECHO = "echo"
 """An agent's message to itself: what arrived before it has been read."""
 _MAX_GROUPS = 24
@@ -37,11 +48,13 @@ _MAX_FRAMES = 20
 
 
 class _Listener:
-    """A bound socket, and a thread that calls `take` with each message that arrives there, and logs what it raises.
+    """A bound socket, and a thread that calls `take` with each message that arrives there,
+    and logs what it raises.
 
-    It lives in a process whose program may close all descriptors, and open files or sockets under their numbers: then
-    it binds a new socket, and leaves the number alone. It also does so when a cleaner of /tmp has removed the socket's
-    file, for which it looks once a minute. `each_minute` is called then, unless a message came first.
+    It lives in a process whose program may close all descriptors, and open files or sockets under
+    their numbers: then it binds a new socket, and leaves the number alone. It also does so when a
+    cleaner of /tmp has removed the socket's file, for which it looks once a minute. `each_minute`
+    is called then, unless a message came first.
 
     Raises:
         OSError: no socket can be bound.
@@ -60,7 +73,9 @@ class _Listener:
         self._closed = threading.Event()
         self._socket, self._kept, self._file = self._bind()
         try:
-            start_daemon(self._listen, "firstfault-channel", time_limits.THREAD_START_TIMEOUT_SECONDS)
+            start_daemon(
+                self._listen, "firstfault-channel", time_limits.THREAD_START_TIMEOUT_SECONDS
+            )
         except (RuntimeError, MemoryError):
             # A socket that nobody reads would let each of the agent's questions wait for an answer.
             self._path.unlink(missing_ok=True)
@@ -69,23 +84,27 @@ class _Listener:
 
     def close(self) -> None:
         """Stop listening."""
-        # A close doesn't wake a thread that is blocked in recv, and the socket would still take messages. A shutdown
-        # makes recv return no bytes; the thread then finds the event, which is set before.
+        # A close doesn't wake a thread that is blocked in recv, and the socket would still take
+        # messages. A shutdown makes recv return no bytes; the thread then finds the event, which is
+        # set before.
         self._closed.set()
         if self._kept.is_ours:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         else:
-            _send(self._path, {})  # the same, for a thread that still waits at the socket whose number is lost
+            # the same, for a thread that still waits at the socket whose number is lost
+            _send(self._path, {})
         self._release()
 
     def _bind(self) -> tuple[socket.socket, KeptDescriptor, os.stat_result]:
-        # A worker that executes another program, or that starts the training as a child, leaves its socket's file.
+        # A worker that executes another program, or that starts the training as a child, leaves its
+        # socket's file.
         self._path.unlink(missing_ok=True)
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # The kernel's own time limit: with one of Python's, a receive would be two calls, and the second one could
-            # take a message of the program's, if the program takes the number in between.
+            # The kernel's own time limit: with one of Python's, a receive would be two calls, and
+            # the second one could take a message of the program's, if the program takes the number
+            # in between.
             microseconds = int(time_limits.CHANNEL_CHECK_SECONDS * 1_000_000)
             limit = struct.pack("@ll", *divmod(microseconds, 1_000_000))  # a `timeval`
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -100,18 +119,22 @@ class _Listener:
         return listening, kept, file
 
     def _can_wait(self) -> bool:
-        """Bind a new socket if the number or the file is lost; return whether there is one to wait at."""
+        """Bind a new socket if the number or the file is lost;
+        return whether there is one to wait at.
+        """
         is_ours = self._kept.is_ours
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(self._path.stat(), self._file):
-                return is_ours  # of another process with the same name: a wrapper's child, which is to be asked
+                # of another process with the same name: a wrapper's child, which is to be asked
+                return is_ours
             if is_ours:
                 return True
         lost = self._socket, self._kept
         try:
             self._socket, self._kept, self._file = self._bind()
         except OSError:
-            if is_ours:  # the node's folder is gone, too; the recorder may restore it within the next minute
+            # the node's folder is gone, too; the recorder may restore it within the next minute
+            if is_ours:
                 return True
             raise
         lost[0].detach()
@@ -127,14 +150,16 @@ class _Listener:
     def _listen(self) -> None:
         while not self._closed.is_set():
             with contextlib.suppress(OSError):
-                # Checked before each wait. The wait itself is safe: the kernel holds the socket until it is over, even
-                # if its number is closed and reused. It takes one more message, and its sender gets an answer.
+                # Checked before each wait. The wait itself is safe: the kernel holds the socket
+                # until it is over, even if its number is closed and reused. It takes one more
+                # message, and its sender gets an answer.
                 if not self._can_wait():
                     self._release()
                     return
                 self._receive()
                 continue
-            # Short of memory or of descriptors, or the node's folder is gone. It may be better later.
+            # Short of memory or of descriptors, or the node's folder is gone. It may be better
+            # later.
             self._closed.wait(time_limits.CHANNEL_RETRY_SECONDS)
 
     def _receive(self) -> None:
@@ -147,8 +172,8 @@ class _Listener:
             self._read(data)
 
     def _read(self, data: bytes) -> None:
-        # A datagram arrives whole or not at all, also if its sender dies while it sends. What isn't JSON is the empty
-        # one of `close`, or comes from another program.
+        # A datagram arrives whole or not at all, also if its sender dies while it sends. What isn't
+        # JSON is the empty one of `close`, or comes from another program.
         with contextlib.suppress(ValueError):
             message = parse_json(data)
             if isinstance(message, dict) and not self._closed.is_set():
@@ -175,8 +200,8 @@ class AgentChannel:
 
     def begin(self, round_: int) -> None:
         """Drop the messages of earlier rounds, also those that are still to come."""
-        # A worker of the last round may have sent a message that isn't read yet: `_take` compares the round under the
-        # same lock, so such a message can't land in the new round.
+        # A worker of the last round may have sent a message that isn't read yet: `_take` compares
+        # the round under the same lock, so such a message can't land in the new round.
         with self._arrived:
             self._round = round_
             self._failed, self._finished, self._answers = {}, {}, {}
@@ -192,32 +217,43 @@ class AgentChannel:
         Waits up to `seconds` until all messages that have arrived so far are read.
         """
         number = next(self._echoes)
-        # A worker's message is in the socket's queue before the worker can die, but the thread may not have read it.
-        # The socket keeps the order, so this message comes after it.
+        # A worker's message is in the socket's queue before the worker can die, but the thread may
+        # not have read it. The socket keeps the order, so this message comes after it.
         content = {"kind": _ECHO, "round": self._round, "local_rank": -1, "number": number}
         is_sent = _send(self._files.agent_socket, content)
         with self._arrived:
             self._arrived.wait_for(lambda: self._heard >= number, seconds if is_sent else 0)
             return dict(self._finished)
 
-    def ask(self, local_ranks: Iterable[int], seconds: float, question: str = STATE) -> dict[int, dict[str, Any]]:
+    def ask(
+        self,
+        local_ranks: Iterable[int],
+        seconds: float,
+        question: str = STATE,
+    ) -> dict[int, dict[str, Any]]:
         """Ask workers a question; return the answers that come in time, by local rank.
 
         A worker that doesn't send its state in time keeps its earlier answer of the round.
         """
         began, wanted = time.monotonic(), set(local_ranks)
         message = {"kind": question}
-        # Sent without the lock, so an answer may arrive before the wait below begins: it is newer than `began`, and
-        # counts. An answer to an earlier question that arrives late may count, too; the worker's state is as new as
-        # that answer. Only workers with a socket are waited for: one that has died refuses the message at once. One
-        # that is frozen, or has left its socket open in a forked child, receives it and doesn't answer; that is what
-        # `seconds` limits.
-        asked = [local for local in wanted if _send(self._files.worker(self._round, local).socket, message)]
+        # Sent without the lock, so an answer may arrive before the wait below begins: it is newer
+        # than `began`, and counts. An answer to an earlier question that arrives late may count,
+        # too; the worker's state is as new as that answer. Only workers with a socket are waited
+        # for: one that has died refuses the message at once. One that is frozen, or has left its
+        # socket open in a forked child, receives it and doesn't answer; that is what `seconds`
+        # limits.
+        asked = [
+            local
+            for local in wanted
+            if _send(self._files.worker(self._round, local).socket, message)
+        ]
         with self._arrived:
             while any(self._answers.get((question, local), (-1.0,))[0] < began for local in asked):
                 if (left := began + seconds - time.monotonic()) <= 0:
                     break
-                # any message wakes this: the answers are checked again, and the time that is left shrinks
+                # any message wakes this: the answers are checked again, and the time that is left
+                # shrinks
                 self._arrived.wait(left)
             return {
                 local: answer
@@ -229,7 +265,11 @@ class AgentChannel:
     def get_states(self) -> dict[int, dict[str, Any]]:
         """Return the last state that each worker has sent in this round, by local rank."""
         with self._arrived:
-            return {local: answer for (kind, local), (_, answer) in self._answers.items() if kind == STATE}
+            return {
+                local: answer
+                for (kind, local), (_, answer) in self._answers.items()
+                if kind == STATE
+            }
 
     def close(self) -> None:
         """Stop listening."""
@@ -255,7 +295,9 @@ class AgentChannel:
 
 
 class WorkerChannel:
-    """A worker's end; a separate thread calls `answer` with the agent's question, and sends what that returns."""
+    """A worker's end; a separate thread calls `answer` with the agent's question,
+    and sends what that returns.
+    """
 
     def __init__(
         self,
@@ -268,15 +310,20 @@ class WorkerChannel:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
-        # Last: the agent may ask from this line on, and the listening thread answers while the main thread trains.
-        self._listener = _Listener(files.worker(round_, local_rank).socket, self._reply, each_minute)
+        # Last: the agent may ask from this line on, and the listening thread answers while the main
+        # thread trains.
+        self._listener = _Listener(
+            files.worker(round_, local_rank).socket, self._reply, each_minute
+        )
 
     def report_failure(self, content: dict[str, Any]) -> None:
         """Inform the agent that this worker's exception has left the task function."""
         _send(self._agent, {**self._who, **content, "kind": FAILED})
 
     def report_finished(self) -> None:
-        """Inform the agent that this worker's function has returned, or that its program has run to its end."""
+        """Inform the agent that this worker's function has returned,
+        or that its program has run to its end.
+        """
         content = {"pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
         _send(self._agent, {**self._who, **content, "kind": FINISHED})
 
@@ -296,9 +343,10 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
         data = json.dumps(message).encode()
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        # A new socket for each message, so processes and threads share no state, and a fork inherits none. Without a
-        # listener the kernel refuses the message. The queue of a unix socket holds few datagrams (10 by default in
-        # `net.unix.max_dgram_qlen`), and many workers may fail at once: a full queue blocks the sender for a moment.
+        # A new socket for each message, so processes and threads share no state, and a fork
+        # inherits none. Without a listener the kernel refuses the message. The queue of a unix
+        # socket holds few datagrams (10 by default in `net.unix.max_dgram_qlen`), and many workers
+        # may fail at once: a full queue blocks the sender for a moment.
         sender.settimeout(time_limits.SEND_TIMEOUT_SECONDS)
         sender.sendto(data, str(path))
         return True
@@ -313,7 +361,9 @@ def to_message(
 ) -> dict[str, Any]:
     """Return a worker's state as JSON data."""
     return {
-        "raised_at": None if raised_at is None else (raised_at.file, raised_at.line, raised_at.function),
+        "raised_at": (
+            None if raised_at is None else (raised_at.file, raised_at.line, raised_at.function)
+        ),
         "collectives": [asdict(item) for item in itertools.islice(collectives, _MAX_GROUPS)],
         "thread_failures": [
             (
@@ -329,7 +379,8 @@ def to_message(
             for item in threads
         ],
         "handled": [
-            (item.timestamp_ns, item.times, item.calls_since, _exception_to_message(item.exception)) for item in handled
+            (item.timestamp_ns, item.times, item.calls_since, _exception_to_message(item.exception))
+            for item in handled
         ],
     }
 
@@ -360,7 +411,9 @@ def _exception_from_message(message: Mapping[str, Any]) -> ExceptionInfo:
 
 
 def handled_from_message(message: Mapping[str, Any]) -> tuple[HandledException, ...]:
-    """Return the handled exceptions that `to_message` wrote; empty where the worker didn't answer."""
+    """Return the handled exceptions that `to_message` wrote;
+    empty where the worker didn't answer.
+    """
     return tuple(
         HandledException(when, _exception_from_message(exception), times, since)
         for when, times, since, exception in message.get("handled") or ()
@@ -373,12 +426,20 @@ def from_message(
     """Return the state that `to_message` wrote; empty where the worker didn't answer."""
     collectives = tuple(
         CollectiveProgress(
-            **{**item, "last": tuple(Collective(**entry) for entry in item["last"]), "members": tuple(item["members"])}
+            **{
+                **item,
+                "last": tuple(Collective(**entry) for entry in item["last"]),
+                "members": tuple(item["members"]),
+            }
         )
         for item in message.get("collectives") or ()
     )
     threads = tuple(
-        ThreadFailure(thread, when, ExceptionInfo(kind, text, frames=tuple(FrameInfo(*frame) for frame in frames)))
+        ThreadFailure(
+            thread,
+            when,
+            ExceptionInfo(kind, text, frames=tuple(FrameInfo(*frame) for frame in frames)),
+        )
         for thread, when, kind, text, frames in message.get("thread_failures") or ()
     )
     raised_at = message.get("raised_at")

@@ -1,7 +1,8 @@
 """Makes a document durable: writes it into the node's spool, uploads it, and returns a receipt.
 
-The node's recorder uploads it; without one (a `PyTorch` pod), or if it has died, this process does. A document is in
-the spool before its upload begins, so that the agent can finish an upload that the failed process could not.
+The node's recorder uploads it; without one (a `PyTorch` pod), or if it has died, this process does.
+A document is in the spool before its upload begins, so that the agent can finish an upload that the
+failed process could not.
 """
 
 from __future__ import annotations
@@ -36,17 +37,26 @@ from firstfault_torch.time_limits import (
 
 
 @contextlib.contextmanager
-def node_recorder(node_context: NodeContext, left_seconds: float = STOP_GRACE_SECONDS) -> Iterator[NodeContext]:
-    """Run a recorder for the duration of the block; yield the recording with its folder, or unchanged if it fails.
+def node_recorder(
+    node_context: NodeContext, left_seconds: float = STOP_GRACE_SECONDS
+) -> Iterator[NodeContext]:
+    """Run a recorder for the duration of the block; yield the recording with its folder,
+    or unchanged if it fails.
 
     If this process dies, the recorder kills what its workers leave after `left_seconds`.
     """
     process: RecorderProcess | None = None
     with suppress_internal_errors("starting the recorder"):
         deadline = node_context.upload_deadline_seconds
-        process = start_recorder(node_context.output_prefix, deadline_seconds=deadline, left_seconds=left_seconds)
+        process = start_recorder(
+            node_context.output_prefix, deadline_seconds=deadline, left_seconds=left_seconds
+        )
     try:
-        yield replace(node_context, node_folder=str(process.folder.path)) if process is not None else node_context
+        yield (
+            replace(node_context, node_folder=str(process.folder.path))
+            if process is not None
+            else node_context
+        )
     finally:
         if process is not None:
             with suppress_internal_errors("ending the recorder"):
@@ -60,8 +70,12 @@ def end_node_recorder(node_context: NodeContext) -> None:
             RecorderClient(node_context.files).end(EXIT_RECORDER_TIMEOUT_SECONDS)
 
 
-def open_worker_spool(node_context: NodeContext, local_rank: int | None, error_file: str | None) -> Spool | None:
-    """Return a worker's spool in the node's folder, else next to torch's error.json; None if no agent started it."""
+def open_worker_spool(
+    node_context: NodeContext, local_rank: int | None, error_file: str | None
+) -> Spool | None:
+    """Return a worker's spool in the node's folder, else next to torch's error.json;
+    None if no agent started it.
+    """
     files = _get_folder(node_context)
     if files is not None and local_rank is not None:
         return files.worker(node_context.round, local_rank).spool
@@ -83,21 +97,35 @@ def _get_folder(node_context: NodeContext) -> NodeFolder | None:
 
 
 def record_error(
-    error: WorkerError, node_context: NodeContext, spool: Spool | None, deadline_seconds: float, *, held: bool = False
+    error: WorkerError,
+    node_context: NodeContext,
+    spool: Spool | None,
+    deadline_seconds: float,
+    *,
+    held: bool = False,
 ) -> tuple[bytes, Receipt]:
     """Make a document durable, waiting at most `deadline_seconds`; return it with its receipt.
 
-    The receipt counts from the failure's `monotonic_ns`, the moment of the fault. The spool keeps it until it is
-    uploaded; None where no agent would pick it up. A document that is `held` is only spooled; the agent uploads it if
-    the node fails.
+    The receipt counts from the failure's `monotonic_ns`, the moment of the fault. The spool keeps
+    it until it is uploaded; None where no agent would pick it up. A document that is `held` is only
+    spooled; the agent uploads it if the node fails.
     """
     deadline = time.monotonic() + deadline_seconds
-    target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)
+    target, data = (
+        Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank),
+        encode(error),
+    )
     file = None
-    # On the disk before the upload begins: if this process is killed during the upload, its agent finds the document.
+    # On the disk before the upload begins: if this process is killed during the upload, its agent
+    # finds the document.
     if spool is not None:
         wait = max(deadline_seconds, MIN_SPOOL_TIMEOUT_SECONDS)
-        file = call_with_timeout(lambda: spool.add(target.name, data), wait, "spooling an error document", local=True)
+        file = call_with_timeout(
+            lambda: spool.add(target.name, data),
+            wait,
+            "spooling an error document",
+            local=True,
+        )
     if held:
         return data, target.failed("held back until the node fails")
     return data, _upload(target, file, data, node_context, deadline)
@@ -114,15 +142,22 @@ def as_entry(presence: NodePresence) -> tuple[str, bytes]:
 
 
 def put_document(
-    document: SpooledDocument, data: bytes, error: WorkerError, node_context: NodeContext, deadline_seconds: float
+    document: SpooledDocument,
+    data: bytes,
+    error: WorkerError,
+    node_context: NodeContext,
+    deadline_seconds: float,
 ) -> Receipt:
-    """Upload a document of another process's spool within the deadline; log and receipt report a failed upload."""
+    """Upload a document of another process's spool within the deadline;
+    log and receipt report a failed upload.
+    """
     target = Target(document_path(document.name), error.monotonic_ns, error.rank)
     return _upload(target, document.path, data, node_context, time.monotonic() + deadline_seconds)
 
 
 def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: float) -> bool:
-    """Write a file below the output prefix, through the node's recorder if there is one; return whether it is durable.
+    """Write a file below the output prefix, through the node's recorder if there is one;
+    return whether it is durable.
 
     It waits for at most `seconds`, and never raises; a failure is logged.
     """
@@ -170,31 +205,57 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     run_sync(put())
 
 
-def _upload(target: Target, file: Path | None, data: bytes, node_context: NodeContext, deadline: float) -> Receipt:
-    """Let the node's recorder upload `file`; without one, or without the file, this process uploads `data`.
+def _upload(
+    target: Target,
+    file: Path | None,
+    data: bytes,
+    node_context: NodeContext,
+    deadline: float,
+) -> Receipt:
+    """Let the node's recorder upload `file`; without one, or without the file,
+    this process uploads `data`.
 
-    A failed upload is logged. The receipt lies next to the file, written by the process that uploads.
+    A failed upload is logged. The receipt lies next to the file, written by the process that
+    uploads.
     """
     files, receipt = _get_folder(node_context), None
     if files is not None and file is not None:
         try:
-            # It may report a timeout and still finish later: the recorder then writes the receipt into the spool.
+            # It may report a timeout and still finish later: the recorder then writes the receipt
+            # into the spool.
             receipt = RecorderClient(files).put(target, file, max(deadline - time.monotonic(), 0.0))
         except RecorderUnavailableError as error:
             logger.debug("no recorder on this node; this process uploads: %s", error)
     if receipt is None:
-        # The recorder may have died in the middle of the same upload: it has the same name and content, so a second one
-        # does no harm.
-        own = receipt = _by_this_process(target, data, node_context, max(deadline - time.monotonic(), 0.0))
+        # The recorder may have died in the middle of the same upload: it has the same name and
+        # content, so a second one does no harm.
+        own = receipt = _by_this_process(
+            target,
+            data,
+            node_context,
+            max(deadline - time.monotonic(), 0.0),
+        )
         if file is not None:
             spool = Spool(file.parent)
-            call_with_timeout(lambda: spool.add_receipt(own), RECEIPT_TIMEOUT_SECONDS, "writing a receipt", local=True)
+            call_with_timeout(
+                lambda: spool.add_receipt(own),
+                RECEIPT_TIMEOUT_SECONDS,
+                "writing a receipt",
+                local=True,
+            )
     if not receipt.durable:
-        logger.warning("%s was not uploaded: %s", join(node_context.output_prefix, target.path), receipt.error)
+        logger.warning(
+            "%s was not uploaded: %s", join(node_context.output_prefix, target.path), receipt.error
+        )
     return receipt
 
 
-def _by_this_process(target: Target, data: bytes, node_context: NodeContext, seconds: float) -> Receipt:
+def _by_this_process(
+    target: Target,
+    data: bytes,
+    node_context: NodeContext,
+    seconds: float,
+) -> Receipt:
     asked = threading.Event()
 
     def upload() -> tuple[None, BaseException | None]:
@@ -207,7 +268,9 @@ def _by_this_process(target: Target, data: bytes, node_context: NodeContext, sec
         error = answer[1]
         if error is None:
             return target.done()
-        return target.failed(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
+        return target.failed(
+            str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
+        )
     if asked.is_set() or not seconds:  # without any time a thread may not have begun
         return target.failed(f"the storage did not answer within {seconds:.1f} s")
     return target.failed("the system allows no further thread")

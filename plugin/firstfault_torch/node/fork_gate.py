@@ -29,12 +29,14 @@ def hold_forked_workers(files: NodeFolder | None) -> Iterator[None]:
 def wait_until_all_forked(files: NodeFolder) -> None:
     """Wait, in a forked worker, until all of the node's workers have been forked.
 
-    The agent may host a store with a thread that resolves the address of each client that connects. If the agent forks
-    another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
-    resolves blocks it without end. So no worker of this node connects before the last one has been forked.
+    The agent may host a store with a thread that resolves the address of each client that connects.
+    If the agent forks another worker at that moment, glibc's lock of the resolver stays locked in
+    that worker, and the first name that it resolves blocks it without end. So no worker of this
+    node connects before the last one has been forked.
     """
     deadline = time.monotonic() + time_limits.SIBLING_FORK_TIMEOUT_SECONDS
-    # The agent may die between two forks: then its recorder removes the folder, and the file with it. Or it may be
-    # frozen: then the wait ends at the deadline, at the risk that the docstring describes.
+    # The agent may die between two forks: then its recorder removes the folder, and the file with
+    # it. Or it may be frozen: then the wait ends at the deadline, at the risk that the docstring
+    # describes.
     while files.hold_forked_workers.exists() and time.monotonic() < deadline:
         time.sleep(time_limits.SIBLING_FORK_POLL_SECONDS)

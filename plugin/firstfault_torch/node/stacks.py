@@ -22,10 +22,12 @@ _offered: dict[Path, int] = {}
 
 
 def register_stacks(files: WorkerFiles) -> None:
-    """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
+    """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV,
+    SIGABRT) to a file.
 
-    torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
-    handler for that signal, it is kept, and the process also writes its stacks when the signal arrives.
+    torch writes the latter to stderr; the agent prints them there after the process has ended. If
+    the program has a handler for that signal, it is kept, and the process also writes its stacks
+    when the signal arrives.
     """
     _offered.clear()  # a parent's, inherited by a fork
     _offered[files.fatal_stacks] = fatal = _open_persistently(files.fatal_stacks)
@@ -39,44 +41,62 @@ def register_stacks(files: WorkerFiles) -> None:
 def restore_stacks(files: WorkerFiles) -> None:
     """Open the files of stacks again if the program has closed them; call it from time to time.
 
-    faulthandler's handlers are C code, and write to a number without a look at what it is: before the agent sends its
-    signal, it checks the number, but a fatal signal comes unasked.
+    faulthandler's handlers are C code, and write to a number without a look at what it is: before
+    the agent sends its signal, it checks the number, but a fatal signal comes unasked.
     """
     for path, number in list(_offered.items()):
         if _leads_to(f"/proc/self/fd/{number}", path):
             continue
-        # The same number, if it is free: faulthandler then has a file again, and nobody else gets the number.
+        # The same number, if it is free: faulthandler then has a file again, and nobody else gets
+        # the number.
         opened, _ = try_call(partial(_open_persistently, path, number), OSError)
         if opened is None:
-            continue  # the node's folder is gone, or the process may open no more files: perhaps the next time
+            # the node's folder is gone, or the process may open no more files: perhaps the next
+            # time
+            continue
         _offered[path] = opened
         if opened == number:
             continue
         # The program uses the number.
         if path == files.fatal_stacks and faulthandler.is_enabled():
             faulthandler.enable(file=opened, all_threads=True)
-        elif path == files.stacks and signal.getsignal(_SIGNAL) is signal.SIG_DFL and _handles_signal(os.getpid()):
+        elif (
+            path == files.stacks
+            and signal.getsignal(_SIGNAL) is signal.SIG_DFL
+            and _handles_signal(os.getpid())
+        ):
             # Python knows no handler, and the process has one: it's still faulthandler's.
             _offer_stacks(files, opened)
 
 
 def write_at_sigterm(files: WorkerFiles) -> None:
-    """Let SIGTERM write the stacks before it ends this process; a handler of the program's stays."""
+    """Let SIGTERM write the stacks before it ends this process;
+    a handler of the program's stays.
+    """
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
     asked = _open_persistently(files.stacks)
     faulthandler.register(signal.SIGTERM, file=asked, all_threads=True, chain=True)
-    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))  # a pool ends its processes so
+    # a pool ends its processes so
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
 
 
-def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
-    """Return the stacks of the living workers, by local rank as in `pids`, that together answer within `seconds`."""
-    # A worker appends to one file for the whole round: after a stall's warning it holds an older dump, which must
-    # neither end the wait nor be returned. The sizes are taken before the signals.
+def ask_for_stacks(
+    files: NodeFolder,
+    round_: int,
+    pids: dict[int, int],
+    seconds: float,
+) -> dict[int, str]:
+    """Return the stacks of the living workers, by local rank as in `pids`,
+    that together answer within `seconds`.
+    """
+    # A worker appends to one file for the whole round: after a stall's warning it holds an older
+    # dump, which must neither end the wait nor be returned. The sizes are taken before the signals.
     workers = {local: files.worker(round_, local) for local in pids}
     earlier_sizes = {local: get_stack_size(worker.stacks) for local, worker in workers.items()}
     asked = [local for local, pid in pids.items() if _request_stacks(workers[local], pid)]
-    # All are signalled before the first is waited for, so they write at the same time and share the limit.
+    # All are signalled before the first is waited for, so they write at the same time and share the
+    # limit.
     _await_new_content({workers[local].stacks: earlier_sizes[local] for local in asked}, seconds)
     texts = {local: get_stack_tail(workers[local].stacks, earlier_sizes[local]) for local in asked}
     return {local: text for local, text in texts.items() if text}
@@ -101,8 +121,8 @@ def _offer_stacks(files: WorkerFiles, number: int) -> None:
 
 
 def _request_stacks(files: WorkerFiles, pid: int) -> bool:
-    # Between this check and the signal's arrival the program could still close the number and open a file there. That
-    # takes microseconds, and the process is about to be ended.
+    # Between this check and the signal's arrival the program could still close the number and open
+    # a file there. That takes microseconds, and the process is about to be ended.
     if not _may_be_asked(files, pid):
         return False
     try:
@@ -115,8 +135,9 @@ def _request_stacks(files: WorkerFiles, pid: int) -> bool:
 def _may_be_asked(files: WorkerFiles, pid: int) -> bool:
     """Whether the signal makes a process write its stacks to its file, and does nothing else.
 
-    The program may have replaced the handler since it was offered, or may have closed the file, and use its number for
-    one of its own. Another program under the same process id (after exec) has neither, and the signal would end it.
+    The program may have replaced the handler since it was offered, or may have closed the file, and
+    use its number for one of its own. Another program under the same process id (after exec) has
+    neither, and the signal would end it.
     """
     try:
         number = int(files.stacks_ready.read_text(encoding="ascii"))
@@ -152,8 +173,9 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
     sizes: list[int] = []
     since = time.monotonic()
     while time.monotonic() < deadline:
-        # faulthandler writes in many small pieces, so content alone isn't the end: the sizes must stay the same for a
-        # while. A worker that can't run, such as one that is stopped, writes nothing, and the deadline ends the wait.
+        # faulthandler writes in many small pieces, so content alone isn't the end: the sizes must
+        # stay the same for a while. A worker that can't run, such as one that is stopped, writes
+        # nothing, and the deadline ends the wait.
         now = [get_stack_size(file) for file in earlier_sizes]
         is_settled = time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS
         if now != sizes:
@@ -164,9 +186,12 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
 
 
 def _open_persistently(path: Path, number: int | None = None) -> int:
-    """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
+    """Return a descriptor that stays open as long as the process lives:
+    faulthandler keeps only its number.
 
-    It is a high one, because the program may close it, and its next files get the lowest free numbers. Or it is
-    `number`, if that's free, or the next free one.
+    It is a high one, because the program may close it, and its next files get the lowest free
+    numbers. Or it is `number`, if that's free, or the next free one.
     """
-    return move_up(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), number)
+    return move_up(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), number
+    )

@@ -1,9 +1,10 @@
 """Keeps the last 8 KiB of each worker's stderr, often the only evidence of a crash in native code.
 
-An uncaught C++ exception, a device-side assertion and an abort of the allocator print the reason to stderr. A worker's
-stderr goes through a FIFO to its agent, which passes every byte on at once and keeps the end. Without an agent, or on a
-terminal, stderr is left as it is. If torch writes stderr to a file (its options ``redirects`` and ``tee``), it is left
-as it is, too, and the end is read from that file.
+An uncaught C++ exception, a device-side assertion and an abort of the allocator print the reason to
+stderr. A worker's stderr goes through a FIFO to its agent, which passes every byte on at once and
+keeps the end. Without an agent, or on a terminal, stderr is left as it is. If torch writes stderr
+to a file (its options ``redirects`` and ``tee``), it is left as it is, too, and the end is read
+from that file.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _STDERR = 2
 _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
 _ABORTS_SOON = b"flight recorder dump before aborting"
-"""torch 2.15 prints it 15 s before it aborts a process after a collective's timeout, when its own dump has ended."""
+"""torch 2.15 prints it 15 s before it aborts a process after a collective's timeout,
+when its own dump has ended.
+"""
 _MAX_CHUNKS_PER_TURN = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 
 
 def redirect_stderr(files: WorkerFiles) -> None:
-    """Send the stderr of this process and its children through its agent; without one, leave it as it is.
+    """Send the stderr of this process and its children through its agent; without one,
+    leave it as it is.
 
     A stderr that is closed stays closed.
     """
@@ -42,13 +46,15 @@ def redirect_stderr(files: WorkerFiles) -> None:
         return
     try:
         os.fstat(_STDERR)
-        # fails if no process has the FIFO open for reading: without O_NONBLOCK the open would block until one has
+        # fails if no process has the FIFO open for reading: without O_NONBLOCK the open would block
+        # until one has
         descriptor = os.open(files.stderr, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
     # Else a write to a full FIFO would fail with EAGAIN, which programs don't expect on stderr.
     os.set_blocking(descriptor, True)
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have set it to anything
+    # the program may have set it to anything
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
     os.dup2(descriptor, _STDERR)
     os.close(descriptor)
@@ -60,12 +66,13 @@ class StderrRelay:
         made      the FIFOs exist and have a reader; the workers are forked, and may write
         start     a thread passes on each worker's output until its FIFO has no writer
         tail      any thread reads ahead what a worker has left; the relaying thread passes it on
-        close     the thread passes on the rest, hands FIFOs with a writer to another process, and ends
+        close     the thread passes on the rest, hands FIFOs with a writer to another process, and
+                  ends
         flush_relays  before the process exits: wait for closed relays that were slow
 
-    `destinations` has, by local rank, where torch sends each worker's stderr: a file, `os.devnull`, or "" for the
-    agent's own. `alarm` is called with a local rank, once, when that worker's stderr announces that torch will soon
-    abort it; it must not block.
+    `destinations` has, by local rank, where torch sends each worker's stderr: a file, `os.devnull`,
+    or "" for the agent's own. `alarm` is called with a local rank, once, when that worker's stderr
+    announces that torch will soon abort it; it must not block.
 
     Raises:
         OSError: the FIFOs could not be made.
@@ -80,7 +87,9 @@ class StderrRelay:
     ) -> None:
         self._alarm = alarm
         self._alarmed: set[int] = set()
-        self._written = {rank: file for rank, file in destinations.items() if file not in {"", os.devnull}}
+        self._written = {
+            rank: file for rank, file in destinations.items() if file not in {"", os.devnull}
+        }
         self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}
         self._taken: dict[int, bytes] = {}
@@ -88,7 +97,9 @@ class StderrRelay:
         self._open: dict[int, int] = {}
         self._paths: dict[int, Path] = {}
         self._lock = threading.Lock()
-        """Held while a FIFO is read, never while something is written: the reader of the agent's stderr may be slow."""
+        """Held while a FIFO is read, never while something is written:
+        the reader of the agent's stderr may be slow.
+        """
         self._thread: threading.Thread | None = None
         self._wake_reader, self._wake_writer = os.pipe()
         """A byte wakes the thread; the end stops it."""
@@ -98,8 +109,8 @@ class StderrRelay:
                 path = files.worker(round_, local_rank).stderr
                 os.mkfifo(path, 0o600)
                 self._paths[local_rank] = path
-                # Before the worker exists: it opens the FIFO only if there is a reader. Without O_NONBLOCK this would
-                # wait for a writer.
+                # Before the worker exists: it opens the FIFO only if there is a reader. Without
+                # O_NONBLOCK this would wait for a writer.
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._tails[local_rank] = bytearray()
         except BaseException:
@@ -107,14 +118,18 @@ class StderrRelay:
             raise
 
     def fifos(self) -> dict[int, str]:
-        """Return where programs write their stderr, by local rank; on a terminal, nowhere else than to that."""
+        """Return where programs write their stderr, by local rank; on a terminal,
+        nowhere else than to that.
+        """
         return {} if os.isatty(_STDERR) else {rank: str(self._paths[rank]) for rank in self._open}
 
     def start(self) -> None:
-        """Begin to pass on. Call it after the workers were forked: they must not inherit the thread's locks.
+        """Begin to pass on. Call it after the workers were forked:
+        they must not inherit the thread's locks.
 
         Raises:
-            RuntimeError: the system allows no further thread; another process passes on what the workers write.
+            RuntimeError: the system allows no further thread; another process passes on what the
+                workers write.
         """
         thread = threading.Thread(target=self._relay, name="firstfault-stderr", daemon=True)
         try:
@@ -136,11 +151,11 @@ class StderrRelay:
             for _ in range(_MAX_CHUNKS_PER_TURN):
                 if not (data := self._read(local_rank, _CHUNK_BYTES)):
                     break
-                # The caller wants it now, but the order on the agent's stderr is the relaying thread's: it writes this
-                # before what it reads next.
+                # The caller wants it now, but the order on the agent's stderr is the relaying
+                # thread's: it writes this before what it reads next.
                 self._taken[local_rank] = self._taken.get(local_rank, b"") + data
-            # `_living` is checked under the lock with which `close` leaves it: afterwards the number of the pipe's
-            # writing end may belong to another file.
+            # `_living` is checked under the lock with which `close` leaves it: afterwards the
+            # number of the pipe's writing end may belong to another file.
             if self._taken and self in _living:
                 os.write(self._wake_writer, b"\0")
             return _whole_lines(bytes(self._tails.get(local_rank, b"")))
@@ -148,7 +163,10 @@ class StderrRelay:
     def write(self, local_rank: int, text: str) -> None:
         """Write a text where the worker's stderr goes; it isn't kept."""
         if local_rank in self._written:
-            with contextlib.suppress(OSError), Path(self._written[local_rank]).open("a", encoding="utf-8") as file:
+            with (
+                contextlib.suppress(OSError),
+                Path(self._written[local_rank]).open("a", encoding="utf-8") as file,
+            ):
                 file.write(text)
         elif local_rank not in self._silent:
             sys.stderr.write(text)
@@ -156,15 +174,16 @@ class StderrRelay:
 
     def close(self) -> None:
         """Pass on what is there, then stop; another process passes on what is written later."""
-        # Closing the pipe's writing end stops the thread: it finds the end after the bytes that are still in the pipe.
+        # Closing the pipe's writing end stops the thread: it finds the end after the bytes that are
+        # still in the pipe.
         with self._lock:
             if self not in _living:
                 return  # closed already, or a copy in a forked child
             _living.discard(self)
             os.close(self._wake_writer)
         if self._thread is not None:
-            # The reader of the agent's own stderr may be slow or stopped: the agent continues, and waits again at its
-            # end.
+            # The reader of the agent's own stderr may be slow or stopped: the agent continues, and
+            # waits again at its end.
             self._thread.join(RELAY_CLOSE_TIMEOUT_SECONDS)
             _closing.add(self._thread)
         else:
@@ -172,7 +191,8 @@ class StderrRelay:
 
     def forget(self) -> None:
         """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
-        # Without the lock: another thread of the agent may have held it at the fork, and doesn't exist in the child.
+        # Without the lock: another thread of the agent may have held it at the fork, and doesn't
+        # exist in the child.
         for descriptor in (*self._open.values(), self._wake_reader, self._wake_writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -191,7 +211,8 @@ class StderrRelay:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             for local_rank, descriptor in self._open.items():
                 selector.register(descriptor, selectors.EVENT_READ, local_rank)
-            # A FIFO that no process has opened for writing yet isn't ready. It is once a writer has come and gone.
+            # A FIFO that no process has opened for writing yet isn't ready. It is once a writer has
+            # come and gone.
             while True:
                 for key, _ in selector.select():
                     if key.data is None:
@@ -210,19 +231,21 @@ class StderrRelay:
     def _let_go(self) -> None:
         """Close the FIFOs; another process reads those that still have a writer."""
         for path in self._paths.values():
-            # First: after this no process can open one. A process that opened one that is read no more would get
-            # SIGPIPE.
+            # First: after this no process can open one. A process that opened one that is read no
+            # more would get SIGPIPE.
             with contextlib.suppress(OSError):
                 path.unlink()
         written = [local_rank for local_rank in self._open if self._drain(local_rank)]
         with self._lock:  # `tail` reads no more
             opened, self._open = self._open, {}
-        # Drained twice: between the first time and the lock `tail` may have read more into `_taken`. With `_open` empty
-        # this only passes that on.
+        # Drained twice: between the first time and the lock `tail` may have read more into
+        # `_taken`. With `_open` empty this only passes that on.
         for local_rank in opened:
             self._drain(local_rank)
         if written:
-            with suppress_internal_errors("passing on the stderr of processes that outlive their worker"):
+            with suppress_internal_errors(
+                "passing on the stderr of processes that outlive their worker"
+            ):
                 relay_late_stderr({opened[rank]: rank not in self._silent for rank in written})
         for descriptor in opened.values():
             os.close(descriptor)
@@ -245,7 +268,8 @@ class StderrRelay:
         return True
 
     def _read(self, local_rank: int, size: int) -> bytes | None:
-        """Read what a worker has written, and keep its end; None if there is nothing, empty if it will write no more.
+        """Read what a worker has written, and keep its end; None if there is nothing,
+        empty if it will write no more.
 
         The caller holds the lock.
         """
@@ -257,7 +281,8 @@ class StderrRelay:
             return None
         kept = self._tails[local_rank]
         kept += data
-        # The announcement may be split across two reads: the search begins a little before this one's data.
+        # The announcement may be split across two reads: the search begins a little before this
+        # one's data.
         begins = max(len(kept) - len(data) - len(_ABORTS_SOON), 0)
         if local_rank not in self._alarmed and kept.find(_ABORTS_SOON, begins) >= 0:
             self._alarmed.add(local_rank)
@@ -289,7 +314,9 @@ _closing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def flush_relays(shutdown_requested: threading.Event) -> None:
-    """Wait until closed relays have passed everything on, as the workers would without them, or until a shutdown."""
+    """Wait until closed relays have passed everything on, as the workers would without them,
+    or until a shutdown.
+    """
     # In short steps, because a join that has begun can't be ended by a shutdown request.
     for thread in list(_closing):
         while thread.is_alive() and not shutdown_requested.is_set():

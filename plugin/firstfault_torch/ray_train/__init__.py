@@ -1,7 +1,8 @@
-"""Ray Train, version 2: ``RAY_TRAIN_CALLBACKS=firstfault_torch.ray_train.StopRepeatedFaults``; docs/start/ray.md.
+"""Ray Train, version 2: ``RAY_TRAIN_CALLBACKS=firstfault_torch.ray_train.StopRepeatedFaults``;
+docs/start/ray.md.
 
-Ray's controller retries a failed training up to ``max_failures`` times, whatever the failure was. The callback records
-each worker, and stops retries that would only repeat the fault:
+Ray's controller retries a failed training up to ``max_failures`` times, whatever the failure was.
+The callback records each worker, and stops retries that would only repeat the fault:
 
     controller   after_controller_start           name the run's folder
     controller   before_worker_group_start        count the attempts, because Ray doesn't name them
@@ -19,7 +20,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerCallback, WorkerGroupCallback
+from ray.train.v2._internal.execution.callback import (
+    ControllerCallback,
+    WorkerCallback,
+    WorkerGroupCallback,
+)
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
 
 from firstfault.conclude import find_outcome
@@ -34,9 +39,19 @@ from firstfault.wire.json_schemas import to_json
 from firstfault_start import OWN_RANK
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.time_limits import HANDOVER_TIMEOUT_SECONDS, RAY_CONCLUDE_TIMEOUT_SECONDS, RAY_SETTLE_SECONDS
+from firstfault_torch.time_limits import (
+    HANDOVER_TIMEOUT_SECONDS,
+    RAY_CONCLUDE_TIMEOUT_SECONDS,
+    RAY_SETTLE_SECONDS,
+)
 from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.job import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE, given_folder, who
+from firstfault_torch.torchrun.job import (
+    ATTEMPT_VARIABLE,
+    FOLDER_VARIABLE,
+    JOB_VARIABLE,
+    given_folder,
+    who,
+)
 
 
 class _Previous(NamedTuple):
@@ -48,13 +63,16 @@ class _Previous(NamedTuple):
 
 
 class TrainingStoppedError(RuntimeError):
-    """Ends the retries of a training: another attempt would fail with the same fault. The text is the report."""
+    """Ends the retries of a training: another attempt would fail with the same fault.
+    The text is the report.
+    """
 
 
 class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback):
     """Records the workers of a training, and stops it after a fault that a retry would repeat.
 
-    Not a `UserCallback`: Ray calls those only from ``RunConfig(callbacks=...)``, which takes this one, too.
+    Not a `UserCallback`: Ray calls those only from ``RunConfig(callbacks=...)``, which takes this
+    one, too.
 
     The documents go to `FIRSTFAULT_FOLDER`, else to ``firstfault-runs`` in the run's folder.
     """
@@ -70,10 +88,14 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         self._previous = _Previous()
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
-        """Name the folder of all attempts, new for each run: a run may be repeated under its name."""
+        """Name the folder of all attempts, new for each run:
+        a run may be repeated under its name.
+        """
         with suppress_internal_errors("preparing to record"):
             config = train_run_context.get_run_config()
-            folder = self._folder or join(str(config.storage_path), str(config.name), "firstfault-runs")
+            folder = self._folder or join(
+                str(config.storage_path), str(config.name), "firstfault-runs"
+            )
             job = who("", {JOB_VARIABLE: f"{config.name}-{train_run_context.run_id[:8]}"}).job.value
             self._run = join(folder, job)
 
@@ -88,10 +110,15 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         with suppress_internal_errors("preparing to record"):
             context = get_train_context()
             folder, job = split_name(self._run)
-            os.environ.update({FOLDER_VARIABLE: folder, JOB_VARIABLE: job, ATTEMPT_VARIABLE: str(self._attempt)})
-            OWN_RANK.append((context.get_world_rank(), context.get_local_rank(), context.get_world_size()))
+            os.environ.update(
+                {FOLDER_VARIABLE: folder, JOB_VARIABLE: job, ATTEMPT_VARIABLE: str(self._attempt)}
+            )
+            OWN_RANK.append(
+                (context.get_world_rank(), context.get_local_rank(), context.get_world_size())
+            )
             rank.begin()
-            context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001 - no public hook
+            # no public hook
+            context.execution_context.training_thread_runner._exc_queue = _Errors()  # noqa: SLF001
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         """Conclude on a failed attempt; runs on the controller.
@@ -101,22 +128,31 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         """
         text = ""
         with suppress_internal_errors("looking for failed workers"):
-            # Ray keeps polling a preempted group until all of its ranks have ended: judge the attempt only once.
+            # Ray keeps polling a preempted group until all of its ranks have ended: judge the
+            # attempt only once.
             if self._run and worker_group_status.errors and not self._is_judged:
                 self._is_judged = True
                 previous, self._previous = self._previous, _Previous()
                 if not _is_preempted(worker_group_status):
-                    # It returns its results: after the timeout its thread stays behind, while the next attempt begins.
-                    conclude, doing = partial(self._conclude, previous), "concluding on a failed attempt"
+                    # It returns its results: after the timeout its thread stays behind, while the
+                    # next attempt begins.
+                    conclude, doing = (
+                        partial(self._conclude, previous),
+                        "concluding on a failed attempt",
+                    )
                     found = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
                     text, self._previous = found or ("", _Previous())
         if text:
             raise TrainingStoppedError(text)
 
     def _conclude(self, previous: _Previous) -> tuple[str, _Previous]:
-        """Log the report; return it if the training must stop, else an empty text, and how this attempt failed."""
+        """Log the report; return it if the training must stop, else an empty text,
+        and how this attempt failed.
+        """
         prefix = join(self._run, str(self._attempt))
-        reader = MultiErrorFileOutputReader(prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS)
+        reader = MultiErrorFileOutputReader(
+            prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS
+        )
         context = RetryContext(
             attempt=self._attempt,
             previous_fingerprint=previous.fingerprint,
@@ -127,7 +163,9 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         )
         conclusion = reader.conclude(context)
         if conclusion is None:
-            logger.warning("a worker failed, but left no document in %s; Ray decides on a retry", prefix)
+            logger.warning(
+                "a worker failed, but left no document in %s; Ray decides on a retry", prefix
+            )
             return "", _Previous()
         outcome, acts = find_outcome(conclusion), self._mode == ACT
         verdict, decision = outcome.verdict, replace(outcome.decision, enforced=acts)
@@ -135,11 +173,18 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         text = flyte_message(report)
         logger.error("%s", text)
         # Readers don't know the attempt before, and would decide otherwise.
-        leave = partial(put_file, prefix, VERDICT_JSON, to_json(report.verdict, report.decision).encode())
+        leave = partial(
+            put_file,
+            prefix,
+            VERDICT_JSON,
+            to_json(report.verdict, report.decision).encode(),
+        )
         call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict for readers")
         stops = decision.action is Action.STOP
         if stops and self._mode == OBSERVE:
-            logger.warning("observed: would have stopped after attempt %d: %s", self._attempt, decision.reason)
+            logger.warning(
+                "observed: would have stopped after attempt %d: %s", self._attempt, decision.reason
+            )
         before = _Previous(verdict.fingerprint, find_machine(verdict), decision.failed_starts)
         return text if stops and acts else "", before
 
@@ -147,9 +192,13 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
 def _is_preempted(worker_group_status: Any) -> bool:
     """Whether Ray charges this failure to its budget for preemptions, by either of its two signs.
 
-    A watcher announces the drain of a node; else only the errors of the workers that died with the node show it.
+    A watcher announces the drain of a node; else only the errors of the workers that died with the
+    node show it.
     """
-    return worker_group_status.get_preemption_info() is not None or worker_group_status.has_preempted_worker()
+    return (
+        worker_group_status.get_preemption_info() is not None
+        or worker_group_status.has_preempted_worker()
+    )
 
 
 class _Errors(queue.SimpleQueue[BaseException | None]):

@@ -47,14 +47,16 @@ class VerdictElection:
 
         join            workers have started: store what its peers need if this node dies
         acknowledge     a failure notice arrived: this agent is alive and will report
-        settle          report; wait until all live agents have reported; the last one publishes the order of leaders
-          leader        gets `CollectedReports`, concludes, `announce_publishing`, publishes to the engine, `publish`
+        settle          report; wait until all live agents have reported; the last one publishes the
+                        order of leaders
+          leader        gets `CollectedReports`, concludes, `announce_publishing`, publishes to the
+                        engine, `publish`
           follower      waits for the verdict; takes over if the leader doesn't publish in time
         cancel          no conclusion: wake everybody with an empty verdict
 
-    Keys in the store: "heard" (agents that acknowledged the failure), "reports", "arrived" and "arrivals" (who has
-    reported, and how many), "order" (who may lead, one after another), "leader" (the group rank of the leader, with "!"
-    behind it while it publishes), "verdict".
+    Keys in the store: "heard" (agents that acknowledged the failure), "reports", "arrived" and
+    "arrivals" (who has reported, and how many), "order" (who may lead, one after another), "leader"
+    (the group rank of the leader, with "!" behind it while it publishes), "verdict".
     """
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
@@ -77,7 +79,9 @@ class VerdictElection:
         self._step_seconds = time_limits.ELECTION_STEP_TIMEOUT_SECONDS + more
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Store this node's roster entry when its workers start; the leader needs it if the node dies."""
+        """Store this node's roster entry when its workers start;
+        the leader needs it if the node dies.
+        """
         store.append(JOINED_KEY, frame_report(self._own, self._nodes, copies))
 
     def acknowledge(self, store: Any) -> None:
@@ -91,14 +95,16 @@ class VerdictElection:
         seconds: float,
         shutdown_requested: threading.Event,
     ) -> Iterator[CollectedReports | ElectedVerdict]:
-        """Yield the nodes' reports if this agent is the leader, and another leader's verdict as the last value.
+        """Yield the nodes' reports if this agent is the leader,
+        and another leader's verdict as the last value.
 
-        A leader concludes, calls `announce_publishing`, publishes the verdict, and calls `publish`; if that fails, it
-        takes the next value. The values end without a verdict if the store or too many agents are lost.
+        A leader concludes, calls `announce_publishing`, publishes the verdict, and calls `publish`;
+        if that fails, it takes the next value. The values end without a verdict if the store or too
+        many agents are lost.
 
-        The second of the two connections to the store only waits, at most `seconds` for other nodes' reports.
-        `shutdown_requested` shortens the waits; if it is already set, this process was terminated, and other nodes
-        conclude.
+        The second of the two connections to the store only waits, at most `seconds` for other
+        nodes' reports. `shutdown_requested` shortens the waits; if it is already set, this process
+        was terminated, and other nodes conclude.
         """
         self._store, waiting = connections
         self._shutdown_requested = shutdown_requested
@@ -111,22 +117,33 @@ class VerdictElection:
         start_late(self.thread)
         # without an order the store is lost: the caller concludes alone
         order = self._wait_for_leaders(seconds, shutdown_requested) or {"leaders": []}
-        # Turn-taking without a coordinator: all agents walk the same list. While it is another agent's turn, this agent
-        # waits for that agent's verdict; if none comes, the turn passes to the next agent, perhaps this one.
+        # Turn-taking without a coordinator: all agents walk the same list. While it is another
+        # agent's turn, this agent waits for that agent's verdict; if none comes, the turn passes to
+        # the next agent, perhaps this one.
         overdue = b""  # the leader's key, if that agent began to publish and didn't finish in time
         for group_rank in order["leaders"]:
             if group_rank == self._own:
-                turn = self._call_store(partial(self._take_leadership, order, overdue), "collecting the nodes' reports")
+                turn = self._call_store(
+                    partial(self._take_leadership, order, overdue), "collecting the nodes' reports"
+                )
                 if turn is not None:
                     yield turn
                 if isinstance(turn, ElectedVerdict):
                     return
-            patience = time_limits.LEADER_TIMEOUT_SECONDS + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
+            patience = (
+                time_limits.LEADER_TIMEOUT_SECONDS
+                + time_limits.LEADER_TIMEOUT_SECONDS_PER_NODE * self._nodes
+            )
             hurried = time_limits.TERMINATED_PEER_VERDICT_TIMEOUT_SECONDS
             found = self._await_verdict(patience, shutdown_requested, hurried)
-            leader = b"" if found is not None else self._ask_store(self._read_leader, "asking for the current turn")
-            # "!": the leader has concluded and is uploading. Taking over now would publish a second verdict. It may
-            # also have died there, and then no agent removes the "!": after the limit the next agent takes over.
+            leader = (
+                b""
+                if found is not None
+                else self._ask_store(self._read_leader, "asking for the current turn")
+            )
+            # "!": the leader has concluded and is uploading. Taking over now would publish a second
+            # verdict. It may also have died there, and then no agent removes the "!": after the
+            # limit the next agent takes over.
             if leader and leader.endswith(b"!") and leader != overdue:
                 patience = time_limits.LEADER_PUBLISH_TIMEOUT_SECONDS
                 hurried = time_limits.TERMINATED_PEER_PUBLISH_TIMEOUT_SECONDS
@@ -138,14 +155,20 @@ class VerdictElection:
                 return
 
     def announce_publishing(self) -> bool:
-        """Announce that this agent is about to publish its conclusion; False if another agent may have taken over.
+        """Announce that this agent is about to publish its conclusion;
+        False if another agent may have taken over.
 
-        No answer is a no. While this agent concluded, another one may have published, and its process may have ended,
-        and with it the store. `settle` then yields that verdict if it has arrived; else the caller looks for a
-        published one before it publishes its own.
+        No answer is a no. While this agent concluded, another one may have published, and its
+        process may have ended, and with it the store. `settle` then yields that verdict if it has
+        arrived; else the caller looks for a published one before it publishes its own.
         """
         mine = str(self._own).encode()
-        announce_publishing = partial(self._store.compare_set, self._key("leader"), mine, mine + b"!")
+        announce_publishing = partial(
+            self._store.compare_set,
+            self._key("leader"),
+            mine,
+            mine + b"!",
+        )
         leader = self._ask_store(announce_publishing, "announcing that this node publishes")
         self._is_silent = leader is None
         return leader == mine + b"!"
@@ -153,20 +176,27 @@ class VerdictElection:
     def publish(self, document: bytes, *, durable: bool, bundle: bytes = b"") -> ElectedVerdict:
         """Send a published verdict to its peers; return theirs if another leader was faster."""
         own = ElectedVerdict(document, durable, bundle)
-        found = self._call_store(partial(self._set_verdict, self._store, own), "handing the verdict to all nodes")
+        found = self._call_store(
+            partial(self._set_verdict, self._store, own), "handing the verdict to all nodes"
+        )
         return found if found is not None else own
 
     def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Store this node's report and announce that its process exits, so that no agent waits for it."""
+        """Store this node's report and announce that its process exits,
+        so that no agent waits for it.
+        """
         if not self._arrival_number:
-            self._call_store(partial(self._report, store, copies, leaving=True), "handing in this node's report")
+            self._call_store(
+                partial(self._report, store, copies, leaving=True), "handing in this node's report"
+            )
 
     def interrupt(self, reason: str) -> None:
         """End `settle` at once, from any thread: the election is pointless."""
         self._results.put(InterruptedError(reason))
 
     def cancel(self, store: Any) -> ElectedVerdict | None:
-        """Publish an empty verdict unless there is one, so that no agent waits; return the verdict that counts.
+        """Publish an empty verdict unless there is one, so that no agent waits;
+        return the verdict that counts.
 
         None: the store is lost.
         """
@@ -196,7 +226,9 @@ class VerdictElection:
         return f"{self._prefix}{name}"
 
     def _call_store(self, call: Callable[[], _T], doing: str) -> _T | None:
-        """Return the result of a store operation; None on timeout. All agents may call at the same moment."""
+        """Return the result of a store operation;
+        None on timeout. All agents may call at the same moment.
+        """
         return call_with_timeout(call, self._step_seconds, doing)
 
     def _ask_store(self, call: Callable[[], _T], doing: str) -> _T | None:
@@ -204,7 +236,7 @@ class VerdictElection:
         hurried, seconds = self._shutdown_requested, time_limits.STORE_TIMEOUT_SECONDS
         return call_with_timeout(call, self._step_seconds, doing, hurried, shutdown_seconds=seconds)
 
-    # --- arriving -----------------------------------------------------------------------------------------------
+    # --- arriving ---------------------------------------------------------------------------------
 
     def _report(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
         store.append(self._key("reports"), frame_report(self._own, self._nodes, copies))
@@ -214,22 +246,33 @@ class VerdictElection:
             self._publish_leaders(store, complete=True)
         return True
 
-    def _wait_for_leaders(self, seconds: float, shutdown_requested: threading.Event) -> dict[str, Any] | None:
-        """Wait until all live agents have reported; check repeatedly whether the missing ones are dead."""
-        # A dead agent never reports, so somebody must close the arrivals without it: as soon as every agent that
-        # acknowledged the failure has reported. Checks are staggered by two seconds in the order of arrival: the first
-        # agent's check is enough unless it dies, and 1,000 agents don't read the same keys at once.
+    def _wait_for_leaders(
+        self, seconds: float, shutdown_requested: threading.Event
+    ) -> dict[str, Any] | None:
+        """Wait until all live agents have reported;
+        check repeatedly whether the missing ones are dead.
+        """
+        # A dead agent never reports, so somebody must close the arrivals without it: as soon as
+        # every agent that acknowledged the failure has reported. Checks are staggered by two
+        # seconds in the order of arrival: the first agent's check is enough unless it dies, and
+        # 1,000 agents don't read the same keys at once.
         now = time.monotonic()
         deadline = now + seconds
-        look_at = min(now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrival_number - 1), deadline)
+        look_at = min(
+            now + time_limits.ACKNOWLEDGMENT_TIMEOUT_SECONDS + 2 * (self._arrival_number - 1),
+            deadline,
+        )
         pause: float = time_limits.ARRIVALS_POLL_SECONDS
         while True:
             patience, hurried = look_at - time.monotonic(), time_limits.TERMINATED_SETTLE_SECONDS
             found = self._get_next_result("order", patience, shutdown_requested, hurried)
             if found is None:
-                # Read here, too: the waiting thread's connection may be silent, and then it never learns of the order.
+                # Read here, too: the waiting thread's connection may be silent, and then it never
+                # learns of the order.
                 is_over = time.monotonic() >= deadline or shutdown_requested.is_set()
-                found = self._call_store(partial(self._close_arrivals, is_over), "looking which nodes live")
+                found = self._call_store(
+                    partial(self._close_arrivals, is_over), "looking which nodes live"
+                )
                 if found is None:
                     return None
             if not isinstance(found, bytes):
@@ -241,11 +284,15 @@ class VerdictElection:
             pause = min(2 * pause, time_limits.MAX_ARRIVALS_POLL_SECONDS)
 
     def _await_verdict(
-        self, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
+        self,
+        seconds: float,
+        shutdown_requested: threading.Event,
+        shutdown_seconds: float,
     ) -> bytes | BaseException | None:
         """Return the verdict, or why the store is lost; None if there is none in time."""
-        # Once the store doesn't answer, further questions would delay this node's verdict, each by as long as it may
-        # take. If another agent has concluded, its verdict has arrived, or is published where the caller looks.
+        # Once the store doesn't answer, further questions would delay this node's verdict, each by
+        # as long as it may take. If another agent has concluded, its verdict has arrived, or is
+        # published where the caller looks.
         seconds = 0.0 if self._is_silent else seconds
         found = self._get_next_result("verdict", seconds, shutdown_requested, shutdown_seconds)
         if found is not None or self._is_silent:
@@ -255,9 +302,14 @@ class VerdictElection:
         return TimeoutError("the store doesn't answer") if verdict is None else verdict or None
 
     def _get_next_result(
-        self, key: str, seconds: float, shutdown_requested: threading.Event, shutdown_seconds: float
+        self,
+        key: str,
+        seconds: float,
+        shutdown_requested: threading.Event,
+        shutdown_seconds: float,
     ) -> bytes | BaseException | None:
-        """Return the waiting thread's value of a key; None if none comes in time, or soon once a shutdown is requested.
+        """Return the waiting thread's value of a key; None if none comes in time,
+        or soon once a shutdown is requested.
 
         It is an exception if the store is lost.
         """
@@ -268,7 +320,9 @@ class VerdictElection:
                 hurried, deadline = True, min(deadline, time.monotonic() + shutdown_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
-                found = self._results.get(timeout=left if hurried else min(left, time_limits.SHUTDOWN_POLL_SECONDS))
+                found = self._results.get(
+                    timeout=left if hurried else min(left, time_limits.SHUTDOWN_POLL_SECONDS)
+                )
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     return None
@@ -293,24 +347,32 @@ class VerdictElection:
             logger.info("lost the store that the agents share: %s", error)
 
     def _close_arrivals(self, is_over: bool) -> bytes:
-        """Publish the leader order if every live agent has reported, or if the wait is over; return it, else b""."""
+        """Publish the leader order if every live agent has reported, or if the wait is over;
+        return it, else b"".
+        """
         if order := self._read("order"):
             return order
         store = self._store
         arrived = {group_rank for group_rank, _ in self._read_arrivals(store)}
         key = self._key("heard")
-        acknowledged = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
+        acknowledged = (
+            {int(word) for word in store.get(key).split()} if store.check([key]) else set()
+        )
         complete = bool(acknowledged) and acknowledged <= arrived
         if not complete and not is_over:
             return b""
         return self._publish_leaders(store, complete=complete or len(arrived) >= self._nodes)
 
-    # --- concluding ---------------------------------------------------------------------------------------------
+    # --- concluding -------------------------------------------------------------------------------
 
-    def _take_leadership(self, order: dict[str, Any], overdue: bytes) -> CollectedReports | ElectedVerdict | None:
-        """Return the reports to conclude from, or another agent's verdict; None if another agent has taken over.
+    def _take_leadership(
+        self, order: dict[str, Any], overdue: bytes
+    ) -> CollectedReports | ElectedVerdict | None:
+        """Return the reports to conclude from, or another agent's verdict;
+        None if another agent has taken over.
 
-        overdue: the value of the leader's key that may be replaced although its agent publishes; empty: none.
+        overdue: the value of the leader's key that may be replaced although its agent publishes;
+        empty: none.
         """
         store, mine = self._store, str(self._own).encode()
         # never unset: `_publish_leaders` sets it before the order
@@ -323,7 +385,9 @@ class VerdictElection:
         return self._collect_reports(bool(order["complete"]))
 
     def _collect_reports(self, complete: bool) -> CollectedReports:
-        """Return the nodes' reports; for an unreported node, what it stored when its workers started."""
+        """Return the nodes' reports; for an unreported node,
+        what it stored when its workers started.
+        """
         store = self._store
         arrivals = self._read_arrivals(store)
         arrived = {group_rank for group_rank, _ in arrivals}
@@ -347,15 +411,20 @@ class VerdictElection:
         return bytes(self._store.get(self._key("leader")))
 
     def _publish_leaders(self, store: Any, *, complete: bool) -> bytes:
-        """Publish the agents that may lead, by group rank: rank 0's node also prints what a person sees.
+        """Publish the agents that may lead, by group rank:
+        rank 0's node also prints what a person sees.
 
         Return the order that counts.
         """
         # leaving agents come last: their processes may be gone before they have concluded
-        candidates = sorted(self._read_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
+        candidates = sorted(
+            self._read_arrivals(store), key=lambda arrival: (arrival[1], arrival[0])
+        )
         leaders = [group_rank for group_rank, _ in candidates[:MAX_LEADERS]]
         store.compare_set(self._key("leader"), "", str(leaders[0]))
-        return set_once(store, self._key("order"), json.dumps({"leaders": leaders, "complete": complete}))
+        return set_once(
+            store, self._key("order"), json.dumps({"leaders": leaders, "complete": complete})
+        )
 
     def _read_arrivals(self, store: Any) -> list[tuple[int, bool]]:
         """Return the group rank of each agent that has reported, and whether its process exits."""
@@ -364,5 +433,7 @@ class VerdictElection:
 
 
 def count_joined(store: Any) -> int:
-    """Return the number of agents in the round that run firstfault: torch's own agents don't join."""
+    """Return the number of agents in the round that run firstfault:
+    torch's own agents don't join.
+    """
     return len(dict(parse_frames(bytes(store.get(JOINED_KEY))))) if store.check([JOINED_KEY]) else 0

@@ -15,18 +15,29 @@ import torch.distributed as dist
 
 from firstfault.model import CausedBy
 from firstfault_torch import time_limits
-from firstfault_torch.guard import call_with_timeout, logger, start_late, suppress_internal_errors, try_call
+from firstfault_torch.guard import (
+    call_with_timeout,
+    logger,
+    start_late,
+    suppress_internal_errors,
+    try_call,
+)
 from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
 
 OUTCOME_KEY = "firstfault/outcome"
 """Set once per round: which node failed, or that all have finished. Every agent waits for it."""
 FATAL_KEY = "firstfault/fatal"
-"""Set by a node that can't restart, even if `OUTCOME_KEY` already has a failure after which workers restart."""
+"""Set by a node that can't restart, even if `OUTCOME_KEY` already has a failure after
+which workers restart.
+"""
 GRACE_KEY = "firstfault/stop-seconds"
-"""Set by a node whose healthy workers are stopped, after a signal or for a new rendezvous. Their peers lose their
-connections, and fail; the siblings of those failures are healthy, and have the same time."""
+"""Set by a node whose healthy workers are stopped, after a signal or for a new rendezvous. Their
+peers lose their connections, and fail; the siblings of those failures are healthy, and have the
+same time.
+"""
 MAX_ROUND_DURATION = dt.timedelta(days=30)
-"""Longer than any round: every round ends by setting the outcome, and a lost store ends the wait."""
+"""Longer than any round: every round ends by setting the outcome, and a lost store ends the wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +55,22 @@ class FailureNotice:
     fatal: bool = True
     """False: the node can restart its workers."""
     asks: bool = False
-    """The agents vote on the restart: all of them stop their workers, report, and elect a leader that decides."""
+    """The agents vote on the restart: all of them stop their workers, report,
+    and elect a leader that decides.
+    """
     stop_seconds: float = 0.0
-    """After a signal: how long workers, which are healthy, may take to end; 0: after a failure they have less time."""
+    """After a signal: how long workers, which are healthy, may take to end; 0:
+    after a failure they have less time.
+    """
 
     @property
     def reason(self) -> str:
         """Why other nodes stop their workers; the first report, so it may name a victim."""
-        who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
+        who = (
+            f"rank {self.rank} on {self.node}"
+            if self.rank is not None
+            else f"the agent of {self.node}"
+        )
         return f"{who} failed: {self.what}"
 
     @property
@@ -76,13 +95,15 @@ class FailureBroadcast:
 
         waiting     a thread blocks in the store until OUTCOME_KEY is set
         finished    all nodes succeeded: the thread ends
-        restart     a node failed but can restart: `on_failure` and `wake` are called; the thread now polls FATAL_KEY,
-                    because a third node may fail permanently while the first two vote on a restart
+        restart     a node failed but can restart: `on_failure` and `wake` are called; the thread
+                    now polls FATAL_KEY, because a third node may fail permanently while the first
+                    two vote on a restart
         fatal       a node can't restart: `on_failure` and `wake` are called, and the thread ends
         lost        the store is gone: `outcome.lost` has the reason
 
-    A restart must not hide a fatal failure: OUTCOME_KEY is set only once, so a fatal failure has a separate key.
-    The thread uses its own connection to the store, so that its wait doesn't block the agent.
+    A restart must not hide a fatal failure: OUTCOME_KEY is set only once, so a fatal failure has a
+    separate key. The thread uses its own connection to the store, so that its wait doesn't block
+    the agent.
     """
 
     def __init__(
@@ -106,20 +127,31 @@ class FailureBroadcast:
         """Opened in advance: a slow name service must not delay a failure notice."""
         self._waiting: Any = None
         """The waiting thread's connection."""
-        self.thread = threading.Thread(target=self._wait_for_outcome, name="firstfault-outcome", daemon=True)
+        self.thread = threading.Thread(
+            target=self._wait_for_outcome, name="firstfault-outcome", daemon=True
+        )
         start_late(self.thread)
 
     @property
     def failure(self) -> FailureNotice | None:
         """Another node's fatal failure, if any."""
         failure = self._received_failure
-        return failure if failure and failure.fatal and failure.group_rank != self._group_rank else None
+        return (
+            failure
+            if failure and failure.fatal and failure.group_rank != self._group_rank
+            else None
+        )
 
     @property
     def restart_request(self) -> FailureNotice | None:
         """Another node's failure that the agents must vote on, if any."""
         failure = self._received_failure
-        if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
+        if (
+            failure is None
+            or failure.fatal
+            or not failure.asks
+            or failure.group_rank == self._group_rank
+        ):
             return None
         return failure
 
@@ -140,7 +172,9 @@ class FailureBroadcast:
         return self.outcome.failure if self.outcome is not None else None
 
     def send(self, failure: FailureNotice) -> None:
-        """Broadcast a failure. Only the first counts, except that a fatal one replaces a restart."""
+        """Broadcast a failure. Only the first counts,
+        except that a fatal one replaces a restart.
+        """
         if self._sent is not None and (self._sent.fatal or not failure.fatal):
             return
         self._sent = failure
@@ -157,17 +191,22 @@ class FailureBroadcast:
                 store.compare_set(FATAL_KEY, "", text)
             set_once(store, OUTCOME_KEY, text)
 
-        inform = partial(try_call, put, dist.DistError)  # errors are ignored: `_receive_outcome` reports a lost store
+        # errors are ignored: `_receive_outcome` reports a lost store
+        inform = partial(try_call, put, dist.DistError)
         call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents")
 
     def announce_grace(self, seconds: float) -> None:
-        """Let the peers' healthy workers have `seconds` to end, whatever notice they get or have got; don't wait."""
+        """Let the peers' healthy workers have `seconds` to end,
+        whatever notice they get or have got; don't wait.
+        """
 
         def put() -> None:
             store = self._connection or connect_to_store(self._store)
             store.set(GRACE_KEY, str(seconds))
 
-        call_with_timeout(partial(try_call, put, dist.DistError), 0, "informing the peer agents of a signal")
+        call_with_timeout(
+            partial(try_call, put, dist.DistError), 0, "informing the peer agents of a signal"
+        )
 
     def has_grace(self) -> bool:
         """Whether a node has announced time for healthy workers, as far as the store answers."""
@@ -177,17 +216,27 @@ class FailureBroadcast:
             return bool(store.check([GRACE_KEY]))
 
         inform = partial(try_call, ask, dist.DistError)
-        found = call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "asking whether a node got a signal")
+        found = call_with_timeout(
+            inform, time_limits.STORE_TIMEOUT_SECONDS, "asking whether a node got a signal"
+        )
         return found is not None and bool(found[0])
 
     @property
     def grace_left(self) -> float:
-        """Seconds for which workers of other nodes may still be saving their state after a signal to one of them."""
+        """Seconds for which workers of other nodes may still be saving their state after a
+        signal to one of them.
+        """
         failure = self._received_failure
-        return max(self._known_at + failure.stop_seconds - time.monotonic(), 0.0) if failure is not None else 0.0
+        return (
+            max(self._known_at + failure.stop_seconds - time.monotonic(), 0.0)
+            if failure is not None
+            else 0.0
+        )
 
     def poll(self) -> None:
-        """Read the round's outcome here, too: the waiting thread's connection may be silent, and never learn of it."""
+        """Read the round's outcome here, too: the waiting thread's connection may be silent,
+        and never learn of it.
+        """
         store = self._connection
         if self.outcome is None and store is not None and store.check([OUTCOME_KEY]):
             failure = _parse_notice(store.get(OUTCOME_KEY))
@@ -198,7 +247,9 @@ class FailureBroadcast:
             self._wake()
 
     def accept(self, failure: FailureNotice) -> None:
-        """Accept another node's failure from the roster or a vote, unless the outcome is already known."""
+        """Accept another node's failure from the roster or a vote,
+        unless the outcome is already known.
+        """
         known = self.outcome
         if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
             self._learn(RoundOutcome(failure=failure))
@@ -220,11 +271,14 @@ class FailureBroadcast:
 
         failure = self.failure
         if failure is None and not self._is_lost():
-            failure = call_with_timeout(ask, time_limits.STORE_TIMEOUT_SECONDS, "asking which node failed")
+            failure = call_with_timeout(
+                ask, time_limits.STORE_TIMEOUT_SECONDS, "asking which node failed"
+            )
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
-        """Return two connections to the store after a failure, one to use, one to wait with; None if it is lost.
+        """Return two connections to the store after a failure, one to use, one to wait with;
+        None if it is lost.
 
         `to_agree`: for a vote on a restart; then None also after a fatal failure.
         """
@@ -246,7 +300,9 @@ class FailureBroadcast:
             fatal = replace(failure, fatal=True, asks=False)
             self.outcome = RoundOutcome(failure=fatal)
             acknowledge = partial(self._acknowledge, self._connection, fatal)
-            call_with_timeout(acknowledge, time_limits.STORE_TIMEOUT_SECONDS, "acknowledging a notice")
+            call_with_timeout(
+                acknowledge, time_limits.STORE_TIMEOUT_SECONDS, "acknowledging a notice"
+            )
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -301,8 +357,9 @@ class FailureBroadcast:
                 self._acknowledge(store, failure)
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
-                # A connection may break although the host is alive, so reconnect. But a dying host closes its port only
-                # a moment after its connections: check the port twice before concluding that the host is alive.
+                # A connection may break although the host is alive, so reconnect. But a dying host
+                # closes its port only a moment after its connections: check the port twice before
+                # concluding that the host is alive.
                 if not self._ended.is_set() and is_host_listening(self._store):
                     time.sleep(time_limits.LOST_STORE_GRACE_SECONDS)
                     if is_host_listening(self._store):

@@ -30,15 +30,22 @@ STATE_REQUEST = b"how far\n"
 MAX_LINE_BYTES = 4096
 LISTEN_BACKLOG = 1024
 KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds idle, seconds between probes, probes: detects within a minute a machine that vanished silently."""
+"""Seconds idle, seconds between probes, probes:
+detects within a minute a machine that vanished silently.
+"""
 USER_TIMEOUT_MS = 1000 * (
-    KEEPALIVE_OPTIONS["TCP_KEEPIDLE"] + KEEPALIVE_OPTIONS["TCP_KEEPINTVL"] * KEEPALIVE_OPTIONS["TCP_KEEPCNT"]
+    KEEPALIVE_OPTIONS["TCP_KEEPIDLE"]
+    + KEEPALIVE_OPTIONS["TCP_KEEPINTVL"] * KEEPALIVE_OPTIONS["TCP_KEEPCNT"]
 )
-"""The same limit while sent data isn't acknowledged: the kernel then sends that again and again, and no probes."""
+"""The same limit while sent data isn't acknowledged: the kernel then sends that again and again,
+and no probes.
+"""
 
 
 def _listen(family: int, *, is_dual: bool) -> socket.socket:
-    """Return a socket that listens on the user's port; on any port if there is none, or it's in use."""
+    """Return a socket that listens on the user's port; on any port if there is none,
+    or it's in use.
+    """
     port, error = try_call(partial(parse_port, os.environ.get(PORT_VARIABLE, "")), UsageError)
     if port:
         try:
@@ -51,19 +58,26 @@ def _listen(family: int, *, is_dual: bool) -> socket.socket:
 
 
 class PeerConnections:
-    """Connections between the first agent and every other agent of a round: a broken one means a dead agent.
+    """Connections between the first agent and every other agent of a round:
+    a broken one means a dead agent.
 
-    Create this after forking the workers: they would inherit the sockets and keep them open after the agent's death.
-    `store` is the round's; `first_host` is the first node's host name or address, MASTER_ADDR. A thread calls
-    `on_death` once for each dead agent, with its group rank and node name.
+    Create this after forking the workers: they would inherit the sockets and keep them open after
+    the agent's death. `store` is the round's; `first_host` is the first node's host name or
+    address, MASTER_ADDR. A thread calls `on_death` once for each dead agent, with its group rank
+    and node name.
 
-    The first agent publishes its port and a secret in the store. A peer connects, sends the secret, and both wait for
-    the end of the connection: after GOODBYE it is a regular exit, otherwise the peer has `RECONNECT_TIMEOUT_SECONDS` to
-    connect again.
+    The first agent publishes its port and a secret in the store. A peer connects, sends the secret,
+    and both wait for the end of the connection: after GOODBYE it is a regular exit, otherwise the
+    peer has `RECONNECT_TIMEOUT_SECONDS` to connect again.
     """
 
     def __init__(
-        self, store: Any, group_rank: int, node: str, first_host: str, on_death: Callable[[int, str], None]
+        self,
+        store: Any,
+        group_rank: int,
+        node: str,
+        first_host: str,
+        on_death: Callable[[int, str], None],
     ) -> None:
         self._store = store
         self._group_rank = group_rank
@@ -71,7 +85,9 @@ class PeerConnections:
         self._first_host = first_host
         self._on_death = on_death
         self.lost_first = ""
-        """Node of the first agent while the connection to it is broken; otherwise, and in the first agent, empty."""
+        """Node of the first agent while the connection to it is broken; otherwise,
+        and in the first agent, empty.
+        """
         self._secret = secrets.token_hex(16)
         """The first agent's; peers read it from the store."""
         self._latest: dict[int, asyncio.StreamWriter] = {}
@@ -109,34 +125,46 @@ class PeerConnections:
             asyncio.run(self._until_ended())
 
     async def _until_ended(self) -> None:
-        """Maintain the connections; at the end `asyncio.run` cancels the open ones, which then send GOODBYE."""
+        """Maintain the connections; at the end `asyncio.run` cancels the open ones,
+        which then send GOODBYE.
+        """
         holding = asyncio.create_task(self._maintain())
         await asyncio.wrap_future(self._ended)
         holding.cancel()
 
     async def _maintain(self) -> None:
-        with suppress_internal_errors("holding the connections between the agents", through=(asyncio.CancelledError,)):
+        with suppress_internal_errors(
+            "holding the connections between the agents", through=(asyncio.CancelledError,)
+        ):
             await (self._connect_to_first() if self._group_rank else self._serve())
 
     async def _read_line(self, reader: asyncio.StreamReader, seconds: float) -> bytes:
         line = await asyncio.wait_for(reader.readline(), seconds)
-        if self._ended.done():  # before Python 3.12, `wait_for` loses a cancellation that coincides with the line
+        # before Python 3.12, `wait_for` loses a cancellation that coincides with the line
+        if self._ended.done():
             raise asyncio.CancelledError
         return line
 
-    # --- the first agent ----------------------------------------------------------------------------------------
+    # --- the first agent --------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         """Act as the first agent, to which all peers connect."""
         self._loop = asyncio.get_running_loop()
         asyncio.get_running_loop().set_exception_handler(self._warn_once)
-        # on all interfaces, like torch's store: this process can't know which one is reachable from other pods
+        # on all interfaces, like torch's store: this process can't know which one is reachable from
+        # other pods
         is_dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if is_dual else socket.AF_INET
         listener = _listen(family, is_dual=is_dual)
-        # With a large backlog asyncio accepts that many connections at once, and logs an error for each one when the
-        # system refuses sockets. So asyncio gets a backlog of 1, and the kernel a large one.
-        server = await asyncio.start_server(self._accept_peer, sock=listener, limit=MAX_LINE_BYTES, backlog=1)
+        # With a large backlog asyncio accepts that many connections at once, and logs an error for
+        # each one when the system refuses sockets. So asyncio gets a backlog of 1, and the kernel a
+        # large one.
+        server = await asyncio.start_server(
+            self._accept_peer,
+            sock=listener,
+            limit=MAX_LINE_BYTES,
+            backlog=1,
+        )
         listener.listen(LISTEN_BACKLOG)
         try:
             address = {"port": listener.getsockname()[1], "secret": self._secret}
@@ -145,24 +173,34 @@ class PeerConnections:
         finally:
             server.close()
 
-    async def _accept_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Watch the connection of a peer; close it unless its greeting has the secret from the store."""
+    async def _accept_peer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Watch the connection of a peer; close it unless its greeting has the
+        secret from the store.
+        """
         answer = json.dumps({"node": self._node}).encode() + b"\n"
         with contextlib.closing(writer):
             try:
-                greeting = parse_json(await self._read_line(reader, time_limits.RECONNECT_TIMEOUT_SECONDS))
+                greeting = parse_json(
+                    await self._read_line(reader, time_limits.RECONNECT_TIMEOUT_SECONDS)
+                )
                 if not secrets.compare_digest(greeting["secret"], self._secret):
-                    raise ValueError("the secret is wrong")  # noqa: TRY301 - rejected like a malformed greeting
+                    # rejected like a malformed greeting
+                    raise ValueError("the secret is wrong")  # noqa: TRY301
                 group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
                 writer.write(answer)
             except asyncio.CancelledError:
-                writer.write(answer + GOODBYE)  # a reconnecting peer would otherwise consider this agent dead
+                # a reconnecting peer would otherwise consider this agent dead
+                writer.write(answer + GOODBYE)
                 raise
             except (OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError) as error:
                 logger.debug("dropped a connection that is not an agent's: %s", error)
                 return
             self._latest[group_rank] = writer
-            if await _watch_connection(reader, writer, partial(self.states.__setitem__, group_rank)):
+            if await _watch_connection(
+                reader, writer, partial(self.states.__setitem__, group_rank)
+            ):
                 await asyncio.sleep(time_limits.RECONNECT_TIMEOUT_SECONDS)
                 # the peer may have reconnected before this task read the end of its old connection
                 if self._latest[group_rank] is writer:
@@ -183,7 +221,7 @@ class PeerConnections:
                 error,
             )
 
-    # --- the peers ---------------------------------------------------------------------------------------
+    # --- the peers --------------------------------------------------------------------------------
 
     async def _connect_to_first(self) -> None:
         """Act as a peer: connect to the first agent, and reconnect after an interruption."""
@@ -197,7 +235,9 @@ class PeerConnections:
         first_node, patience = "", time_limits.PEER_CONNECT_TIMEOUT_SECONDS
         deadline = time.monotonic() + time_limits.FIRST_AGENT_PORT_TIMEOUT_SECONDS
         while True:
-            connected = await self._connect(address, time_limits.RECONNECT_TIMEOUT_SECONDS if first_node else patience)
+            connected = await self._connect(
+                address, time_limits.RECONNECT_TIMEOUT_SECONDS if first_node else patience
+            )
             if connected is not None:
                 reader, writer, first_node = connected
                 self.lost_first = ""
@@ -207,7 +247,8 @@ class PeerConnections:
             elif first_node or time.monotonic() > deadline:
                 break
             else:
-                await asyncio.sleep(patience)  # the first agent may be frozen with 1,000 peers waiting
+                # the first agent may be frozen with 1,000 peers waiting
+                await asyncio.sleep(patience)
         if first_node:
             self._on_death(0, first_node)
         else:
@@ -237,19 +278,28 @@ class PeerConnections:
         pause: float = time_limits.CONNECT_BACKOFF_SECONDS
         greeting = {"secret": address["secret"], "group_rank": self._group_rank, "node": self._node}
         while (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError, KeyError, TypeError):
-                # Blocks this thread, which has nothing else to do; asyncio would start another thread for the name
-                # service, which may hang.
+            with contextlib.suppress(
+                OSError,
+                asyncio.TimeoutError,
+                ValueError,
+                KeyError,
+                TypeError,
+            ):
+                # Blocks this thread, which has nothing else to do; asyncio would start another
+                # thread for the name service, which may hang.
                 connection = socket.create_connection((self._first_host, address["port"]), left)
                 if connection.getsockname() == connection.getpeername():
                     connection.close()
                     continue  # TCP self-connection: the kernel assigned the freed port to this end
-                reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
+                reader, writer = await asyncio.open_connection(
+                    sock=connection, limit=MAX_LINE_BYTES
+                )
                 try:
                     writer.write(json.dumps(greeting).encode() + b"\n")
                     node = str(parse_json(await self._read_line(reader, left))["node"])
                 except BaseException:
-                    # the first agent may have accepted this peer, or be frozen and read the greeting later
+                    # the first agent may have accepted this peer, or be frozen and read the
+                    # greeting later
                     writer.write(GOODBYE)
                     writer.close()
                     raise

@@ -11,11 +11,12 @@ from firstfault_torch.guard import BackgroundCall
 class PatchedRendezvous:
     """A rendezvous handler, torch's or another, with two faults worked around.
 
-    1. It blocks the agent's main loop. After each poll of its workers, torch's agent asks the store's host how many
-       nodes wait to join; if that machine is frozen, the call blocks for minutes. Here it runs in the background, and
-       the answer is 0 until it returns.
-    2. Restarted workers find stale addresses. torch 2.6 to 2.13 keep the store of the first round, so gloo and NCCL
-       connect to the addresses of the previous workers (pytorch#135712). Here each round gets a new store.
+    1. It blocks the agent's main loop. After each poll of its workers, torch's agent asks the
+       store's host how many nodes wait to join; if that machine is frozen, the call blocks for
+       minutes. Here it runs in the background, and the answer is 0 until it returns.
+    2. Restarted workers find stale addresses. torch 2.6 to 2.13 keep the store of the first round,
+       so gloo and NCCL connect to the addresses of the previous workers (pytorch#135712). Here each
+       round gets a new store.
     """
 
     def __init__(self, handler: Any) -> None:

@@ -1,4 +1,6 @@
-"""Packs files for the round's store: each node's report for the leader, and the leader's verdict."""
+"""Packs files for the round's store: each node's report for the leader,
+and the leader's verdict.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,14 @@ class ElectedVerdict(NamedTuple):
     """Copies of all nodes' files, if the nodes have no shared folder."""
 
 
-def pack_copies(nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None) -> bytes:
+def pack_copies(
+    nodes: int, copies: Mapping[str, bytes], first: Mapping[str, bytes] | None = None
+) -> bytes:
     """Pack files, dropping the largest ones above the limits; those in `first` have priority."""
     by_size = dict(sorted(copies.items(), key=lambda item: len(item[1])))
-    return pack_within({**(first or {}), **by_size}, min(MAX_REPORT_BYTES, MAX_ALL_REPORTS_BYTES // nodes))
+    return pack_within(
+        {**(first or {}), **by_size}, min(MAX_REPORT_BYTES, MAX_ALL_REPORTS_BYTES // nodes)
+    )
 
 
 def frame_report(group_rank: int, nodes: int, copies: Mapping[str, bytes]) -> bytes:
@@ -60,10 +66,14 @@ def parse_frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
 def pack_verdict(settled: ElectedVerdict) -> bytes:
     """Pack a verdict for the store."""
     durable = b"1" if settled.durable else b""
-    return pack({DOCUMENT_FILE: settled.document, DURABLE_FILE: durable, BUNDLE_FILE: settled.bundle})
+    return pack(
+        {DOCUMENT_FILE: settled.document, DURABLE_FILE: durable, BUNDLE_FILE: settled.bundle}
+    )
 
 
 def unpack_verdict(value: bytes) -> ElectedVerdict:
     """Unpack what `pack_verdict` packed."""
     files = unpack(value)
-    return ElectedVerdict(files[DOCUMENT_FILE], bool(files[DURABLE_FILE]), files.get(BUNDLE_FILE, b""))
+    return ElectedVerdict(
+        files[DOCUMENT_FILE], bool(files[DURABLE_FILE]), files.get(BUNDLE_FILE, b"")
+    )

@@ -21,11 +21,13 @@ _POLLS_PER_SECOND = 2.8
 
 
 class RosterPoller:
-    """Polls the roster every few seconds; create it after forking the workers, because it starts a thread.
+    """Polls the roster every few seconds; create it after forking the workers,
+    because it starts a thread.
 
-    The failure broadcast goes through the store. If the store's host is frozen or gone, the roster in the storage still
-    shows the failure. When another node's failure has been there for `patience_seconds`, a thread calls `on_failure`
-    once with that node's group rank: until then the node may be restarting.
+    The failure broadcast goes through the store. If the store's host is frozen or gone, the roster
+    in the storage still shows the failure. When another node's failure has been there for
+    `patience_seconds`, a thread calls `on_failure` once with that node's group rank: until then the
+    node may be restarting.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class RosterPoller:
         """When each failed node was first listed, by group rank, seconds of the monotonic clock."""
         self._ended = threading.Event()
         poll = partial(run_loop, self._poll, "polling the roster")
-        self._thread = start_daemon(poll, "firstfault-roster", time_limits.THREAD_START_TIMEOUT_SECONDS)
+        self._thread = start_daemon(
+            poll, "firstfault-roster", time_limits.THREAD_START_TIMEOUT_SECONDS
+        )
 
     def end(self) -> None:
         """Stop polling and join the thread, unless it is waiting for the storage."""
@@ -79,17 +83,27 @@ class RosterPoller:
         parsed = map(RosterKey.parse, names)
         keys = [key for key in parsed if key is not None and key.round == self._round]
         failed = {key.group_rank for key in self._of_this_run(keys) if key.phase is Phase.FAILED}
-        return sorted(group_rank for group_rank in failed if group_rank is not None and group_rank != self._own)
+        return sorted(
+            group_rank
+            for group_rank in failed
+            if group_rank is not None and group_rank != self._own
+        )
 
     def _of_this_run(self, keys: Sequence[RosterKey]) -> list[RosterKey]:
         """Return the keys except those of an earlier run with the same output prefix."""
-        # A newer incarnation of the same group rank shows which keys are old, unless clocks differ and the group ranks
-        # belong to other nodes now. So if a different incarnation has this node's own group rank, all keys of the first
-        # listing count as old.
+        # A newer incarnation of the same group rank shows which keys are old, unless clocks differ
+        # and the group ranks belong to other nodes now. So if a different incarnation has this
+        # node's own group rank, all keys of the first listing count as old.
         newest: dict[int | None, int] = {}
         for key in keys:
             newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)
         if self._before is None:
-            is_shared = any(key.group_rank == self._own and key.incarnation != self._incarnation for key in keys)
+            is_shared = any(
+                key.group_rank == self._own and key.incarnation != self._incarnation for key in keys
+            )
             self._before = frozenset(keys) if is_shared else frozenset()
-        return [key for key in keys if key.incarnation >= newest[key.group_rank] and key not in self._before]
+        return [
+            key
+            for key in keys
+            if key.incarnation >= newest[key.group_rank] and key not in self._before
+        ]

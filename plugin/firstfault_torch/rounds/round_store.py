@@ -20,11 +20,12 @@ from firstfault_torch.guard import logger
 
 
 def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int = 0) -> int:
-    """Return the number of this round, the same on all nodes; `fallback` if the first node doesn't set one.
+    """Return the number of this round, the same on all nodes;
+    `fallback` if the first node doesn't set one.
 
-    Each rendezvous has its own store, a prefix of the store that all rounds share; the first node counts rounds in the
-    shared one. A static rendezvous has one store for all rounds; its nodes start together, and each counts rounds
-    (`counted`).
+    Each rendezvous has its own store, a prefix of the store that all rounds share; the first node
+    counts rounds in the shared one. A static rendezvous has one store for all rounds; its nodes
+    start together, and each counts rounds (`counted`).
     """
     key = f"firstfault/round/{counted}" if counted else "firstfault/round"
     if group_rank == 0:
@@ -35,7 +36,9 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
     try:
         store.wait([key], dt.timedelta(seconds=time_limits.ROUND_NUMBER_TIMEOUT_SECONDS))
     except dist.DistStoreError:
-        logger.warning("the first node doesn't number the rounds; it probably runs without firstfault")
+        logger.warning(
+            "the first node doesn't number the rounds; it probably runs without firstfault"
+        )
         return fallback
     return int(store.get(key))
 
@@ -43,20 +46,29 @@ def begin_round(store: Any, group_rank: int | None, fallback: int, counted: int 
 def open_agents_store(group: WorkerGroup, number: int, host: str) -> Any:
     """Return the store of a round on which the agents wait for each other.
 
-    A wait needs a separate connection, which only a server offers; so with files or etcd the first agent starts a
-    server at `host`.
+    A wait needs a separate connection, which only a server offers; so with files or etcd the first
+    agent starts a server at `host`.
     """
     store: Any = group.store
     if hasattr(find_base_store(store), "port"):
         if not hasattr(store, "clone"):
             return RoundStore(store, number)
         return dist.PrefixStore(f"firstfault/{number}", store) if has_shared_store(group) else store  # type: ignore[attr-defined]
-    key, limit = f"firstfault/server/{number}", dt.timedelta(seconds=time_limits.PEER_CONNECT_TIMEOUT_SECONDS)
+    key, limit = (
+        f"firstfault/server/{number}",
+        dt.timedelta(seconds=time_limits.PEER_CONNECT_TIMEOUT_SECONDS),
+    )
     is_first = not group.group_rank
     if not is_first:
         store.wait([key], limit)
     port = 0 if is_first else int(store.get(key))
-    server: Any = dist.TCPStore(host, port, is_master=is_first, wait_for_workers=False, timeout=limit)  # type: ignore[attr-defined]
+    server: Any = dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=is_first,
+        wait_for_workers=False,
+        timeout=limit,
+    )
     if is_first:
         store.set(key, str(server.port))
     return RoundStore(server, number)
@@ -69,7 +81,8 @@ def has_shared_store(group: WorkerGroup) -> bool:
 
 
 class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
-    """A round's store that can be cloned: before torch 2.8, stores lack ``clone`` and hide a round's prefix.
+    """A round's store that can be cloned: before torch 2.8,
+    stores lack ``clone`` and hide a round's prefix.
 
     `number` is the round's, the same on all nodes.
     """
@@ -86,7 +99,10 @@ class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
         """
         shared = self.underlying_store
         connected = dist.TCPStore(  # type: ignore[attr-defined]
-            shared.host, shared.port, wait_for_workers=False, timeout=shared.timeout
+            shared.host,
+            shared.port,
+            wait_for_workers=False,
+            timeout=shared.timeout,
         )
         return type(self)(connected, self._number)
 
@@ -100,7 +116,8 @@ def find_base_store(store: Any) -> Any:
 
 def set_once(store: Any, key: str, value: str | bytes) -> bytes:
     """Set a key unless it is set, wake the waiting threads, and return its value."""
-    # without libuv, the default before torch 2.4, torch's store wakes no thread on compare_set, but does on append
+    # without libuv, the default before torch 2.4, torch's store wakes no thread on compare_set, but
+    # does on append
     found = bytes(store.compare_set(key, "", value))
     if found == (value.encode() if isinstance(value, str) else value):
         store.append(key, "")
@@ -108,7 +125,8 @@ def set_once(store: Any, key: str, value: str | bytes) -> bytes:
 
 
 def connect_to_store(store: Any) -> Any:
-    """Return a new connection to the store; torch would retry for minutes if the store's host is gone.
+    """Return a new connection to the store; torch would retry for minutes if
+    the store's host is gone.
 
     Raises:
         torch.distributed.DistNetworkError: no server listens there.
@@ -119,10 +137,13 @@ def connect_to_store(store: Any) -> Any:
 
 
 def clone_store(store: Any) -> Any:
-    """Return a new connection to the store, which `interrupt_connections` can end; it may take minutes."""
-    # torch doesn't expose the descriptor of a connection. It is the one socket with the store's port at its other end
-    # that is new; if there are several, none is touched.
-    is_alone = _connecting.acquire(timeout=time_limits.STORE_TIMEOUT_SECONDS)  # a frozen host may block another thread
+    """Return a new connection to the store, which `interrupt_connections` can end;
+    it may take minutes.
+    """
+    # torch doesn't expose the descriptor of a connection. It is the one socket with the store's
+    # port at its other end that is new; if there are several, none is touched.
+    # a frozen host may block another thread
+    is_alone = _connecting.acquire(timeout=time_limits.STORE_TIMEOUT_SECONDS)
     try:
         before = _list_sockets()
         connection = store.clone()
@@ -138,7 +159,9 @@ def clone_store(store: Any) -> Any:
 
 
 def interrupt_connections(store: Any) -> None:
-    """Break the connections of `clone_store` to this store, so that threads which wait there raise and end."""
+    """Break the connections of `clone_store` to this store,
+    so that threads which wait there raise and end.
+    """
     for item in _connections.pop(_get_address(store), ()):
         with contextlib.suppress(OSError), _open_socket(item) as connection:
             connection.shutdown(socket.SHUT_RDWR)

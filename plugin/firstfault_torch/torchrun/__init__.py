@@ -4,5 +4,6 @@
 - `script`: records the end of a worker that is a program.
 - `command`: ``firstfault torchrun``.
 
-`firstfault_start` is the way in: torch and Python's `site` call it, and it imports this package when a job needs it.
+`firstfault_start` is the way in: torch and Python's `site` call it, and it imports this package
+when a job needs it.
 """

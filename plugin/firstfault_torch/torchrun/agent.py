@@ -1,4 +1,6 @@
-"""Replaces the agent of torch's launcher by one that runs the node under firstfault; its engine and its folder."""
+"""Replaces the agent of torch's launcher by one that runs the node under firstfault;
+its engine and its folder.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from typing import Any, ClassVar, NoReturn
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.model.job import Action
@@ -33,7 +39,12 @@ from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
 from firstfault_torch.engine import PlainEngine, SealedVerdict
-from firstfault_torch.guard import await_late_calls, call_with_timeout, suppress_internal_errors, try_call
+from firstfault_torch.guard import (
+    await_late_calls,
+    call_with_timeout,
+    suppress_internal_errors,
+    try_call,
+)
 from firstfault_torch.options import DEFAULT_SIGNALS
 from firstfault_torch.run import NodeFailedError, run_node
 from firstfault_torch.time_limits import (
@@ -71,7 +82,9 @@ _NO_ERROR_FILE = "no error file defined for parent"
 """In the line that torch logs on its way out."""
 _TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _ENGINES = "firstfault.engines"
-"""Group of entry points: named after a program or a function's module; each returns the factory of an engine."""
+"""Group of entry points: named after a program or a function's module;
+each returns the factory of an engine.
+"""
 
 
 def stand_in() -> None:
@@ -80,28 +93,34 @@ def stand_in() -> None:
     if launcher.__dict__.get("LocalElasticAgent") is TorchrunAgent:
         return
     if "LocalElasticAgent" not in launcher.__dict__:
-        warn_once("the launcher's agent", "torch's own agent runs the workers, and nothing is recorded")
+        warn_once(
+            "the launcher's agent", "torch's own agent runs the workers, and nothing is recorded"
+        )
         return
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
 
-    # torch's WorkerSpec has no node counts. The launcher makes the rendezvous handler just before the agent, so the
-    # counts noted here are those of the same job.
+    # torch's WorkerSpec has no node counts. The launcher makes the rendezvous handler just before
+    # the agent, so the counts noted here are those of the same job.
     def noting(parameters: RendezvousParameters) -> RendezvousHandler:
-        TorchrunAgent.min_nodes, TorchrunAgent.max_nodes = parameters.min_nodes, parameters.max_nodes
+        TorchrunAgent.min_nodes, TorchrunAgent.max_nodes = (
+            parameters.min_nodes,
+            parameters.max_nodes,
+        )
         handler: RendezvousHandler = create(parameters)
         return handler
 
     registry.create_handler = noting
-    # The launcher looks the name up in its module when it makes the agent, so replacing it here is enough.
+    # The launcher looks the name up in its module when it makes the agent, so replacing it here is
+    # enough.
     launcher.LocalElasticAgent = TorchrunAgent
 
 
 class TorchrunAgent(LocalElasticAgent):
     """Replaces the agent of torch's launcher, which creates it, calls `run` and records its events.
 
-    A job fails as under torch's agent: the launcher raises the same exception. If firstfault's lines have reported it,
-    nothing prints it again: torch's box would follow them.
+    A job fails as under torch's agent: the launcher raises the same exception. If firstfault's
+    lines have reported it, nothing prints it again: torch's box would follow them.
     """
 
     min_nodes = max_nodes = 1
@@ -115,23 +134,30 @@ class TorchrunAgent(LocalElasticAgent):
     def run(self, role: str = "default") -> RunResult:
         """Run the workers of this node to their end."""
         spec: WorkerSpec = self._arguments["spec"]
-        is_program = isinstance(spec.entrypoint, str) or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH
+        is_program = (
+            isinstance(spec.entrypoint, str)
+            or getattr(spec.entrypoint, "__name__", "") == _RUN_PATH
+        )
         engine: PlainEngine | None = None
         with suppress_internal_errors("preparing to record", through=(KeyboardInterrupt,)):
             drop_invalid()
-            engine = self._engine(_find_engine(spec, TorchrunEngine if is_program else PlainEngine), spec.rdzv_handler)
+            engine = self._engine(
+                _find_engine(spec, TorchrunEngine if is_program else PlainEngine), spec.rdzv_handler
+            )
         if engine is None:
-            # firstfault's own preparation failed, for instance because no folder can be written: the job must run
-            # anyway.
+            # firstfault's own preparation failed, for instance because no folder can be written:
+            # the job must run anyway.
             return super().run(role)
         if callable(spec.entrypoint):
             function: Any = partial(run_recorded, engine, spec.entrypoint)
             # torch shows it under the name of the user's
-            function.__name__ = function.__qualname__ = getattr(spec.entrypoint, "__qualname__", str(spec.entrypoint))
+            function.__name__ = function.__qualname__ = getattr(
+                spec.entrypoint, "__qualname__", str(spec.entrypoint)
+            )
             spec.entrypoint = function
         handler: Any = spec.rdzv_handler
-        # Our agent closes the rendezvous itself, within a limit; torch's launcher calls `shutdown` again in its
-        # `finally`.
+        # Our agent closes the rendezvous itself, within a limit; torch's launcher calls `shutdown`
+        # again in its `finally`.
         prepared = Prepared(self._arguments, run_agent, handler.shutdown)
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
@@ -139,16 +165,26 @@ class TorchrunAgent(LocalElasticAgent):
         given = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE)
         seconds = given or TORCHRUN_STOP_GRACE_SECONDS
         try:
-            results = run_node(job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds)))
+            results = run_node(
+                job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds))
+            )
         except NodeFailedError as failed:
-            # In another thread, torchrun is a part of the caller's process: the caller gets torch's exceptions, and its
-            # process continues.
+            # In another thread, torchrun is a part of the caller's process: the caller gets torch's
+            # exceptions, and its process continues.
             is_process = threading.current_thread() is threading.main_thread()
             if is_program and is_process and failed.verdict is not None:
-                _end_program(failed, engine.choose_exit_code(failed.verdict), is_durable=failed.verdict.durable)
-            if failed.verdict is not None and (error := engine.to_exception(failed.verdict)) is not None:
+                _end_program(
+                    failed,
+                    engine.choose_exit_code(failed.verdict),
+                    is_durable=failed.verdict.durable,
+                )
+            if (
+                failed.verdict is not None
+                and (error := engine.to_exception(failed.verdict)) is not None
+            ):
                 raise error from failed.error
-            # A failed result: the launcher makes a new ChildFailedError of the same failures (see `is_told`).
+            # A failed result: the launcher makes a new ChildFailedError of the same failures (see
+            # `is_told`).
             if isinstance(failed.error, ChildFailedError):
                 return RunResult(WorkerState.FAILED, failures=failed.error.failures)
             raise failed.error from None
@@ -163,7 +199,8 @@ class TorchrunAgent(LocalElasticAgent):
         this = who(handler.get_run_id())
         chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
         self._mark = chosen.mark
-        # One node is enough, and the one that publishes a verdict does it again. Now, because all agents may be killed.
+        # One node is enough, and the one that publishes a verdict does it again. Now, because all
+        # agents may be killed.
         if os.environ.get("SLURM_NODEID", "0") == "0":
             _point_to(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
         run, attempt = split_name(chosen.folder)
@@ -173,19 +210,21 @@ class TorchrunAgent(LocalElasticAgent):
 
 
 def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> None:
-    """Exit with a code; return if torch's launcher exits with the same one by raising its exception.
+    """Exit with a code; return if torch's launcher exits with the same one by
+    raising its exception.
 
     `is_durable`: whether the verdict is in the job's folder.
     """
-    # Python's end would wait for a thread that waits for the folder, and might abort the process if a thread is inside
-    # torch's store, whose host is frozen or gone.
+    # Python's end would wait for a thread that waits for the folder, and might abort the process if
+    # a thread is inside torch's store, whose host is frozen or gone.
     if not is_durable or (_is_launcher() and not await_late_calls(0.0)):
         _print_torch_box(failed.error)
         _exit_at_once(code)
     # For a node without a failed worker torch has no exception, and for other codes neither.
     if isinstance(failed.error, PeerFailedError) or code != FAILED:
         _print_torch_box(failed.error)
-        # a scheduler ends all nodes once the first one has left: its signal must not change the code
+        # a scheduler ends all nodes once the first one has left: its signal must not change the
+        # code
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(code) from None
     if not keeps_torch_box():
@@ -195,11 +234,15 @@ def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> Non
 def _is_launcher() -> bool:
     """Whether this process is torchrun's, and not a program that has called torch's launcher."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return Path(sys.argv[0]).name in _LAUNCHER_NAMES or getattr(spec, "name", "") == _LAUNCHER_MODULE
+    return (
+        Path(sys.argv[0]).name in _LAUNCHER_NAMES or getattr(spec, "name", "") == _LAUNCHER_MODULE
+    )
 
 
 def _exit_at_once(code: int) -> NoReturn:
-    """Exit without waiting for threads; but run what the program has registered for its end, and flush its output."""
+    """Exit without waiting for threads; but run what the program has registered for its end,
+    and flush its output.
+    """
     with suppress_internal_errors("running the functions for the program's end"):
         atexit._run_exitfuncs()  # noqa: SLF001 - there is no public name
     for stream in (sys.stdout, sys.stderr):
@@ -209,7 +252,9 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def _find_engine(spec: WorkerSpec, usual: Callable[..., PlainEngine]) -> Callable[..., PlainEngine]:
-    """Return the factory of the engine: the usual one, or a platform's if the workers run its program or function."""
+    """Return the factory of the engine: the usual one,
+    or a platform's if the workers run its program or function.
+    """
     run: Any = spec.entrypoint
     name = Path(run).name if isinstance(run, str) else str(getattr(run, "__module__", ""))
     for entry in entry_points(group=_ENGINES, name=name):
@@ -225,7 +270,9 @@ def _print_torch_box(error: Exception) -> None:
 
 
 _told: list[Any] = []
-"""Errors that firstfault has printed; for a ChildFailedError its failures, because torch raises another instance."""
+"""Errors that firstfault has printed; for a ChildFailedError its failures,
+because torch raises another instance.
+"""
 
 
 def is_told(error: BaseException) -> bool:
@@ -238,19 +285,25 @@ def _silence_log_of_error(error: Exception) -> None:
     _told.append(getattr(error, "failures", error))
     # Once per process: it may run several jobs.
     if len(_told) == 1:
-        logging.getLogger(_ERROR_FILES).addFilter(lambda record: _NO_ERROR_FILE not in str(record.msg))
+        logging.getLogger(_ERROR_FILES).addFilter(
+            lambda record: _NO_ERROR_FILE not in str(record.msg)
+        )
         hook = sys.excepthook
         sys.excepthook = lambda *raised: None if is_told(raised[1]) else hook(*raised)
 
 
 class TorchrunEngine(PlainEngine):
-    """`PlainEngine` for a job of programs: a few lines at the end of the output describe what failed."""
+    """`PlainEngine` for a job of programs: a few lines at the end of the
+    output describe what failed.
+    """
 
     exit_codes: ClassVar[Mapping[Action, int]] = {}
     """The engine's own codes by action; they come before the user's."""
 
     def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
-        """Write the verdict into the attempt's folder, or, if that can't be written, into one for temporary files."""
+        """Write the verdict into the attempt's folder, or, if that can't be written,
+        into one for temporary files.
+        """
         published = PlainEngine.publish(self, verdict, **how)
         prefix = self.identity().output_prefix
         # The folder may hang: a copy for readers goes into the temporary folder of this node.
@@ -267,7 +320,9 @@ class TorchrunEngine(PlainEngine):
         return choose_exit_code(verdict, self.exit_codes)[0]
 
     def describe_observed(self, verdict: SealedVerdict) -> str:
-        """Return what the mode "act" would have done otherwise; empty: nothing, or the mode isn't "observe"."""
+        """Return what the mode "act" would have done otherwise; empty: nothing,
+        or the mode isn't "observe".
+        """
         return choose_exit_code(verdict, self.exit_codes)[1]
 
     @property
@@ -286,15 +341,21 @@ class TorchrunEngine(PlainEngine):
         return None
 
     def announce(self, verdict: SealedVerdict) -> None:
-        """Print what failed, where, whether to run the job again, and the command that shows the rest."""
-        rows = dict(line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line)
+        """Print what failed, where, whether to run the job again,
+        and the command that shows the rest.
+        """
+        rows = dict(
+            line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line
+        )
         lines = textwrap.wrap(f"firstfault: {verdict.verdict.headline}", _COLUMNS, **_UNBROKEN)
         shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix
         on_node = self._find_on_node(verdict)
         if on_node is not None and prefix != str(on_node):
-            lines.append(f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)")
+            lines.append(
+                f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)"
+            )
             prefix = str(on_node)
         if observed := self.describe_observed(verdict):
             lines.append(f"  Observed: {observed}")

@@ -19,8 +19,8 @@ _NAME = "firstfault torchrun"
 _EXAMPLES = """\
 examples:
   firstfault torchrun --standalone --nproc-per-node 8 train.py --lr 3e-4
-  firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
-  firstfault torchrun --ff-folder s3://bucket/runs/7 --ff-hang warn:60,end:300 --nproc-per-node gpu train.py
+  firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint head:29400 train.py
+  firstfault torchrun --ff-folder s3://bucket/7 --ff-hang warn:60,end:300 --standalone train.py
 """
 
 
@@ -36,18 +36,21 @@ examples:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
-    """Run torchrun with these ARGUMENTS, and print which worker failed, why, and whether to run the job again.
+    """Run torchrun with these ARGUMENTS, and print which worker failed, why, and whether to run the
+    job again.
 
     `--help` lists firstfault's own options, which begin with `--ff-`, and then torchrun's.
 
     \b
     Examples:
-      firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 train.py
-      firstfault torchrun --ff-folder s3://bucket/runs/7 --standalone --nproc-per-node gpu train.py --lr 3e-4
+      firstfault torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint head:29400 train.py
+      firstfault torchrun --ff-folder s3://bucket/runs/7 --standalone train.py --lr 3e-4
     """  # noqa: D301 - click's mark of lines to keep
     if not _HAS_TORCH:
         return _explain_missing_torch(arguments)
-    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - loads torch
+    from torch.distributed.elastic.multiprocessing.errors import (  # noqa: PLC0415 - loads torch
+        record,
+    )
     from torch.distributed.run import get_args_parser, run  # noqa: PLC0415 - loads torch
 
     with without_collections():
@@ -70,7 +73,9 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add firstfault's options to torch's parser, and examples at the end of its help."""
-    from firstfault_torch.torchrun.job import add_options  # noqa: PLC0415 - the list of commands doesn't need it
+    from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - the list of commands doesn't need it
+        add_options,
+    )
 
     add_options(parser)
     parser.epilog = _EXAMPLES
@@ -86,7 +91,9 @@ def _explain_missing_torch(arguments: tuple[str, ...]) -> int:
     reason = missing_package(f"`{_NAME}`", ModuleNotFoundError(name="torch"), "torch")
     if arguments[:1] not in {("--help",), ("-h",)}:
         raise FirstFaultError(reason)
-    parser = argparse.ArgumentParser(_NAME, description=f"{reason}. It then has torchrun's options, too.")
+    parser = argparse.ArgumentParser(
+        _NAME, description=f"{reason}. It then has torchrun's options, too."
+    )
     add_help(parser)
     parser.print_help()
     return 0

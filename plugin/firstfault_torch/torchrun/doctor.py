@@ -1,4 +1,6 @@
-"""``firstfault doctor``: which commands would record a job in this environment, and what prevents it."""
+"""``firstfault doctor``: which commands would record a job in this environment,
+and what prevents it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
 _PROBE, _TEXT = "firstfault-doctor", b"written by firstfault doctor"
 """The file that the doctor writes. A storage keeps it: an object can't be removed everywhere."""
-_PACKAGES = {"torch": "torch", "flytekit": "flytekit", "extra s3": "s3fs", "extra gcs": "gcsfs", "extra azure": "adlfs"}
+_PACKAGES = {
+    "torch": "torch",
+    "flytekit": "flytekit",
+    "extra s3": "s3fs",
+    "extra gcs": "gcsfs",
+    "extra azure": "adlfs",
+}
 TRIED = {
     "Python": ((3, 10), (3, 13)),
     "torch": ((2, 3), (2, 15)),
@@ -41,7 +49,16 @@ TRIED = {
 _CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
 _HANDLER = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
-_IGNORED = {"decisions", "exit codes", "hang", "port", "attempt", "strategy", "restarts", "keep torch box"}
+_IGNORED = {
+    "decisions",
+    "exit codes",
+    "hang",
+    "port",
+    "attempt",
+    "strategy",
+    "restarts",
+    "keep torch box",
+}
 """Rows of variables: an invalid value is ignored, and the job is recorded."""
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
@@ -50,16 +67,23 @@ _Check = tuple[bool | None, str, str]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.doctor/v1).")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object (firstfault.doctor/v1).",
+)
 @debug_option
 def doctor(as_json: bool) -> None:
-    """Check whether jobs would be recorded in this environment, by which commands, and under which names.
+    """Check whether jobs would be recorded in this environment, by which commands, and under which
+    names.
 
-    Run it where the job will run: in its image, with its variables, in its working folder. It writes a small file into
-    the folder of the documents, lists the folder, and reads the file.
+    Run it where the job will run: in its image, with its variables, in its working folder. It
+    writes a small file into the folder of the documents, lists the folder, and reads the file.
 
     \b
-    Exit codes: 0 `firstfault torchrun` records jobs here, 1 it doesn't, or a variable has an invalid value.
+    Exit codes: 0 `firstfault torchrun` records jobs here,
+    1 it doesn't, or a variable has an invalid value.
 
     \b
     Examples:
@@ -78,7 +102,8 @@ def doctor(as_json: bool) -> None:
         lines = [json.dumps({"schema": "firstfault.doctor/v1", **found})]
     click.echo("\n".join(lines))
     sys.stdout.flush()
-    os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)  # a thread may wait for a folder that doesn't answer
+    # a thread may wait for a folder that doesn't answer
+    os._exit(EXIT.TOOL_FAILED if refused else EXIT.OK)
 
 
 def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
@@ -86,16 +111,23 @@ def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
     invalid = [name for name in refused if name in _IGNORED]
     refused = [name for name in refused if name not in _IGNORED]
     if invalid and not refused:
-        return [f"records, but ignores invalid values: repair what is marked with NO ({', '.join(invalid)})"]
+        names = ", ".join(invalid)
+        return [f"records, but ignores invalid values: repair what is marked with NO ({names})"]
     if list(refused) == ["storage"]:
-        return ["records only on each node, not in FIRSTFAULT_FOLDER: repair what is marked with NO"]
+        return [
+            "records only on each node, not in FIRSTFAULT_FOLDER: repair what is marked with NO"
+        ]
     if refused:
         return [f"doesn't record yet: repair what is marked with NO ({', '.join(refused)})"]
     if is_plain_recorded:
-        return ["works now: torchrun, other launchers with torch's agent, and `firstfault torchrun`"]
+        return [
+            "works now: torchrun, other launchers with torch's agent, and `firstfault torchrun`"
+        ]
     lines = ["works now: `firstfault torchrun`"]
     if not _is_switched_on():
-        lines.append("would also work with FIRSTFAULT=1: torchrun, and other launchers with torch's agent")
+        lines.append(
+            "would also work with FIRSTFAULT=1: torchrun, and other launchers with torch's agent"
+        )
     return lines
 
 
@@ -104,7 +136,10 @@ def _is_switched_on() -> bool:
 
 
 def _run_checks() -> Iterator[_Check]:
-    versions = {name: try_call(partial(importlib.metadata.version, package))[0] for name, package in _PACKAGES.items()}
+    versions = {
+        name: try_call(partial(importlib.metadata.version, package))[0]
+        for name, package in _PACKAGES.items()
+    }
     others = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     own = importlib.metadata.version("firstfault")
     yield _FACT, "installed", f"firstfault {own}, Python {sys.version.split()[0]}, {others}"
@@ -125,7 +160,9 @@ def _run_checks() -> Iterator[_Check]:
 
 
 def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
-    """Yield the names of a job that starts here; if its folder can be written, also where its documents go."""
+    """Yield the names of a job that starts here; if its folder can be written,
+    also where its documents go.
+    """
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
     from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - as above
         ATTEMPT_VARIABLE,
@@ -138,11 +175,23 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     this = who(os.environ.get("PET_RDZV_ID", ""))
     unnamed = "no variable names it: torchrun's --rdzv-id, else the start's time, host and process"
     yield _FACT, "job", str(this.job) if this.job.value else unnamed
-    yield _FACT, "attempt", str(this.attempt) if this.attempt.value else "0: no variable counts attempts"
-    yield _FACT, "node", f"{this.node}; namespace: {this.namespace if this.namespace.value else 'none'}"
+    yield (
+        _FACT,
+        "attempt",
+        str(this.attempt) if this.attempt.value else "0: no variable counts attempts",
+    )
+    yield (
+        _FACT,
+        "node",
+        f"{this.node}; namespace: {this.namespace if this.namespace.value else 'none'}",
+    )
     if not is_stored:
         return  # the row of the storage says where they go instead
-    yield _FACT, "fallback", f"{describe_fallback_folder()}, if the folder of the documents can't be written"
+    yield (
+        _FACT,
+        "fallback",
+        f"{describe_fallback_folder()}, if the folder of the documents can't be written",
+    )
     root, run, condition = root_folder(), name_run(this), ""
     if is_named_by_start(root, this):
         run = "-".join(filter(None, (run, "<time>-<host>-<process>")))
@@ -156,19 +205,29 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
 
 
 def _check_versions() -> _Check:
-    packages = {name: try_call(partial(importlib.metadata.version, name))[0] for name in TRIED if name != "Python"}
+    packages = {
+        name: try_call(partial(importlib.metadata.version, name))[0]
+        for name in TRIED
+        if name != "Python"
+    }
     new = [
         f"{name} {version} (tested: {'.'.join(map(str, first))} to {'.'.join(map(str, last))})"
         for name, version in {"Python": sys.version.split()[0], **packages}.items()
         for first, last in (TRIED[name],)
         if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
     ]
-    found = f"firstfault was not tested with {', '.join(new)}" if new else "firstfault was tested with these releases"
+    found = (
+        f"firstfault was not tested with {', '.join(new)}"
+        if new
+        else "firstfault was tested with these releases"
+    )
     return _FACT, "versions", found
 
 
 def _check_recorder() -> _Check:
-    """Look whether the recorder that is read has the collectives of the backend that a job here would use."""
+    """Look whether the recorder that is read has the collectives of the backend
+    that a job here would use.
+    """
     probe, seconds = partial(try_call, _record, Exception), DOCTOR_TIMEOUT_SECONDS
     found, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
     return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
@@ -178,7 +237,9 @@ def _record() -> str:
     import torch  # noqa: PLC0415 - may not be installed
     import torch.distributed as dist  # noqa: PLC0415
 
-    from firstfault_torch.worker.process_state import collective_progress  # noqa: PLC0415 - as above
+    from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as above
+        collective_progress,
+    )
 
     name, device = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
     store = dist.HashStore()  # type: ignore[attr-defined]
@@ -190,29 +251,55 @@ def _record() -> str:
         dist.destroy_process_group()
     if called:
         return f"collectives of {name} are found in torch's flight recorder ({called[0]})"
-    return f"no collective of {name} is found in this torch's flight recorder: hangs are explained by stacks only"
+    return (
+        f"no collective of {name} is found in this torch's flight recorder: hangs are explained by"
+        " stacks only"
+    )
 
 
 def _check_switch() -> _Check:
     value = os.environ.get("FIRSTFAULT", "")
     if is_in_worker():
-        return _NO, "switch", "this process is a worker of a job under firstfault; launchers inside it are torch's own"
+        return (
+            _NO,
+            "switch",
+            (
+                "this process is a worker of a job under firstfault; launchers inside it are"
+                " torch's own"
+            ),
+        )
     if _JAX in os.environ:
-        return _NO, "switch", f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded"
+        return (
+            _NO,
+            "switch",
+            f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded",
+        )
     if _is_switched_on():
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
-    return _FACT, "switch", f"FIRSTFAULT is {value or 'not set'}: only `firstfault torchrun` records"
+    return (
+        _FACT,
+        "switch",
+        f"FIRSTFAULT is {value or 'not set'}: only `firstfault torchrun` records",
+    )
 
 
 def _check_decisions() -> _Check:
     """Report whether decisions are carried out; a misspelled value turns that off."""
     problem = find_mode_problem(os.environ.get(DECISIONS_VARIABLE, ""))
-    return (_NO, "decisions", problem) if problem else (_FACT, "decisions", f"mode {read_decision_mode()}")
+    return (
+        (_NO, "decisions", problem)
+        if problem
+        else (_FACT, "decisions", f"mode {read_decision_mode()}")
+    )
 
 
 def _check_settings() -> Iterator[_Check]:
-    """Report what the variables for exit codes, hangs and the port mean, and each invalid value of any variable."""
-    from firstfault_torch.torchrun.settings_in_words import describe_settings  # noqa: PLC0415 - loads strategies
+    """Report what the variables for exit codes, hangs and the port mean,
+    and each invalid value of any variable.
+    """
+    from firstfault_torch.torchrun.settings_in_words import (  # noqa: PLC0415 - loads strategies
+        describe_settings,
+    )
 
     for is_valid, name, text in describe_settings():
         yield _FACT if is_valid else _NO, name, text
@@ -223,25 +310,45 @@ def _check_torch() -> _Check:
         return _NO, "torch", "not installed in this Python: in a clone, pip install '.[torch]'"
     missing, error = try_call(_missing_in_torch, Exception)
     if missing is None or missing:
-        return _NO, "torch", f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}"
+        return (
+            _NO,
+            "torch",
+            f"it lacks {' and '.join(missing)}" if missing else f"cannot be imported: {error}",
+        )
     if _loads_entry_point():
         return _OK, "torch", "supported, and loads firstfault's entry point"
     installed = importlib.metadata.entry_points(group="torchrun.handlers", name=_HANDLER)
-    how = "this torch loads no entry points" if installed else "firstfault's entry point is missing: reinstall it"
-    return _FACT, "torch", f"supported by `firstfault torchrun`; FIRSTFAULT=1 has no effect, because {how}"
+    how = (
+        "this torch loads no entry points"
+        if installed
+        else "firstfault's entry point is missing: reinstall it"
+    )
+    return (
+        _FACT,
+        "torch",
+        f"supported by `firstfault torchrun`; FIRSTFAULT=1 has no effect, because {how}",
+    )
 
 
 def _missing_in_torch() -> list[str]:
-    """Return what firstfault doesn't find in this torch, which loads the entry points when it is imported."""
-    from firstfault_torch.compat.torch_agent import missing_names  # noqa: PLC0415 - may not be installed
+    """Return what firstfault doesn't find in this torch,
+    which loads the entry points when it is imported.
+    """
+    from firstfault_torch.compat.torch_agent import (  # noqa: PLC0415 - may not be installed
+        missing_names,
+    )
 
     launcher = importlib.import_module("torch.distributed.launcher.api")
     return [*missing_names(), *({"LocalElasticAgent"} - vars(launcher).keys())]
 
 
 def _loads_entry_point() -> bool:
-    """Whether this torch has loaded firstfault's entry point, so that FIRSTFAULT=1 has an effect."""
-    from firstfault_torch.compat.torch_agent import has_handler  # noqa: PLC0415 - may not be installed
+    """Whether this torch has loaded firstfault's entry point,
+    so that FIRSTFAULT=1 has an effect.
+    """
+    from firstfault_torch.compat.torch_agent import (  # noqa: PLC0415 - may not be installed
+        has_handler,
+    )
 
     return has_handler(_HANDLER)
 
@@ -265,9 +372,16 @@ def _check_callbacks() -> Iterator[_Check]:
     """Look whether Ray Train can load its callbacks: a wrong name fails the training."""
     for name in filter(None, os.environ.get(_CALLBACKS, "").replace(" ", "").split(",")):
         probe = partial(try_call, partial(resolve_name, name), Exception)
-        kind, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (None, TimeoutError())
+        kind, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "loading a callback") or (
+            None,
+            TimeoutError(),
+        )
         is_callback = "RayTrainCallback" in {base.__name__ for base in getattr(kind, "__mro__", ())}
-        problem = "" if is_callback else f" fails each training of Ray Train: {error or 'not a RayTrainCallback'!r}"
+        problem = (
+            ""
+            if is_callback
+            else f" fails each training of Ray Train: {error or 'not a RayTrainCallback'!r}"
+        )
         yield _OK if is_callback else _FACT, "callback", f"{_CALLBACKS}: {name}{problem}"
 
 
@@ -277,13 +391,22 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
     folder, began = job.root_folder(), time.monotonic()
-    probe = partial(try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception)
-    _, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "trying the storage") or (None, TimeoutError())
+    probe = partial(
+        try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception
+    )
+    _, error = call_with_timeout(probe, DOCTOR_TIMEOUT_SECONDS, "trying the storage") or (
+        None,
+        TimeoutError(),
+    )
     name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
     if error is None:
         took = time.monotonic() - began
         return (_OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"), None
-    why = f"no answer within {DOCTOR_TIMEOUT_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+    why = (
+        f"no answer within {DOCTOR_TIMEOUT_SECONDS:g} s"
+        if isinstance(error, TimeoutError)
+        else str(error)
+    )
     text = f"{folder}: {why} ({name}); documents go to {describe_fallback_folder()} instead"
     return (_NO if job.given_folder() else _FACT, "storage", text), error
 
@@ -293,7 +416,8 @@ def _try_local(folder: str) -> None:
 
     if foreign := find_foreign_folder(Path(folder)):
         raise OSError(f"{foreign} is a link, or belongs to another user")
-    # The job makes missing folders itself; the doctor leaves none behind, so it tries the nearest one that exists.
+    # The job makes missing folders itself; the doctor leaves none behind, so it tries the nearest
+    # one that exists.
     place = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
     with tempfile.NamedTemporaryFile(dir=place, prefix=_PROBE) as file:
         file.write(_TEXT)

@@ -22,9 +22,10 @@ FAILED = 1
 """torchrun's own exit code."""
 PRESETS = {
     "default": "retry:75,system:79,stop:93",
-    # Kubeflow's PyTorchJob with restartPolicy ExitCode restarts a pod after codes from 128 on, and never counts that:
-    # backoffLimit adds up restarts of containers, and the operator replaces pods. So a failure of unknown cause, which
-    # may come again each time, keeps torchrun's 1: the job fails, as without firstfault.
+    # Kubeflow's PyTorchJob with restartPolicy ExitCode restarts a pod after codes from 128 on, and
+    # never counts that: backoffLimit adds up restarts of containers, and the operator replaces
+    # pods. So a failure of unknown cause, which may come again each time, keeps torchrun's 1: the
+    # job fails, as without firstfault.
     "pytorchjob": "retry:203,system:207,stop:93",
 }
 _CODES = re.compile(r"(?:(?:retry|system|stop|unknown):\d{1,3}(?:,(?!$)|$))+")
@@ -32,7 +33,8 @@ _MAX_CODE = 255
 
 
 def parse_exit_codes(text: str) -> dict[Action, int]:
-    """Return the exit code of each action in a list like "retry:75,system:79,stop:93", or in a preset of that name.
+    """Return the exit code of each action in a list like "retry:75,system:79,stop:93",
+    or in a preset of that name.
 
     Raises:
         ArgumentTypeError: it is neither, or has a code that isn't from 1 to 255.
@@ -42,15 +44,20 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
     codes = {Action(name): int(code) for name, code in pairs}
     if not codes or not all(0 < code <= _MAX_CODE for code in codes.values()):
         presets = ", ".join(PRESETS)
-        raise ArgumentTypeError(f"must be {presets}, or codes from 1 to 255 as in {PRESETS['default']}, not {text!r}")
+        raise ArgumentTypeError(
+            f"must be {presets}, or codes from 1 to 255 as in {PRESETS['default']}, not {text!r}"
+        )
     return codes
 
 
-def choose_exit_code(verdict: SealedVerdict | None, protocol: Mapping[Action, int]) -> tuple[int, str]:
-    """Return the exit code of a failed job, and in the mode "observe" a sentence about what "act" would have done.
+def choose_exit_code(
+    verdict: SealedVerdict | None, protocol: Mapping[Action, int]
+) -> tuple[int, str]:
+    """Return the exit code of a failed job, and in the mode "observe" a sentence about what
+    "act" would have done.
 
-    `protocol`: the engine's codes. Its scheduler understands only these, so they override the user's, who may have set
-    these for all jobs of an image.
+    `protocol`: the engine's codes. Its scheduler understands only these, so they override the
+    user's, who may have set these for all jobs of an image.
     """
     listed, mode = os.environ.get(CODES_VARIABLE, ""), read_decision_mode()
     codes = {**(parse_exit_codes(listed) if listed else {}), **protocol}
@@ -61,6 +68,9 @@ def choose_exit_code(verdict: SealedVerdict | None, protocol: Mapping[Action, in
     decision = verdict.decision
     code = codes.get(decision.action, FAILED)
     attempt = verdict.node_context.identity.attempt
-    sentence = f"would have exited with {code} ({decision.action.value}) after attempt {attempt}: {decision.reason}"
+    sentence = (
+        f"would have exited with {code} ({decision.action.value}) after attempt {attempt}:"
+        f" {decision.reason}"
+    )
     # A line about a decision that changes nothing would only be noise.
     return (FAILED, sentence if code != FAILED else "") if mode == OBSERVE else (code, "")

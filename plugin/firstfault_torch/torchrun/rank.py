@@ -1,7 +1,8 @@
 """Records the end of a rank that no agent has started. `firstfault_start` imports and calls it.
 
-The rank counts as a separate node with one worker. Its recorder outlives it, and then uploads what the rank has left
-in its folder. Its last words describe a killed process, until `fails` or `exits` replaces them.
+The rank counts as a separate node with one worker. Its recorder outlives it, and then uploads what
+the rank has left in its folder. Its last words describe a killed process, until `fails` or `exits`
+replaces them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_start import BEGAN, LOADED, OWN_RANK, STARTED_BY_RANK, WORKER_VARIABLE, has_trained, mark_rank
+from firstfault_start import (
+    BEGAN,
+    LOADED,
+    OWN_RANK,
+    STARTED_BY_RANK,
+    WORKER_VARIABLE,
+    has_trained,
+    mark_rank,
+)
 from firstfault_torch.compat.torch_worker import rank_in_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.failure_records import ErrorClass, failure_record
@@ -52,20 +61,30 @@ def begin() -> None:
 
 def record_exception(error: BaseException) -> None:
     """Make a document about the exception that ends this process durable."""
-    with suppress_internal_errors("recording an exception"), ignore_worker_signals(handled_only=True):
-        # Nothing of torch was imported: a wrapper. The process that it has started, and that may have failed before it,
-        # began later and counts.
+    with (
+        suppress_internal_errors("recording an exception"),
+        ignore_worker_signals(handled_only=True),
+    ):
+        # Nothing of torch was imported: a wrapper. The process that it has started, and that may
+        # have failed before it, began later and counts.
         monitor = _start_monitor(BEGAN[-1] if BEGAN else time.time_ns())
         if monitor is not None and monitor.node_context is not None:
-            # Only now: the program may have formed its process group with other numbers than the launcher's.
+            # Only now: the program may have formed its process group with other numbers than the
+            # launcher's.
             monitor.place = _find_last_place(monitor.place)
             monitor.fails(error)
             # The exception's document is durable, so the one about a SIGKILL is withdrawn.
             setup = read_node_setup(monitor.node_context.identity)
-            _leave(monitor.node_context, replace(_build_presence(Phase.FAILED, monitor.place), setup=setup))
-            # By any rank that fails: the first one may have ended before it could, or never have imported torch.
+            _leave(
+                monitor.node_context,
+                replace(_build_presence(Phase.FAILED, monitor.place), setup=setup),
+            )
+            # By any rank that fails: the first one may have ended before it could, or never have
+            # imported torch.
             leave = partial(leave_pointer, monitor.node_context.output_prefix, given_folder())
-            call_with_timeout(leave, ANNOUNCE_TIMEOUT_SECONDS, "leaving a pointer for Slurm's script")
+            call_with_timeout(
+                leave, ANNOUNCE_TIMEOUT_SECONDS, "leaving a pointer for Slurm's script"
+            )
 
 
 def record_exit() -> None:
@@ -75,7 +94,10 @@ def record_exit() -> None:
         if monitor is not None and monitor.node_context is not None:
             # The program exits normally: exceptions that it has handled aren't failures.
             monitor.in_flight.withdraw_handled(None)
-            _leave(monitor.node_context, _build_presence(Phase.SUCCEEDED, _find_last_place(monitor.place)))
+            _leave(
+                monitor.node_context,
+                _build_presence(Phase.SUCCEEDED, _find_last_place(monitor.place)),
+            )
 
 
 _suspended: dict[str, bytes] = {}
@@ -83,13 +105,18 @@ _suspended: dict[str, bytes] = {}
 
 
 def record_exec() -> None:
-    """Note that this process is about to become another program by exec: how that one ends can't be known.
+    """Note that this process is about to become another program by exec:
+    how that one ends can't be known.
 
     If it is one of Python, it records itself, as a later start of this rank.
     """
     with suppress_internal_errors("recording an exec"):
         monitor = current_monitor()
-        if monitor is not None and monitor.node_context is not None and monitor.node_context.files is not None:
+        if (
+            monitor is not None
+            and monitor.node_context is not None
+            and monitor.node_context.files is not None
+        ):
             words = monitor.node_context.files.last_words.folder
             for name in (DOCUMENT, PRESENCE) if not _suspended else ():
                 with contextlib.suppress(FileNotFoundError):
@@ -101,7 +128,11 @@ def record_failed_exec() -> None:
     """Note that exec has failed, and this process continues."""
     with suppress_internal_errors("going on after a failed exec"):
         monitor = current_monitor()
-        if monitor is not None and monitor.node_context is not None and monitor.node_context.files is not None:
+        if (
+            monitor is not None
+            and monitor.node_context is not None
+            and monitor.node_context.files is not None
+        ):
             for name, data in _suspended.items():
                 monitor.node_context.files.last_words.add(name, data)
             _suspended.clear()
@@ -110,29 +141,32 @@ def record_failed_exec() -> None:
 def _start_monitor(began_ns: int) -> WorkerMonitor | None:
     """Return the monitor of this process, which then has a recorder; None: no folder is configured.
 
-    `began_ns`: of several starts of this rank, such as before and after an exec, readers judge the one that began last.
+    `began_ns`: of several starts of this rank, such as before and after an exec, readers judge the
+    one that began last.
     """
     known, engine = current_monitor(), _build_engine()
     if known is not None or engine is None:
         return known
     identity = replace(engine.identity(), engine="alone")
     node_context = NodeContext(DEFAULT_STRATEGY, identity, incarnation=began_ns // 1_000_000)
-    # Its own session: a launcher that kills the rank's process group must not kill the recorder, which still has to
-    # upload.
+    # Its own session: a launcher that kills the rank's process group must not kill the recorder,
+    # which still has to upload.
     seconds = node_context.upload_deadline_seconds
     process = start_recorder(node_context.output_prefix, deadline_seconds=seconds, own_session=True)
     process.leave()
     node_context = replace(node_context, node_folder=str(process.folder.path))
     place = _build_place(node_context)
     monitor = open_monitor(engine, is_program=True, alone=(node_context, place))
-    # No agent can ask this rank for its stacks: the launcher's SIGTERM is the last chance to write them.
+    # No agent can ask this rank for its stacks: the launcher's SIGTERM is the last chance to write
+    # them.
     write_at_sigterm(process.folder.worker(place.round, place.local_rank or 0))
     if _is_started_by_rank() and OWN_RANK[-1][2] <= 1:
-        # The process above may be the training, and this one its helper: without peers, nobody can know. Then the one
-        # above may end this one at any time, so a SIGKILL is no failure. Only what this process itself records counts.
+        # The process above may be the training, and this one its helper: without peers, nobody can
+        # know. Then the one above may end this one at any time, so a SIGKILL is no failure. Only
+        # what this process itself records counts.
         return monitor
-    # A process can't write after SIGKILL. So the document about it is written now, and uploaded by the recorder if
-    # the process ends without replacing it.
+    # A process can't write after SIGKILL. So the document about it is written now, and uploaded by
+    # the recorder if the process ends without replacing it.
     killed = failure_record(
         ErrorClass.WORKER_FAILURE,
         place,
@@ -158,16 +192,30 @@ def _build_engine() -> PlainEngine | None:
             job, name = Name(job.value, f"{job.source} and SLURM_STEP_ID"), f"{name}.{this.step}"
         run = join(folder, name)
         told = this._replace(job=job).told(split_name(run)[1])
-        return PlainEngine(run, int(this.number), this.node.value, namespace=this.namespace.value, task=told)
+        return PlainEngine(
+            run,
+            int(this.number),
+            this.node.value,
+            namespace=this.namespace.value,
+            task=told,
+        )
     if OWN_RANK[-1][0] == 0:
-        logger.warning("nothing is recorded; set FIRSTFAULT_FOLDER to a folder that all ranks can write to")
+        logger.warning(
+            "nothing is recorded; set FIRSTFAULT_FOLDER to a folder that all ranks can write to"
+        )
     return None
 
 
 def _build_place(node_context: NodeContext) -> Place:
     """Return this rank's place from the launcher's variables."""
     rank, local_rank, size = OWN_RANK[-1]
-    known = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": size, "GROUP_WORLD_SIZE": size}
+    known = {
+        "RANK": rank,
+        "GROUP_RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": size,
+        "GROUP_WORLD_SIZE": size,
+    }
     return get_worker_place(node_context, {name: str(number) for name, number in known.items()})
 
 
@@ -176,7 +224,9 @@ def _is_started_by_rank() -> bool:
 
 
 def _find_last_place(place: Place) -> Place:
-    """Return this rank's place for its end. Of several processes of a rank, one that has trained has the last word."""
+    """Return this rank's place for its end. Of several processes of a rank,
+    one that has trained has the last word.
+    """
     in_group = _in_group(place)
     return replace(in_group, incarnation=time.time_ns() // 1_000_000) if has_trained() else in_group
 
@@ -188,7 +238,12 @@ def _in_group(place: Place) -> Place:
 
 
 def _build_presence(phase: Phase, place: Place) -> NodePresence:
-    return NodePresence(phase, place, () if place.rank is None else (place.rank,), timestamp_ns=time.time_ns())
+    return NodePresence(
+        phase,
+        place,
+        () if place.rank is None else (place.rank,),
+        timestamp_ns=time.time_ns(),
+    )
 
 
 def _join(node_context: NodeContext, place: Place) -> None:
@@ -199,10 +254,13 @@ def _join(node_context: NodeContext, place: Place) -> None:
 
 
 def _leave(node_context: NodeContext, presence: NodePresence) -> None:
-    """Replace the last words: the recorder uploads this roster entry after the exit, but no document about a death."""
+    """Replace the last words: the recorder uploads this roster entry after the exit,
+    but no document about a death.
+    """
     if node_context.files is not None:
         words = node_context.files.last_words
-        # If the process is killed between these steps, the document about a SIGKILL is still uploaded.
+        # If the process is killed between these steps, the document about a SIGKILL is still
+        # uploaded.
         words.add(PRESENCE, encode_presence(presence))
         # Emptied, not removed: the recorder restores what a cleaner of /tmp has removed.
         words.add(DOCUMENT, b"")

@@ -1,7 +1,9 @@
-"""Records the exception or exit that ends a worker that is a program. `firstfault_start` imports and calls it.
+"""Records the exception or exit that ends a worker that is a program.
+`firstfault_start` imports and calls it.
 
-Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame shows whether the
-program reached its end, and `sys.exit` first notes where it is called, and which exception is handled there.
+Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame
+shows whether the program reached its end, and `sys.exit` first notes where it is called, and which
+exception is handled there.
 """
 
 from __future__ import annotations
@@ -19,16 +21,25 @@ from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.capture import NOTED, capture
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
-from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, open_monitor, record_end
+from firstfault_torch.worker.worker_monitor import (
+    WorkerMonitor,
+    current_monitor,
+    open_monitor,
+    record_end,
+)
 
 _WORKER = os.getpid()
 _outermost: list[FrameType] = []
 _called: list[tuple[int, Any]] = []
-"""The last call of `sys.exit`: the outermost frame's instruction at that time, and the exit as data."""
+"""The last call of `sys.exit`: the outermost frame's instruction at that time,
+and the exit as data.
+"""
 
 
 class _Exit:
-    """`sys.exit`, `exit` or `quit`, which notes its call first; so no frame of this module is in a traceback."""
+    """`sys.exit`, `exit` or `quit`, which notes its call first;
+    so no frame of this module is in a traceback.
+    """
 
     def __init__(self, module: ModuleType, name: str) -> None:
         self._call = getattr(module, name)
@@ -40,13 +51,15 @@ class _Exit:
     def __reduce__(self) -> str:
         return self.__name__  # of its module's global
 
-    # A property: for a call Python first gets this attribute, in the caller's frame, and then calls the result, the
-    # real sys.exit. This method has returned by then, so it isn't in the traceback.
+    # A property: for a call Python first gets this attribute, in the caller's frame, and then calls
+    # the result, the real sys.exit. This method has returned by then, so it isn't in the traceback.
     @property
     def __call__(self) -> Any:
         with suppress_internal_errors("noting an exit"):
             # A forked child and other threads don't end this program by sys.exit.
-            is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
+            is_main = (
+                os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
+            )
             if _outermost and is_main and has_process_group():
                 _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
         return self._call
@@ -56,9 +69,10 @@ def begin() -> None:
     """Begin to watch this process: its agent may ask it for its state."""
     with suppress_internal_errors("preparing to record"):
         _monitor()
-        # The import that calls this may be deep in the program. Its outermost frame is kept: after the program's end,
-        # `f_lasti` shows the last instruction.
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - as above
+        # The import that calls this may be deep in the program. Its outermost frame is kept: after
+        # the program's end, `f_lasti` shows the last instruction.
+        # as above
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
         while frame is not None:
             _outermost[:], frame = [frame], frame.f_back
         for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
@@ -74,18 +88,23 @@ def record_exception(error: BaseException) -> None:
 
 
 def record_finish() -> None:
-    """Inform the agent that this program has run to its end: its threads have ended, its exit functions haven't run."""
+    """Inform the agent that this program has run to its end: its threads have ended,
+    its exit functions haven't run.
+    """
     with suppress_internal_errors("reporting the end of the program"):
         if _outermost and _has_returned(_outermost[-1]) and _monitor().in_flight.left is None:
             _monitor().finishes()
 
 
 def record_exit() -> None:
-    """Record that this process is about to exit: if it still has a process group, its peers may wait for it."""
+    """Record that this process is about to exit: if it still has a process group,
+    its peers may wait for it.
+    """
     with suppress_internal_errors("recording an exit"):
         # pop() also drops the frame, which holds the program's globals and objects.
         error = _find_end(_outermost.pop()) if _outermost else SystemExit()
-        # Flyte 2's runtime catches the exception of its task, which its observer records, and then exits with 1.
+        # Flyte 2's runtime catches the exception of its task, which its observer records, and then
+        # exits with 1.
         if has_process_group() and _monitor().in_flight.left is None:
             _monitor().exits(error, is_kept=False)
 
@@ -96,7 +115,12 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
         error = _exit_at(frame)
         error.__context__ = handled
         read = partial(capture, error, in_flight=True)
-        noted = call_with_timeout(read, node_context.upload_deadline_seconds / 2, "noting an exit", local=True)
+        noted = call_with_timeout(
+            read,
+            node_context.upload_deadline_seconds / 2,
+            "noting an exit",
+            local=True,
+        )
         # Only the last call: an earlier one was caught, or this one wouldn't run.
         _called[:] = [(_outermost[0].f_lasti, noted)]
 
@@ -106,14 +130,16 @@ def _find_end(frame: FrameType) -> SystemExit:
     if _has_returned(frame):
         return SystemExit("its program reached its end")
     error = _exit_at(frame)
-    # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame is still at the
-    # same instruction.
+    # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame
+    # is still at the same instruction.
     vars(error)[NOTED] = next((noted for at, noted in _called if at == frame.f_lasti), None)
     return error
 
 
 def _has_returned(frame: FrameType) -> bool:
-    """Whether a program's outermost frame has reached its end, and wasn't left by an exit or another exception."""
+    """Whether a program's outermost frame has reached its end,
+    and wasn't left by an exit or another exception.
+    """
     # `co_code` returns the original instructions: CPython 3.11 specializes a separate copy.
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 

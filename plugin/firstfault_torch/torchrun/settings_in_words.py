@@ -11,7 +11,9 @@ from firstfault_torch.torchrun.job import HANG_VARIABLE, find_problems
 
 
 def describe_settings() -> Iterator[tuple[bool, str, str]]:
-    """Yield whether a variable is valid, its name for a row ("exit codes"), and what it means or what is wrong."""
+    """Yield whether a variable is valid, its name for a row ("exit codes"),
+    and what it means or what is wrong.
+    """
     problems = find_problems()
     for variable, describe in _DESCRIPTIONS.items():
         if variable not in problems:
@@ -39,12 +41,20 @@ def _describe_hang(text: str) -> str:
         effects.append(f"reported after {hang.warn_seconds:g} s")
     if hang is not None and hang.end_seconds is not None:
         effects.append(f"ended after {hang.end_seconds:g} s")
-    effect = f"a job without progress is {' and '.join(effects)}" if effects else "stalls aren't reported"
+    effect = (
+        f"a job without progress is {' and '.join(effects)}"
+        if effects
+        else "stalls aren't reported"
+    )
     return f"{effect} ({source})"
 
 
 def _describe_port(text: str) -> str:
-    return f"{text}: the first node's agent listens on it" if text else f"a free one ({PORT_VARIABLE} is not set)"
+    return (
+        f"{text}: the first node's agent listens on it"
+        if text
+        else f"a free one ({PORT_VARIABLE} is not set)"
+    )
 
 
 _DESCRIPTIONS: dict[str, Callable[[str], str]] = {

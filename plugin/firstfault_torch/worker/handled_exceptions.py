@@ -1,17 +1,20 @@
 """Exceptions that the program handled: why a rank may be out of step with its peers.
 
-``for attempt in range(3): try: step() ... except Exception: ...``: rank 2 handles its own exception and calls the step
-again, its peers are one collective ahead, and all of them time out. The exception is gone by then.
+``for attempt in range(3): try: step() ... except Exception: ...``: rank 2 handles its own exception
+and calls the step again, its peers are one collective ahead, and all of them time out. The
+exception is gone by then.
 
-Python 3.12 and later have an event for each handled exception (`sys.monitoring`). What is needed to describe it is
-copied at once: a reference would keep its frames alive, and with them a batch that the program wants to free before it
-tries again. A program that handles many exceptions pays for `_BUDGET` units a minute, some milliseconds; then the
-events are turned off until the channel's thread turns them on again. A rank without an agent has no such thread:
-there they stay off once the program has handled too many within a minute.
+Python 3.12 and later have an event for each handled exception (`sys.monitoring`). What is needed to
+describe it is copied at once: a reference would keep its frames alive, and with them a batch that
+the program wants to free before it tries again. A program that handles many exceptions pays for
+`_BUDGET` units a minute, some milliseconds; then the events are turned off until the channel's
+thread turns them on again. A rank without an agent has no such thread: there they stay off once the
+program has handled too many within a minute.
 
 Earlier versions have none. There an exception is known if the program formats its traceback, as
-``logging.exception`` and ``traceback.print_exc`` do, or if it still refers to it (``errors.append(error)``) from a
-frame that tries again when the worker fails or is about to be stopped. One that was dropped without a traceback isn't.
+``logging.exception`` and ``traceback.print_exc`` do, or if it still refers to it
+(``errors.append(error)``) from a frame that tries again when the worker fails or is about to be
+stopped. One that was dropped without a traceback isn't.
 """
 
 from __future__ import annotations
@@ -34,7 +37,12 @@ from typing import Any
 from firstfault.exceptions import source_files
 from firstfault.model import HandledException
 from firstfault_torch.failures.capture import capture
-from firstfault_torch.failures.copied_exception import CopiedException, build_exception, copy_exception, get_traceback
+from firstfault_torch.failures.copied_exception import (
+    CopiedException,
+    build_exception,
+    copy_exception,
+    get_traceback,
+)
 from firstfault_torch.guard import iter_chain
 from firstfault_torch.worker.in_flight import handled_exception, may_fail
 
@@ -45,17 +53,24 @@ _MAX_PLACES = 8
 """Exceptions are grouped by where they were raised; the last of each group is kept."""
 _MAX_LISTED = 4
 _BUDGET = 10_000
-"""Units a minute, of about 0.3 us: one for an event of a library, `_OWN_COST` more for one of the program, and
-`_COPY_COST` for one that is copied."""
+"""Units a minute, of about 0.3 us: one for an event of a library, `_OWN_COST` more for one of the
+program, and `_COPY_COST` for one that is copied.
+"""
 _OWN_COST, _COPY_COST = 5, 20
 _STARTUP_BUDGET = 100_000
-"""Before the first minute is over: the imports of torch and its DistributedDataParallel handle 40,000."""
+"""Before the first minute is over: the imports of torch and its
+DistributedDataParallel handle 40,000.
+"""
 _MIN_COPIES, _MIN_COPY_NS = 8, 100_000_000
 """After so many exceptions of one place, one is copied in such a time; the rest are counted."""
 _REFILL_NS = 60_000_000_000
 MAX_REPEATED_HANDLINGS = 50
-"""An exception that was handled so often before the last collectives is part of the program's business."""
-_OWN_FOLDERS = tuple(f"{Path(file).parents[1]}{os.sep}" for file in (__file__, source_files.__file__))
+"""An exception that was handled so often before the last collectives is part of
+the program's business.
+"""
+_OWN_FOLDERS = tuple(
+    f"{Path(file).parents[1]}{os.sep}" for file in (__file__, source_files.__file__)
+)
 """Also of an installation in which they aren't among the packages."""
 _MAX_FILES = 4096
 _FORMATTED_ERROR = 2
@@ -64,7 +79,18 @@ _OWN_ERRORS = (AttributeError, LookupError, MemoryError, RecursionError, TypeErr
 _MAX_OBJECTS = 20_000
 _MAX_MEMBERS = 50
 _MAX_DEPTH = 5
-_DEAD_ENDS = (ModuleType, type, FunctionType, BuiltinFunctionType, CodeType, FrameType, str, bytes, int, float)
+_DEAD_ENDS = (
+    ModuleType,
+    type,
+    FunctionType,
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    str,
+    bytes,
+    int,
+    float,
+)
 """Objects from which everything in the process can be reached, or nothing."""
 
 
@@ -75,8 +101,9 @@ class _Handled:
     identity: int
     """The `id` of the last one."""
     reached: tuple[int, int]
-    """Entries of the last one's traceback, and the instruction of its handler. The same `id` further out is the same
-    object; before that it is another one in the same memory."""
+    """Entries of the last one's traceback, and the instruction of its handler. The same `id`
+    further out is the same object; before that it is another one in the same memory.
+    """
     copies: tuple[CopiedException, ...]
     first_ns: int
     last_ns: int
@@ -86,10 +113,11 @@ class _Handled:
 class HandledExceptions:
     """Remembers the exceptions that the main thread of this process handled.
 
-    watch      -> sys.monitoring calls `_note` with each handled exception; before Python 3.12, `traceback` does
-               with each one that it formats
+    watch      -> sys.monitoring calls `_note` with each handled exception; before Python 3.12,
+               `traceback` does with each one that it formats
     _note      -> copied, in the main thread, within the budget; else turned off
-    refill     on again, once a minute at most: in the channel's thread, or when the budget is used up
+    refill     on again, once a minute at most: in the channel's thread, or when the budget is used
+               up
     list       what to put in a document or an answer; in any thread
     close      off until the process ends
     """
@@ -100,7 +128,8 @@ class HandledExceptions:
         self._tool: int | None = None
         self._left = _STARTUP_BUDGET
         self._refilled_ns = time.monotonic_ns()
-        # Changed by the main thread only; `list` copies it in one call, which the interpreter's lock makes atomic.
+        # Changed by the main thread only; `list` copies it in one call, which the interpreter's
+        # lock makes atomic.
         self._by_place: dict[tuple[int, int, int], _Handled] = {}
         self._is_own_file: dict[str, bool] = {}
         self._undo: Callable[[], None] = lambda: None
@@ -129,14 +158,19 @@ class HandledExceptions:
         return False
 
     def _watch_formatted(self) -> None:
-        """Note each exception whose traceback is formatted: that takes far longer than to note it."""
+        """Note each exception whose traceback is formatted:
+        that takes far longer than to note it.
+        """
         original = traceback.TracebackException.__init__
 
         @functools.wraps(original)
         def noting(*args: Any, **kwargs: Any) -> None:
-            # At the limit of recursion this fails only where `original` would: both need one more frame.
+            # At the limit of recursion this fails only where `original` would: both need one more
+            # frame.
             with contextlib.suppress(*_OWN_ERRORS):
-                self._note_formatted(kwargs["exc_value"] if "exc_value" in kwargs else args[_FORMATTED_ERROR])
+                self._note_formatted(
+                    kwargs["exc_value"] if "exc_value" in kwargs else args[_FORMATTED_ERROR]
+                )
             return original(*args, **kwargs)  # as it is: another library's may return something
 
         def undo() -> None:
@@ -177,11 +211,13 @@ class HandledExceptions:
         *,
         is_ending: bool = True,
     ) -> tuple[HandledException, ...]:
-        """Return the last handled exceptions, the last one last, without `current` and those in its chain.
+        """Return the last handled exceptions, the last one last,
+        without `current` and those in its chain.
 
-        `current`: the exception that is being recorded, or handled; one that was kept and raised again later isn't
-        handled. `count_since`: how many collectives the process has called since a time. `is_ending`: the program won't
-        go on, so its frames' variables may be read, which keeps them alive before Python 3.13.
+        `current`: the exception that is being recorded, or handled; one that was kept and raised
+        again later isn't handled. `count_since`: how many collectives the process has called since
+        a time. `is_ending`: the program won't go on, so its frames' variables may be read, which
+        keeps them alive before Python 3.13.
         """
         chain = {id(link): type(link) for link in iter_chain(current)}
         noted = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
@@ -191,15 +227,21 @@ class HandledExceptions:
         for item in noted:
             if chain.get(item.identity) is item.copies[0].kind:
                 continue
-            if item.times > MAX_REPEATED_HANDLINGS and count_since(item.first_ns) != count_since(item.last_ns):
+            if item.times > MAX_REPEATED_HANDLINGS and count_since(item.first_ns) != count_since(
+                item.last_ns
+            ):
                 continue
             since = count_since(item.last_ns)
-            found.append(HandledException(item.last_ns, build_exception(item.copies), item.times, since))
+            found.append(
+                HandledException(item.last_ns, build_exception(item.copies), item.times, since)
+            )
         if self._tool is None and is_ending:
-            found += self._list_held(current, {item.identity: item.copies[0].kind for item in noted})
+            found += self._list_held(
+                current, {item.identity: item.copies[0].kind for item in noted}
+            )
         return tuple(found[-_MAX_LISTED:])
 
-    # --- Python 3.12 and later --------------------------------------------------------------------------------------
+    # --- Python 3.12 and later --------------------------------------------------------------------
 
     def _turn(self, *, is_on: bool) -> None:
         # Also if they are on or off: another thread may be about to turn them, and Python compares.
@@ -207,10 +249,11 @@ class HandledExceptions:
         monitoring.set_events(self._tool, monitoring.events.EXCEPTION_HANDLED if is_on else 0)
 
     def _note(self, _code: CodeType | None, offset: int, error: BaseException) -> None:
-        # Called for each handler and each clean-up that an exception enters, also if it leaves it again: `list` sorts
-        # those out. What is raised here would be raised in the program. A signal's handler of the program may run here,
-        # too, and what it raises has to pass: not all exceptions. No block of `contextlib`: it takes longer, and needs
-        # one more frame, which there may not be at the limit of recursion.
+        # Called for each handler and each clean-up that an exception enters, also if it leaves it
+        # again: `list` sorts those out. What is raised here would be raised in the program. A
+        # signal's handler of the program may run here, too, and what it raises has to pass: not all
+        # exceptions. No block of `contextlib`: it takes longer, and needs one more frame, which
+        # there may not be at the limit of recursion.
         try:
             self._left -= 1
             if self._left < 0:
@@ -239,8 +282,14 @@ class HandledExceptions:
         # what is kept refers to class and code, so their ids aren't reused
         place, now = (id(type(error)), id(raised.tb_frame.f_code), raised.tb_lasti), time.time_ns()
         before = self._by_place.get(place)
-        if before is not None and before.times >= _MIN_COPIES and now - before.last_ns < _MIN_COPY_NS:
-            before.times += not (before.identity == id(error) and before.reached < (entries, offset))
+        if (
+            before is not None
+            and before.times >= _MIN_COPIES
+            and now - before.last_ns < _MIN_COPY_NS
+        ):
+            before.times += not (
+                before.identity == id(error) and before.reached < (entries, offset)
+            )
             before.identity, before.reached, before.last_ns = id(error), (entries, offset), now
             return
         self._left -= _COPY_COST
@@ -248,13 +297,20 @@ class HandledExceptions:
 
     def _is_own(self, file: str) -> bool:
         """Whether a file is the program's own."""
-        if len(self._is_own_file) >= _MAX_FILES:  # a program that generates code has ever more of them
+        # a program that generates code has ever more of them
+        if len(self._is_own_file) >= _MAX_FILES:
             self._is_own_file.clear()
         found = not (source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS))
         self._is_own_file[file] = found
         return found
 
-    def _keep(self, place: tuple[int, int, int], error: BaseException, reached: tuple[int, int], now: int) -> None:
+    def _keep(
+        self,
+        place: tuple[int, int, int],
+        error: BaseException,
+        reached: tuple[int, int],
+        now: int,
+    ) -> None:
         copies = copy_exception(error)
         before = self._by_place.pop(place, None)
         first_ns, times = now, 1
@@ -265,10 +321,14 @@ class HandledExceptions:
         if len(self._by_place) > _MAX_PLACES:
             del self._by_place[next(iter(self._by_place))]
 
-    # --- all versions -----------------------------------------------------------------------------------------------
+    # --- all versions -----------------------------------------------------------------------------
 
-    def _list_held(self, current: BaseException | None, noted: dict[int, type]) -> Iterator[HandledException]:
-        """Yield exceptions to which the program still refers, and that a frame handled which runs on."""
+    def _list_held(
+        self, current: BaseException | None, noted: dict[int, type]
+    ) -> Iterator[HandledException]:
+        """Yield exceptions to which the program still refers,
+        and that a frame handled which runs on.
+        """
         frames = list(_list_frames(current, self._main))
         active, chain = set(map(id, frames)), {id(link) for link in iter_chain(current)}
         chain |= {id(link) for link in iter_chain(handled_exception(self._main))}
@@ -276,11 +336,19 @@ class HandledExceptions:
         for error in _search_exceptions(frames):
             entry = get_traceback(error)
             # the traceback begins in the frame that handled it
-            if entry is None or id(entry.tb_frame) not in active or id(error) in chain or not may_fail(error):
+            if (
+                entry is None
+                or id(entry.tb_frame) not in active
+                or id(error) in chain
+                or not may_fail(error)
+            ):
                 continue
             if noted.get(id(error)) is type(error):
                 continue
-            if source_files.is_library_file(entry.tb_frame.f_code.co_filename) and entry.tb_next is None:
+            if (
+                source_files.is_library_file(entry.tb_frame.f_code.co_filename)
+                and entry.tb_next is None
+            ):
                 continue
             yield HandledException(None, capture(error))
             found += 1
@@ -295,21 +363,26 @@ def _close(reference: weakref.ref[HandledExceptions]) -> None:
 
 
 def _list_frames(current: BaseException | None, thread: int) -> Iterator[FrameType]:
-    """Yield the frames through which `current` has passed, and those in which a thread is, the innermost ones first."""
+    """Yield the frames through which `current` has passed, and those in which a thread is,
+    the innermost ones first.
+    """
     entry = None if current is None else get_traceback(current)
     passed = []
     while entry is not None:
         passed.append(entry.tb_frame)
         entry = entry.tb_next
     yield from reversed(passed)
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
+    # documented, for debuggers and the like
+    frame = sys._current_frames().get(thread)  # noqa: SLF001
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _search_exceptions(frames: Iterable[FrameType]) -> Iterator[BaseException]:
-    """Yield exceptions that can be reached from the local variables of the program's frames, the nearest ones first."""
+    """Yield exceptions that can be reached from the local variables of the program's frames,
+    the nearest ones first.
+    """
     own = [frame for frame in frames if not source_files.is_library_file(frame.f_code.co_filename)]
     level: list[Any] = [value for frame in own for value in list(frame.f_locals.values())]
     seen: set[int] = set()
@@ -326,6 +399,8 @@ def _search_exceptions(frames: Iterable[FrameType]) -> Iterator[BaseException]:
                 # no code of the program runs for this question
                 members = gc.get_referents(item)
                 following += (
-                    members if len(members) <= 2 * _MAX_MEMBERS else members[:_MAX_MEMBERS] + members[-_MAX_MEMBERS:]
+                    members
+                    if len(members) <= 2 * _MAX_MEMBERS
+                    else members[:_MAX_MEMBERS] + members[-_MAX_MEMBERS:]
                 )
         level = following

@@ -1,13 +1,15 @@
 """Exceptions in flight: raised, and not yet out of the task function.
 
-``finally: destroy_process_group()`` closes the sockets while the exception is still inside, so the peers fail before it
-leaves. It is recorded at that call, before the sockets close, or when the agent is about to stop the worker. If the
-user's code then handles the exception, the document is withdrawn.
+``finally: destroy_process_group()`` closes the sockets while the exception is still inside, so the
+peers fail before it leaves. It is recorded at that call, before the sockets close, or when the
+agent is about to stop the worker. If the user's code then handles the exception, the document is
+withdrawn.
 
-An exception may also be on its way out of a frame in which Python handles none. When it leaves ``for batch in
-DataLoader(...)``, the frame first drops the iterator, and its ``__del__`` joins its processes. During that
-``sys.exc_info()`` has no exception: only the frame's place, and the traceback that refers to it, show that one was
-raised. Looking costs a healthy training nothing: the agent asks before it stops the worker.
+An exception may also be on its way out of a frame in which Python handles none. When it leaves
+``for batch in DataLoader(...)``, the frame first drops the iterator, and its ``__del__`` joins its
+processes. During that ``sys.exc_info()`` has no exception: only the frame's place, and the
+traceback that refers to it, show that one was raised. Looking costs a healthy training nothing: the
+agent asks before it stops the worker.
 """
 
 from __future__ import annotations
@@ -38,14 +40,17 @@ _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
 _MAX_TRACEBACK_SEARCHES = 2
-"""For a frame's traceback: each looks at all objects of the process, and the agent waits a fraction of a second."""
+"""For a frame's traceback: each looks at all objects of the process,
+and the agent waits a fraction of a second.
+"""
 
 
 def get_moment(error: BaseException) -> Moment:
-    """Return when `error` or one of its causes was first seen in flight, at a process group's end; else now.
+    """Return when `error` or one of its causes was first seen in flight, at a process group's end;
+    else now.
 
-    The time of its cause counts, because a handler may have cleaned up before it raised `error` from that. A context
-    doesn't count: it may have been handled long ago.
+    The time of its cause counts, because a handler may have cleaned up before it raised `error`
+    from that. A context doesn't count: it may have been handled long ago.
     """
     noted = None
     seen: set[int] = set()
@@ -59,21 +64,27 @@ def get_moment(error: BaseException) -> Moment:
 
 
 class InFlight:
-    """The exceptions of this process's main thread that were recorded before they left the task function.
+    """The exceptions of this process's main thread that were recorded before they
+    left the task function.
 
-    `record` makes a document durable and returns its name, with which `withdraw` takes it back if the exception was
-    handled after all. An exception's document goes through these states:
+    `record` makes a document durable and returns its name, with which `withdraw` takes it back if
+    the exception was handled after all. An exception's document goes through these states:
 
-        raised -> `seen` or `ask` -> recorded               durable, while the exception is inside the task function
-        recorded -> `hold` -> held                          handled for now; it counts if the job fails later
+        raised -> `seen` or `ask` -> recorded               durable, while the exception is inside
+                                                            the task function
+        recorded -> `hold` -> held                          handled for now; it counts if the job
+                                                            fails later
         held -> `release` -> withdrawn                      handled
         recorded -> `withdraw_handled` -> withdrawn         neither in flight any more, nor held
-        recorded -> the task function ends                  stays; `WorkerMonitor.fails` adds the final document
+        recorded -> the task function ends                  stays; `WorkerMonitor.fails` adds the
+                                                            final document
 
     `ask` runs in the channel's thread while the main thread raises and handles exceptions.
     """
 
-    def __init__(self, record: Callable[[BaseException], str], withdraw: Callable[[str], None]) -> None:
+    def __init__(
+        self, record: Callable[[BaseException], str], withdraw: Callable[[str], None]
+    ) -> None:
         self._record = record
         self._withdraw = withdraw
         self._main = threading.get_ident()
@@ -84,9 +95,13 @@ class InFlight:
         self._lock = threading.RLock()
         self._asked = False
         self.uninterrupted: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
-        """A block in which another thread raises nothing in this one: a name that were lost could not be withdrawn."""
+        """A block in which another thread raises nothing in this one:
+        a name that were lost could not be withdrawn.
+        """
         self.unwinding: Unwinding | None = None
-        """The exception that was leaving a frame of the main thread, or had left it, when the agent asked."""
+        """The exception that was leaving a frame of the main thread, or had left it,
+        when the agent asked.
+        """
         self.left: BaseException | None = None
         """The exception that has left the task function, and is being recorded."""
 
@@ -96,50 +111,63 @@ class InFlight:
         return threading.get_ident() == self._main and os.getpid() == self._owner
 
     def seen(self, error: BaseException) -> None:
-        """Record an exception before its clean-up closes the sockets; once, and only in the main thread.
+        """Record an exception before its clean-up closes the sockets; once,
+        and only in the main thread.
 
-        One that began after the agent asked is what the training makes of the agent's signal, and isn't recorded.
+        One that began after the agent asked is what the training makes of the agent's signal, and
+        isn't recorded.
         """
-        # A forked child has a copy of this object, and the same thread id: its exceptions aren't this worker's.
+        # A forked child has a copy of this object, and the same thread id: its exceptions aren't
+        # this worker's.
         if not self.is_main_thread or not may_fail(error):
             return
         if self._asked and not self.began_before_asked(error):
             return
-        # The first time counts: the same exception may pass several clean-ups, and its peers failed after the first.
+        # The first time counts: the same exception may pass several clean-ups, and its peers failed
+        # after the first.
         vars(error).setdefault(_ATTRIBUTE, Moment.now())
         self._note(error)
 
     def ask(self) -> None:
-        """Record the main thread's exception in flight, and withdraw those that were handled; runs in any thread."""
-        # Read once: the main thread may set it at any moment. Once it is set, the main thread records that exception
-        # itself, so this thread must not record another document about it.
+        """Record the main thread's exception in flight, and withdraw those that were handled;
+        runs in any thread.
+        """
+        # Read once: the main thread may set it at any moment. Once it is set, the main thread
+        # records that exception itself, so this thread must not record another document about it.
         left = self.left
         with self._lock:
             earlier = frozenset(name for _, name in self._recorded)
         error = handled_exception(self._main) if left is None else left
-        # Only documents from before that look: the main thread may have recorded a newer exception in the meantime,
-        # which is in flight although `error` isn't it.
+        # Only documents from before that look: the main thread may have recorded a newer exception
+        # in the meantime, which is in flight although `error` isn't it.
         self.withdraw_handled(error, earlier)
-        # The agent may ask more than once: before torch's abort, at a deadline, before a stop. Later questions only
-        # withdraw.
+        # The agent may ask more than once: before torch's abort, at a deadline, before a stop.
+        # Later questions only withdraw.
         if self._asked:
             return
         try:
-            if left is not None and (entry := BaseException.__getattribute__(left, "__traceback__")) is not None:
-                self.unwinding = Unwinding(entry.tb_frame, entry.tb_lasti, _raised_at(entry.tb_frame, entry))
+            if (
+                left is not None
+                and (entry := BaseException.__getattribute__(left, "__traceback__")) is not None
+            ):
+                self.unwinding = Unwinding(
+                    entry.tb_frame, entry.tb_lasti, _raised_at(entry.tb_frame, entry)
+                )
             elif error is not None and may_fail(error):
                 self._note(error)
             else:
                 self.unwinding = find_unwinding(self._main)
         finally:
-            # Last, even after an error: until here an exception of the main thread counts as its own. The agent sends
-            # the signal only after the answer, or when it waits no longer.
+            # Last, even after an error: until here an exception of the main thread counts as its
+            # own. The agent sends the signal only after the answer, or when it waits no longer.
             self._asked = True
 
     def began_before_asked(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was in flight when the agent asked."""
         unwinding = self.unwinding
-        return self.has_recorded(error) or (unwinding is not None and any(map(unwinding.is_of, iter_chain(error))))
+        return self.has_recorded(error) or (
+            unwinding is not None and any(map(unwinding.is_of, iter_chain(error)))
+        )
 
     def hold(self, error: BaseException) -> None:
         """Keep the document about `error`, which is handled for now, until `release`."""
@@ -158,18 +186,25 @@ class InFlight:
         with self._lock:
             return any(id(item) in chain for item, _ in self._recorded)
 
-    def withdraw_handled(self, error: BaseException | None, names: frozenset[str] | None = None) -> None:
+    def withdraw_handled(
+        self, error: BaseException | None, names: frozenset[str] | None = None
+    ) -> None:
         """Withdraw documents of exceptions that are neither held nor `error` or in its chain.
 
         `names`: consider only these documents; None: all.
         """
-        # Identities suffice: the lists keep every recorded and held exception alive, so no id is reused.
+        # Identities suffice: the lists keep every recorded and held exception alive, so no id is
+        # reused.
         alive = {id(item) for item in iter_chain(error)}
         with self._lock:
-            # Taken out of the list under the lock, withdrawn after it: of two threads that withdraw at the same time
-            # only one withdraws a document, and neither waits for the disk access of its rival.
+            # Taken out of the list under the lock, withdrawn after it: of two threads that withdraw
+            # at the same time only one withdraws a document, and neither waits for the disk access
+            # of its rival.
             alive |= {id(item) for held in self._held for item in iter_chain(held)}
-            stays = [id(item) in alive or (names is not None and name not in names) for item, name in self._recorded]
+            stays = [
+                id(item) in alive or (names is not None and name not in names)
+                for item, name in self._recorded
+            ]
             gone = [item for item, keep in zip(self._recorded, stays, strict=True) if not keep]
             self._recorded = list(itertools.compress(self._recorded, stays))
         for _, name in gone:
@@ -177,8 +212,8 @@ class InFlight:
                 self._withdraw(name)
 
     def _note(self, error: BaseException) -> None:
-        # Held during the upload: the channel's thread may see the same exception while the main thread records it, and
-        # waits here instead of recording it again.
+        # Held during the upload: the channel's thread may see the same exception while the main
+        # thread records it, and waits here instead of recording it again.
         with self._lock:
             if any(error is item for item, _ in self._recorded):
                 return
@@ -187,18 +222,29 @@ class InFlight:
                 self._recorded.append((error, name))
 
 
-def watch_process_groups(in_flight: InFlight, finishes: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Let ``torch.distributed.destroy_process_group`` first record the exception in flight; return the undo function.
+def watch_process_groups(
+    in_flight: InFlight, finishes: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """Let ``torch.distributed.destroy_process_group`` first record the exception in flight;
+    return the undo function.
 
-    Without one, `finishes` is called if the program does nothing more than to end its default group.
+    Without one, `finishes` is called if the program does nothing more than to end its default
+    group.
 
-    It replaces the function's code, so that it also works for names that were imported from torch before.
+    It replaces the function's code, so that it also works for names that were imported from torch
+    before.
     """
     function = group_teardown()
     if function is None or _HOOK in function.__globals__:
         return lambda: None
     original, names = function.__code__, function.__globals__
-    destroy = types.FunctionType(original, names, function.__name__, function.__defaults__, function.__closure__)
+    destroy = types.FunctionType(
+        original,
+        names,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
     @functools.wraps(destroy)
     def noting(*args: Any, **kwargs: Any) -> Any:
@@ -217,8 +263,8 @@ def watch_process_groups(in_flight: InFlight, finishes: Callable[[], None] = lam
                     finishes()
         return destroy(*args, **kwargs)
 
-    # The name first: another thread may call the function as soon as its code is replaced. `undo` has the reverse
-    # order.
+    # The name first: another thread may call the function as soon as its code is replaced. `undo`
+    # has the reverse order.
     names[_HOOK] = noting
     function.__code__ = _call_hook.__code__
 
@@ -231,11 +277,14 @@ def watch_process_groups(in_flight: InFlight, finishes: Callable[[], None] = lam
 
 def _call_hook(*args: Any, **kwargs: Any) -> Any:
     """Call the hook; runs with torch's module as its globals."""
-    return __firstfault_destroy__(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - see watch_process_groups
+    # see watch_process_groups
+    return __firstfault_destroy__(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
 
 
 def may_fail(error: BaseException) -> bool:
-    """Whether an exception is a failure if it leaves the task function; an iterator's end or a clean exit is none."""
+    """Whether an exception is a failure if it leaves the task function;
+    an iterator's end or a clean exit is none.
+    """
     if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
         return False
     if type(error).__name__ == "RankShouldRestart":
@@ -246,10 +295,12 @@ def may_fail(error: BaseException) -> bool:
 def is_clean_exit(error: BaseException) -> bool:
     """Whether `error` is a ``sys.exit()`` with success."""
     # the code may be any object: don't hash or compare it
-    return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
+    return isinstance(error, SystemExit) and (
+        error.code is None or (isinstance(error.code, int) and error.code == 0)
+    )
 
 
-# --- on its way out of a frame --------------------------------------------------------------------------------------
+# --- on its way out of a frame --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +326,8 @@ class Unwinding:
 
 def handled_exception(thread: int) -> BaseException | None:
     """Return the exception that a thread is handling: in a clean-up, too."""
-    item: Any = sys._current_exceptions().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
+    # documented, for debuggers and the like
+    item: Any = sys._current_exceptions().get(thread)  # noqa: SLF001
     if isinstance(item, tuple):
         item = item[1]  # (type, value, traceback): Python 3.10 and 3.11
     return item if isinstance(item, BaseException) else None
@@ -289,7 +341,9 @@ def find_unwinding(thread: int) -> Unwinding | None:
     while above is not None and above.f_back is not None:
         frame = above.f_back
         raises = frame.f_code.co_code[frame.f_lasti] in _RAISES
-        if (raises or _may_run_finalizer(above, closes=closes)) and searches < _MAX_TRACEBACK_SEARCHES:
+        if (
+            raises or _may_run_finalizer(above, closes=closes)
+        ) and searches < _MAX_TRACEBACK_SEARCHES:
             searches += 1
             entry = _find_exception_entry(frame)
             if entry is not None or raises:
@@ -300,14 +354,24 @@ def find_unwinding(thread: int) -> Unwinding | None:
 
 
 def _may_run_finalizer(frame: FrameType, *, closes: bool) -> bool:
-    """Whether a frame may run because the one below drops an object: a finaliser, or a generator that is closed."""
-    return frame.f_code.co_name == "__del__" or (closes and bool(frame.f_code.co_flags & inspect.CO_GENERATOR))
+    """Whether a frame may run because the one below drops an object: a finaliser,
+    or a generator that is closed.
+    """
+    return frame.f_code.co_name == "__del__" or (
+        closes and bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+    )
 
 
 def _find_exception_entry(frame: FrameType) -> TracebackType | None:
-    """Return the traceback entry of `frame`'s current instruction: that instruction raised, and nothing ran since."""
+    """Return the traceback entry of `frame`'s current instruction: that instruction raised,
+    and nothing ran since.
+    """
     for entry in gc.get_referrers(frame):
-        if type(entry) is TracebackType and entry.tb_frame is frame and entry.tb_lasti == frame.f_lasti:
+        if (
+            type(entry) is TracebackType
+            and entry.tb_frame is frame
+            and entry.tb_lasti == frame.f_lasti
+        ):
             return entry
     return None
 

@@ -1,7 +1,8 @@
 """Whether a call is the last thing that a program does: what fails in it takes no work away.
 
-Most programs end with ``dist.destroy_process_group()``. Their main function has not returned then, but nothing of it is
-left to run, which the instructions behind the call show, in its frame and in each frame below.
+Most programs end with ``dist.destroy_process_group()``. Their main function has not returned then,
+but nothing of it is left to run, which the instructions behind the call show, in its frame and in
+each frame below.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _WITHOUT_EFFECT = {
     "EXTENDED_ARG",
     "CACHE",
 }
-"""Instructions between a call and the return of its frame that run no code: they drop the result, or return a value."""
+"""Instructions between a call and the return of its frame that run no code: they drop the result,
+or return a value.
+"""
 
 
 def is_last_call(frame: FrameType | None) -> bool:

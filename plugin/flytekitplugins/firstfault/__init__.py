@@ -1,7 +1,9 @@
-"""The flytekit task plugin: distributed PyTorch training with errors that name the worker that caused them.
+"""The flytekit task plugin: distributed PyTorch training with errors that name the
+worker that caused them.
 
-It replaces ``flytekitplugins.kfpytorch``, with more fields. It may import flytekit, `firstfault_torch`, `firstfault`.
-Names are loaded when first used, so that `firstfault run --help` doesn't wait for flytekit.
+It replaces ``flytekitplugins.kfpytorch``, with more fields. It may import flytekit,
+`firstfault_torch`, `firstfault`. Names are loaded when first used, so that `firstfault run --help`
+doesn't wait for flytekit.
 """
 
 from __future__ import annotations

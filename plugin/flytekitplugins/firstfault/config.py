@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from firstfault_inprocess import InProcessRestart
 
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
-"""An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""
+"""An environment variable: it names the strategy and turns recording on. An empty
+value turns recording off.
+"""
 RETRIES_VARIABLE = "FIRSTFAULT_TASK_RETRIES"
-"""`firstfault run --retries` sets it in its pods: it overrides the retries of the task's decorator."""
+"""`firstfault run --retries` sets it in its pods: it overrides the retries of the task's decorator.
+"""
 RENDEZVOUS_BACKEND = "c10d"
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")
@@ -95,15 +98,22 @@ class _Recorded:
     settle_seconds: float = time_limits.SETTLE_SECONDS
     """Seconds that a failed pod waits, at most, for other pods' reports."""
     upload_deadline_seconds: float = time_limits.UPLOAD_DEADLINE_SECONDS
-    """Seconds that a failing process waits, at most, until the storage has confirmed its error document."""
+    """Seconds that a failing process waits, at most,
+    until the storage has confirmed its error document.
+    """
     retry_policy: RetryPolicy | None = None
-    """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
+    """Whether a failed attempt is retried: a policy of `firstfault.retry`. None:
+    the default policy.
+    """
     stops_repeats: bool = False
-    """Whether an attempt isn't retried, whatever the policy votes, if it failed with the fault of the one before and
-    without progress."""
+    """Whether an attempt isn't retried, whatever the policy votes, if it failed with the fault of
+    the one before and without progress.
+    """
     deck: bool | None = None
-    """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
-    yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
+    """Whether a failed attempt's deck begins with the report. None: yes, if the task has
+    ``enable_deck=True``. True: yes, and a task without ``enable_deck=True`` is refused when it is
+    defined. False: no.
+    """
 
     def __post_init__(self) -> None:
         """Check the fields, so that a bad value is refused before the task is registered."""
@@ -118,7 +128,8 @@ class _Recorded:
 
 @dataclass
 class PyTorch(_Recorded):
-    """A PyTorchJob of one master pod and several worker pods; each pod runs one process, without an elastic agent.
+    """A PyTorchJob of one master pod and several worker pods; each pod runs one process,
+    without an elastic agent.
 
     Raises:
         firstfault.errors.UsageError: a field has a value that isn't valid.
@@ -135,9 +146,11 @@ class PyTorch(_Recorded):
 
 @dataclass
 class Elastic(_Recorded):
-    """Torch elastic training on one node (``nnodes=1``, a plain pod) or several nodes (a PyTorchJob).
+    """Torch elastic training on one node (``nnodes=1``,
+    a plain pod) or several nodes (a PyTorchJob).
 
-    Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the variable isn't set.
+    Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the
+    variable isn't set.
 
     Raises:
         firstfault.errors.UsageError: a field has a value that isn't valid.
@@ -150,49 +163,66 @@ class Elastic(_Recorded):
     start_method: str = "spawn"
     """How the agent starts the workers: "spawn" or "fork"."""
     monitor_interval: float = 0.1
-    """Seconds between two checks of the workers by the agent. 0.1 is torchrun's default; kfpytorch's is 5."""
+    """Seconds between two checks of the workers by the agent. 0.1 is torchrun's default;
+    kfpytorch's is 5.
+    """
     max_restarts: int = 0
     """How often torch elastic restarts the workers before the attempt fails."""
-    rdzv_configs: dict[str, Any] = field(default_factory=lambda: {"timeout": 900, "join_timeout": 900})
-    """Torch's rendezvous settings. The timeouts are 15 minutes, because pods may wait for a node or an image."""
+    rdzv_configs: dict[str, Any] = field(
+        default_factory=lambda: {"timeout": 900, "join_timeout": 900}
+    )
+    """Torch's rendezvous settings. The timeouts are 15 minutes,
+    because pods may wait for a node or an image.
+    """
     increase_shared_mem: bool = True
     """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
     run_policy: RunPolicy | None = None
     stop_seconds: float = time_limits.STOP_GRACE_SECONDS
-    """Seconds that the agent waits for its workers to stop before it kills them; torch waits 30. The agent stops them
-    when another worker failed or the pod is terminated. A worker that failed has 8 s for its exit handlers."""
+    """Seconds that the agent waits for its workers to stop before it kills them; torch waits 30.
+    The agent stops them when another worker failed or the pod is terminated. A worker that failed
+    has 8 s for its exit handlers.
+    """
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of `max_restarts`: a fault that isn't worth
     another try ends the attempt. False: torch elastic restarts the workers after any failure."""
     in_process_restart: InProcessRestart | None = None
-    """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
-    None: they don't."""
+    """How the workers call the task function again in the same processes after a fault, without
+    ranks that are gone. None: they don't.
+    """
     watchdog: Watchdog | None = None
     """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``). None: off."""
     hang: options.Hang | None = field(default_factory=options.Hang)
-    """What the agents do if no rank makes progress: a warning after 60 s, unless it is set. None: off."""
+    """What the agents do if no rank makes progress: a warning after 60 s, unless it is set. None:
+    off.
+    """
     log_dir: str | None = None
-    """Folder for the workers' log files, ``<log_dir>/<run>_<random>/attempt_<restart>/<local rank>``. None: a new
-    temporary folder."""
+    """Folder for the workers' log files, ``<log_dir>/<run>_<random>/attempt_<restart>/<local
+    rank>``. None: a new temporary folder.
+    """
     redirects: str | int | Mapping[int, int] = "0"
-    """Streams that go to a file in `log_dir` instead of the pod's log, in torchrun's form: "1" stdout, "2" stderr, "3"
-    both, or by local rank "0:1,1:2"."""
+    """Streams that go to a file in `log_dir` instead of the pod's log, in torchrun's form: "1"
+    stdout, "2" stderr, "3" both, or by local rank "0:1,1:2".
+    """
     tee: str | int | Mapping[int, int] = "0"
     """Streams that go to a file and to the pod's log; in the same form."""
     local_ranks_filter: str | Collection[int] | None = None
     """Local ranks with output that the pod's log shows, "0,1" or [0, 1]. None: all."""
     log_line_prefix_template: str | None = None
-    """Prefix of the lines of `tee`, with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${group_rank}`` and
-    ``${node}``. None: ``[${role_name}${local_rank}]:``."""
+    """Prefix of the lines of `tee`, with ``${role_name}``, ``${rank}``, ``${local_rank}``,
+    ``${group_rank}`` and ``${node}``. None: ``[${role_name}${local_rank}]:``.
+    """
     duplicate_stdout_filters: Collection[str] = ()
-    """Lines of stdout that contain one of these texts go to one more file, for all workers of `tee`."""
+    """Lines of stdout that contain one of these texts go to one more file,
+    for all workers of `tee`.
+    """
     duplicate_stderr_filters: Collection[str] = ()
     """The same for stderr."""
     event_log_handler: str = "null"
     """Name of the torch elastic event handler: "null", "console", or one that is registered."""
     numa_options: Any = None
-    """Binds each worker to the CPUs near its GPU: "node", "socket", "exclusive", "core-complex", or torch's
-    NumaOptions. None: torch's default."""
+    """Binds each worker to the CPUs near its GPU: "node", "socket", "exclusive", "core-complex", or
+    torch's NumaOptions. None: torch's default.
+    """
     signals_to_handle: str = options.DEFAULT_SIGNALS
     """Signals that end the pod with a verdict, and are passed on to the workers."""
     shutdown_timeout: float | None = None
@@ -208,7 +238,9 @@ class Elastic(_Recorded):
         parse_nnodes(self.nnodes)
         for name in ("redirects", "tee"):
             options.parse_streams(getattr(self, name), f"Elastic.{name}", self.nproc_per_node)
-        options.parse_ranks(self.local_ranks_filter, "Elastic.local_ranks_filter", self.nproc_per_node)
+        options.parse_ranks(
+            self.local_ranks_filter, "Elastic.local_ranks_filter", self.nproc_per_node
+        )
         options.parse_signals(self.signals_to_handle, "Elastic.signals_to_handle")
         options.check_numa(self.numa_options, "Elastic.numa_options")
 
@@ -234,7 +266,10 @@ _SECONDS: _Check = ("a number of seconds, 0 or more", _is_seconds)
 _BOOL: _Check = ("True or False", lambda value: isinstance(value, bool))
 _NAME: _Check = ("a name", _is_text)
 _TEXT_OR_NONE: _Check = ("a text or None", lambda value: value is None or _is_text(value))
-_TEXTS: _Check = ("a list of texts", lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)))
+_TEXTS: _Check = (
+    "a list of texts",
+    lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
+)
 _CHECKS: dict[str, _Check] = {
     "settle_seconds": _SECONDS,
     "upload_deadline_seconds": _SECONDS,
@@ -247,7 +282,10 @@ _CHECKS: dict[str, _Check] = {
     "start_method": (f"one of {', '.join(START_METHODS)}", lambda value: value in START_METHODS),
     "nproc_per_node": ("a whole number, 1 or more", lambda value: _is_whole(value, 1)),
     "max_restarts": ("a whole number, 0 or more", lambda value: _is_whole(value, 0)),
-    "monitor_interval": ("a number of seconds above 0", lambda value: _is_seconds(value) and value > 0),
+    "monitor_interval": (
+        "a number of seconds above 0",
+        lambda value: _is_seconds(value) and value > 0,
+    ),
     "stop_seconds": _SECONDS,
     "shutdown_timeout": (_SECONDS[0], lambda value: value is None or _is_seconds(value)),
     "restarts_follow_policy": _BOOL,
@@ -274,7 +312,9 @@ def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     smallest = int(match[1]) if match else 0
     largest = int(match[2] or match[1]) if match else 0
     if not 1 <= smallest <= largest:
-        raise UsageError(f'Elastic.nnodes must be a number like 2 or a range like "1:4", not {nnodes!r}')
+        raise UsageError(
+            f'Elastic.nnodes must be a number like 2 or a range like "1:4", not {nnodes!r}'
+        )
     return smallest, largest
 
 
@@ -283,8 +323,8 @@ def as_own(config: Any) -> Any:
     if isinstance(config, Elastic | PyTorch):
         return config
     values = _list_values(config)
-    # Of kfpytorch's two configurations only Elastic has this field. Its classes aren't imported here: kfpytorch may not
-    # be installed.
+    # Of kfpytorch's two configurations only Elastic has this field. Its classes aren't imported
+    # here: kfpytorch may not be installed.
     if "nproc_per_node" not in values:
         values["master"] = Master(**_list_values(config.master))
         values["worker"] = Worker(**_list_values(config.worker))

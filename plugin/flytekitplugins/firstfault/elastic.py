@@ -1,4 +1,6 @@
-"""Runs an Elastic task in a pod or in a local call: starts the workers, then returns rank 0's result or raises."""
+"""Runs an Elastic task in a pod or in a local call: starts the workers,
+then returns rank 0's result or raises.
+"""
 
 from __future__ import annotations
 
@@ -31,42 +33,61 @@ from firstfault_torch.guard import logger
 from firstfault_torch.options import DEFAULT_SIGNALS, Options, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, Elastic, parse_nnodes
-from flytekitplugins.firstfault.entrypoints import WorkerResult, code_with_file, run_forked, run_spawned
+from flytekitplugins.firstfault.entrypoints import (
+    WorkerResult,
+    code_with_file,
+    run_forked,
+    run_spawned,
+)
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from flytekitplugins.firstfault.flytekit_classes import verdict_error
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
-_ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "virtual_local_rank": False}
+_ABSENT = {
+    "event_log_handler": "null",
+    "signals_to_handle": DEFAULT_SIGNALS,
+    "virtual_local_rank": False,
+}
 """Values that need nothing of torch."""
 
 
 class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
-    """A local call failed for a reason that isn't recoverable: torch's ChildFailedError, or the agent's own error.
+    """A local call failed for a reason that isn't recoverable: torch's ChildFailedError,
+    or the agent's own error.
 
     kfpytorch documents a RuntimeError and raises a FlyteUserRuntimeException; this is both.
     """
 
 
 def run_training(
-    config: Elastic, function: Callable[[], Any], engine: FlyteEngine | None, options: Options, *, keeps_decks: bool
+    config: Elastic,
+    function: Callable[[], Any],
+    engine: FlyteEngine | None,
+    options: Options,
+    *,
+    keeps_decks: bool,
 ) -> Any:
     """Run the workers of this node; return and raise as `ElasticFunctionTask.execute` does.
 
-    `function` is the task function with its arguments. Without an `engine` nothing is recorded. With `keeps_decks`,
-    rank 0 writes its decks to a file, for the deck of a failed attempt.
+    `function` is the task function with its arguments. Without an `engine` nothing is recorded.
+    With `keeps_decks`, rank 0 writes its decks to a file, for the deck of a failed attempt.
     """
     if parse_nnodes(config.nnodes)[0] > 1 and "PET_NNODES" not in os.environ:
         logger.warning(
-            "nnodes is %s, but this process isn't part of a PyTorchJob (PET_NNODES isn't set): waiting for more pods. "
-            "To run all of them on this machine, use: firstfault run FILE TASK --nodes %s",
+            "nnodes is %s, but this process isn't part of a PyTorchJob (PET_NNODES isn't set):"
+            " waiting for more pods. To run all of them on this machine, use: firstfault run FILE"
+            " TASK --nodes %s",
             config.nnodes,
             parse_nnodes(config.nnodes)[0],
         )
     if "OMP_NUM_THREADS" not in os.environ and config.nproc_per_node > 1:
         # each of several processes would use every core
-        logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
+        logger.info(
+            "OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as"
+            " torchrun does"
+        )
         os.environ["OMP_NUM_THREADS"] = "1"
     launch = _launch_config(config)
     entrypoint, args = _build_entrypoint(config, function, keeps_decks=keeps_decks)
@@ -75,21 +96,24 @@ def run_training(
         if config.in_process_restart is not None:
             results = config.in_process_restart.by_last_rank(results)
         return _hand_over(results)
-    # `run_node` reads torch's error files, and so does `_local_error` (root cause of another rank): remove them only
-    # when the exception to raise has been built.
+    # `run_node` reads torch's error files, and so does `_local_error` (root cause of another rank):
+    # remove them only when the exception to raise has been built.
     with error_files_removed(launch):
         try:
             results = run_node(build_job(launch, entrypoint, args), engine=engine, options=options)
         except NodeFailedError as failed:
-            # `writes_deck` is set only by `publish`, in a pod. A local call, and a pod that has no sealed verdict,
-            # raise kfpytorch's exceptions instead; a pod's entrypoint then writes a stock error file.
+            # `writes_deck` is set only by `publish`, in a pod. A local call, and a pod that has no
+            # sealed verdict, raise kfpytorch's exceptions instead; a pod's entrypoint then writes a
+            # stock error file.
             if failed.verdict is not None and failed.verdict.writes_deck is not None:
                 raise verdict_error(failed.verdict) from failed.error
             raise _local_error(failed) from failed.error
     return _hand_over(results)
 
 
-def _launch_plain(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...]) -> dict[int, Any]:
+def _launch_plain(
+    config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...]
+) -> dict[int, Any]:
     """Run plain torch elastic, because recording is switched off; raise kfpytorch's errors."""
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
 
@@ -100,15 +124,23 @@ def _launch_plain(config: LaunchConfig, entrypoint: Callable[..., Any], args: tu
     return results
 
 
-# --- before ---------------------------------------------------------------------------------------------------------
+# --- before ---------------------------------------------------------------------------------------
 
 
 def _launch_config(config: Elastic) -> LaunchConfig:
-    from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415 - looked up when used, as kfpytorch does
+    from torch.distributed.launcher.api import (  # noqa: PLC0415 - looked up when used, as kfpytorch does
+        LaunchConfig,
+    )
 
     # the operator sets PET_NNODES; torchrun reads it too
     min_nodes, max_nodes = parse_nnodes(os.environ.get("PET_NNODES") or config.nnodes)
-    logs = logs_specs(config.log_dir, config.redirects, config.tee, config.local_ranks_filter, config.nproc_per_node)
+    logs = logs_specs(
+        config.log_dir,
+        config.redirects,
+        config.tee,
+        config.local_ranks_filter,
+        config.nproc_per_node,
+    )
     return LaunchConfig(
         # The same in all pods of the execution, so their agents meet in one rendezvous.
         run_id=flytekit.current_context().execution_id.name,
@@ -145,23 +177,33 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
     if not is_dataclass(launch_config):
         return {}  # another class replaces torch's
     defaults = {field.name: field.default for field in fields(launch_config)}
-    chosen = {name: value for name, value in values.items() if value != defaults.get(name, _ABSENT.get(name))}
+    chosen = {
+        name: value
+        for name, value in values.items()
+        if value != defaults.get(name, _ABSENT.get(name))
+    }
     for name in chosen:
         if name not in defaults:
-            raise UsageError(f"Elastic.{name} needs a later torch: torch {torch.__version__} does not have it")
+            raise UsageError(
+                f"Elastic.{name} needs a later torch: torch {torch.__version__} does not have it"
+            )
     with contextlib.suppress(KeyError):
         get_logging_handler(config.event_log_handler)
         return chosen
-    raise UsageError(f"Elastic.event_log_handler names no handler of torch elastic: {config.event_log_handler!r}")
+    raise UsageError(
+        f"Elastic.event_log_handler names no handler of torch elastic: {config.event_log_handler!r}"
+    )
 
 
 def _build_entrypoint(
     config: Elastic, function: Callable[[], Any], *, keeps_decks: bool
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
+    """Return each worker's function: a picklable one for spawn, a closure for fork,
+    as torch passes no keywords.
+    """
     restart = config.in_process_restart
-    # A forked worker inherits the task function and flytekit's context as they are in memory; nothing is pickled to
-    # start it.
+    # A forked worker inherits the task function and flytekit's context as they are in memory;
+    # nothing is pickled to start it.
     if config.start_method == "fork":
 
         def forked_worker() -> Any:
@@ -170,10 +212,13 @@ def _build_entrypoint(
         return forked_worker, ()
     context = flytekit.current_context()
     try:
-        # A spawned worker begins without flytekit's context. It calls `setup_execution` as the entrypoint does, and
-        # needs these paths for it.
+        # A spawned worker begins without flytekit's context. It calls `setup_execution` as the
+        # entrypoint does, and needs these paths for it.
         checkpoint = context.checkpoint
-        destination, source = checkpoint._checkpoint_dest, checkpoint._checkpoint_src  # noqa: SLF001 - no public name
+        destination, source = (
+            checkpoint._checkpoint_dest,  # noqa: SLF001 - no public name
+            checkpoint._checkpoint_src,  # noqa: SLF001
+        )
     except NotImplementedError:
         destination = source = None  # no checkpoints in this execution
     work = pickled((function, restart))
@@ -181,10 +226,11 @@ def _build_entrypoint(
 
 
 def pickled(value: Any) -> bytes:
-    """Return a value as bytes that ``pickle.loads`` reads, as ``cloudpickle.dumps`` does, with the files of its code.
+    """Return a value as bytes that ``pickle.loads`` reads, as ``cloudpickle.dumps`` does,
+    with the files of its code.
 
-    cloudpickle 3.1.3 and later replace the file of each code object by "<dynamic-code>". Then no traceback and no stack
-    would name the file of a task function.
+    cloudpickle 3.1.3 and later replace the file of each code object by "<dynamic-code>". Then no
+    traceback and no stack would name the file of a task function.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)
@@ -196,30 +242,32 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
 
 
-# --- after ----------------------------------------------------------------------------------------------------------
+# --- after ----------------------------------------------------------------------------------------
 
 
 def _hand_over(results: dict[int, WorkerResult]) -> Any:
     """Return what global rank 0 returned, with its decks and output metadata."""
-    # Every pod's entrypoint writes outputs.pb below the same prefix. IgnoreOutputs makes the entrypoint return without
-    # an upload, so only the pod of rank 0 writes.
+    # Every pod's entrypoint writes outputs.pb below the same prefix. IgnoreOutputs makes the
+    # entrypoint return without an upload, so only the pod of rank 0 writes.
     if 0 not in results:
         raise IgnoreOutputs
     first = results[0]
     if first is None:
         return None  # rank 0 called sys.exit(0): torch counts that as a success without a result
     context = flytekit.current_context()
-    # flytekit renders one deck per name, the last one added. This pod's context has its own timeline, which rank 0's
-    # would replace.
+    # flytekit renders one deck per name, the last one added. This pod's context has its own
+    # timeline, which rank 0's would replace.
     for deck in first.decks:
         if not isinstance(deck, TimeLineDeck):
             context.decks.append(deck)
     if first.output_metadata:
-        # The tracker's keys are id() of the values. An id from the worker's process means nothing here, so register the
-        # value again under its id in this process.
+        # The tracker's keys are id() of the values. An id from the worker's process means nothing
+        # here, so register the value again under its id in this process.
         tracker = FlyteContextManager.current_context().output_metadata_tracker
         if tracker is not None:
             tracker.add(first.return_value, first.output_metadata)
@@ -227,15 +275,18 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
 
 
 def _plain_failure(error: Exception) -> Exception:
-    """Return kfpytorch's exception for the failure that torch kept: recoverable if its worker marked it so."""
+    """Return kfpytorch's exception for the failure that torch kept:
+    recoverable if its worker marked it so.
+    """
     raised: Exception = ElasticTaskError(error)
-    # A stop signal to the agent isn't a failure of the training: the entrypoint uploads neither outputs nor an error
-    # file.
+    # A stop signal to the agent isn't a failure of the training: the entrypoint uploads neither
+    # outputs nor an error file.
     if isinstance(error, SignalException):
         logger.warning("the agent was terminated (%s), so this pod writes no outputs", error)
         raised = IgnoreOutputs()
     elif isinstance(error, ChildFailedError):
-        # torch keeps one failure of the node with its time; Flyte sorts error files of several pods by that time.
+        # torch keeps one failure of the node with its time; Flyte sorts error files of several pods
+        # by that time.
         _, first = error.get_first_failure()
         if was_recoverable(first.error_file):
             raised = FlyteRecoverableException(str(error), timestamp=first.timestamp)
@@ -245,24 +296,35 @@ def _plain_failure(error: Exception) -> Exception:
 
 
 def _local_error(failed: NodeFailedError) -> Exception:
-    """Return kfpytorch's exception for a local call; a pod raises it too if it could not seal its verdict."""
+    """Return kfpytorch's exception for a local call;
+    a pod raises it too if it could not seal its verdict.
+    """
     if failed.verdict is None:
         return _plain_failure(failed.error)
     verdict, decision = failed.verdict.verdict, failed.verdict.decision
     timestamp = verdict.timestamp_ns / 1e9 if verdict.timestamp_ns else None
     if decision.retry:
-        recoverable: Exception = FlyteRecoverableException(failed.verdict.seal.message, timestamp=timestamp)
+        recoverable: Exception = FlyteRecoverableException(
+            failed.verdict.seal.message, timestamp=timestamp
+        )
         return recoverable
     return ElasticTaskError(_with_root_first(failed, verdict.root), timestamp)
 
 
 def _with_root_first(failed: NodeFailedError, root: WorkerError | None) -> Exception:
-    """Return torch's error with the root cause in it: torch keeps one failure per node, which may be another one."""
+    """Return torch's error with the root cause in it: torch keeps one failure per node,
+    which may be another one.
+    """
     error, files = failed.error, failed.report.error_files
     if not isinstance(error, ChildFailedError) or root is None:
         return error
     place = root.place
     if place.rank is None or place.local_rank not in files or place.rank in error.failures:
         return error
-    first = process_failure(place.local_rank, place.pid, root.exit_code or 1, files[place.local_rank])
+    first = process_failure(
+        place.local_rank,
+        place.pid,
+        root.exit_code or 1,
+        files[place.local_rank],
+    )
     return ChildFailedError(error.name, {place.rank: first})

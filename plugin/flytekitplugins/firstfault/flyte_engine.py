@@ -1,4 +1,6 @@
-"""Flyte 1's implementation of the engine protocol: its variables, its error codes, and the files that it reads."""
+"""Flyte 1's implementation of the engine protocol: its variables, its error codes,
+and the files that it reads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
-from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, StoreError
+from firstfault.errors import (
+    AccessDeniedError,
+    BadDocumentError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    StoreError,
+)
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
 from firstfault.model.failure import TEARDOWN
@@ -50,9 +58,12 @@ class FlyteEngine:
     """This attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown."""
     previous_raw_prefix: str = ""
     """The previous attempt's; empty: there was none, or it isn't known."""
-    publish_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False
-    """Writes the deck of a failed attempt, or waits for the pod that does. Returns whether the entrypoint is to write
-    the deck; False: there is none, it is written, or another pod writes it."""
+    publish_deck: Callable[[SealedVerdict, threading.Event | None], bool] = (
+        lambda _verdict, _give_up: False
+    )
+    """Writes the deck of a failed attempt, or waits for the pod that does. Returns whether the
+    entrypoint is to write the deck; False: there is none, it is written, or another pod writes it.
+    """
 
     def __reduce__(self) -> tuple[type[FlyteEngine], tuple[()]]:
         """Pickle without the fields: a spawned worker only names errors, and needs none of them."""
@@ -78,7 +89,8 @@ class FlyteEngine:
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
         """Return flytekit's code, and whether the type is FlyteRecoverableException or a subclass.
 
-        The code is the exception's ``error_code``, else USER:RuntimeError; reading it is the user's code.
+        The code is the exception's ``error_code``, else USER:RuntimeError; reading it is the user's
+        code.
         """
 
         def read() -> str:
@@ -87,43 +99,72 @@ class FlyteEngine:
                 code = getattr(type(error), "error_code", None)
             return str(code) if isinstance(code, str | int) else ""
 
-        return ErrorName(try_call(read)[0] or _PLAIN_CODE, RECOVERABLE_TYPE in {exception.type, *exception.bases})
+        return ErrorName(
+            try_call(read)[0] or _PLAIN_CODE, RECOVERABLE_TYPE in {exception.type, *exception.bases}
+        )
 
     def publish(
-        self, verdict: SealedVerdict, *, shutdown_requested: threading.Event | None = None, leaving_now: bool = False
+        self,
+        verdict: SealedVerdict,
+        *,
+        shutdown_requested: threading.Event | None = None,
+        leaving_now: bool = False,
     ) -> SealedVerdict:
-        """Upload the verdict, and leave it to the stock entrypoint if that fails; write the deck."""
+        """Upload the verdict, and leave it to the stock entrypoint if that fails;
+        write the deck.
+        """
         if not self.in_pod or self.takes_results(verdict):
             return verdict
-        if verdict.conclusion is not None and (mode := read_decision_mode()) != ACT:  # peers take over the document
+        # peers take over the document
+        if verdict.conclusion is not None and (mode := read_decision_mode()) != ACT:
             verdict = _decide_as_flytekit(verdict, is_told=mode == OBSERVE)
-        # A thread exits the process while the main thread is inside C++. Between SIGTERM and the pod's SIGKILL there is
-        # no time for other pods' verdicts or for a deck: upload, and leave `writes_deck` unset.
+        # A thread exits the process while the main thread is inside C++. Between SIGTERM and the
+        # pod's SIGKILL there is no time for other pods' verdicts or for a deck: upload, and leave
+        # `writes_deck` unset.
         if leaving_now:
-            return verdict if verdict.durable else self._upload(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+            return (
+                verdict
+                if verdict.durable
+                else self._upload(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+            )
         if not verdict.for_all:
             # the nodes could not settle on one verdict
-            document = newest_seal(verdict.seal, verdict.document, self.output_prefix, shutdown_requested)
+            document = newest_seal(
+                verdict.seal,
+                verdict.document,
+                self.output_prefix,
+                shutdown_requested,
+            )
             verdict = replace(verdict, document=document)
-        # Deck and verdict must both be in the storage before this pod exits: the first exit with 0 ends the job, and
-        # Flyte then reads both. Each has its own time limit, so a slow deck can't use up the verdict's.
+        # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
+        # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
+        # use up the verdict's.
         writes_deck = self.publish_deck(verdict, shutdown_requested)
         if not verdict.durable:
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
-            usual, short = time_limits.PUBLISH_TIMEOUT_SECONDS, time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
+            usual, short = (
+                time_limits.PUBLISH_TIMEOUT_SECONDS,
+                time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS,
+            )
             verdict = self._upload(verdict, short if hurried else usual)
         return replace(verdict, writes_deck=writes_deck)
 
     def _upload(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
         name = sealed_name(self.output_prefix)
-        return replace(verdict, durable=put_on_node(name, verdict.document, verdict.node_context, seconds))
+        return replace(
+            verdict, durable=put_on_node(name, verdict.document, verdict.node_context, seconds)
+        )
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
-        return get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
+        return (
+            get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
+        )
 
     def await_exit(self, *, has_rank_0: bool, shutdown_requested: threading.Event) -> None:
-        """Wait for rank 0's outputs: Kubeflow counts the job as succeeded when the first pod exits with 0."""
+        """Wait for rank 0's outputs: Kubeflow counts the job as succeeded when the
+        first pod exits with 0.
+        """
         if self.in_pod and not has_rank_0:
             await_outputs(self.output_prefix, shutdown_requested)
 
@@ -137,11 +178,15 @@ class FlyteEngine:
         return 0
 
     def takes_results(self, verdict: SealedVerdict) -> bool:
-        """Whether Flyte gets the outputs: the job had finished, and the task's policy doesn't ask for a retry."""
+        """Whether Flyte gets the outputs: the job had finished,
+        and the task's policy doesn't ask for a retry.
+        """
         return _is_finished(verdict) and read_decision_mode() == ACT
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether Flyte carries out the decision: it reads no error files after a whole pod died."""
+        """Whether Flyte carries out the decision:
+        it reads no error files after a whole pod died.
+        """
         return read_decision_mode() == ACT and pods_live(job)
 
 
@@ -150,41 +195,52 @@ def _is_finished(verdict: SealedVerdict) -> bool:
 
 
 def _decide_as_flytekit(verdict: SealedVerdict, *, is_told: bool) -> SealedVerdict:
-    """Return the verdict as an error of the kind that flytekit itself writes; `is_told`: log what that changes."""
+    """Return the verdict as an error of the kind that flytekit itself writes; `is_told`:
+    log what that changes.
+    """
     root = verdict.verdict.root
     is_recoverable = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
     kind = Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE
-    if is_told and (verdict.seal.kind is not kind or (is_recoverable and verdict.seal.origin is not Origin.USER)):
+    if is_told and (
+        verdict.seal.kind is not kind or (is_recoverable and verdict.seal.origin is not Origin.USER)
+    ):
         decision = verdict.decision
-        logger.warning("observed: would have told Flyte %s: %s", decision.action.value, decision.reason)
+        logger.warning(
+            "observed: would have told Flyte %s: %s", decision.action.value, decision.reason
+        )
     if is_told and _is_finished(verdict):
         logger.warning("observed: would have written the outputs: %s", verdict.decision.reason)
     seal = replace(verdict.seal, kind=kind, origin=Origin.USER)
     return replace(verdict, seal=seal, document=encode_seal(seal))
 
 
-# --- what the backend set ---------------------------------------------------------------------------------------------
+# --- what the backend set -------------------------------------------------------------------------
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the pod's name from the backend, else the host's name."""
     # Backends set the long or the short name of a variable; flytekit reads either (`get_one_of`).
-    names = (environment[name] for name in ("FLYTE_INTERNAL_WORKER_NAME", "_F_WN") if name in environment)
+    names = (
+        environment[name] for name in ("FLYTE_INTERNAL_WORKER_NAME", "_F_WN") if name in environment
+    )
     return next(names, "") or environment.get("HOSTNAME") or socket.gethostname()
 
 
 def namespace() -> str:
     """Return the pod's Kubernetes namespace, or an empty text.
 
-    It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{ domain }}``.
+    It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{
+    domain }}``.
     """
     with contextlib.suppress(OSError, ValueError):
         return _NAMESPACE_FILE.read_text(encoding="ascii").strip()
-    parts = [os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")]
+    parts = [
+        os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")
+    ]
     return "-".join(parts) if all(parts) else ""
 
 
-# --- the files that Flyte reads ---------------------------------------------------------------------------------------
+# --- the files that Flyte reads -------------------------------------------------------------------
 
 
 def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
@@ -194,24 +250,33 @@ def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def sealed_name(output_prefix: str) -> str:
-    """Return the name of the verdict's file, the same in all pods of an attempt: one pod writes it for all."""
+    """Return the name of the verdict's file, the same in all pods of an attempt:
+    one pod writes it for all.
+    """
     unique = uuid.uuid5(uuid.NAMESPACE_URL, output_prefix).hex
     return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
 
 
 def newest_seal(
-    seal: Seal, document: bytes, output_prefix: str, shutdown_requested: threading.Event | None = None
+    seal: Seal,
+    document: bytes,
+    output_prefix: str,
+    shutdown_requested: threading.Event | None = None,
 ) -> bytes:
-    """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
+    """Return the ``error.pb`` to keep: another pod's,
+    unless this pod's was concluded from more documents.
 
-    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer. Once
-    `shutdown_requested` is set, the lookup gets less time.
+    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
+    Once `shutdown_requested` is set, the lookup gets less time.
     """
-    # Not atomic: two pods may both find nothing here, and then the last upload wins. Each verdict is complete, so Flyte
-    # never reads a mixture.
+    # Not atomic: two pods may both find nothing here, and then the last upload wins. Each verdict
+    # is complete, so Flyte never reads a mixture.
     name = sealed_name(output_prefix)
     look = partial(get_file, output_prefix, name)
-    doing, hurried = "looking for the verdict of another pod", time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS
+    doing, hurried = (
+        "looking for the verdict of another pod",
+        time_limits.SHUTDOWN_POD_VERDICT_READ_TIMEOUT_SECONDS,
+    )
     limit = time_limits.POD_VERDICT_READ_TIMEOUT_SECONDS
     other = call_with_timeout(look, limit, doing, shutdown_requested, shutdown_seconds=hurried)
     try:
@@ -219,19 +284,31 @@ def newest_seal(
     except BadDocumentError:
         return document
     # A stock error file decodes to a WorkerError: it has no verdict on the job and is overwritten.
-    return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
+    return (
+        other
+        if other is not None and isinstance(found, Seal) and found.count >= seal.count
+        else document
+    )
 
 
 def await_outputs(
-    output_prefix: str, shutdown_requested: threading.Event, seconds: float = time_limits.OUTPUTS_TIMEOUT_SECONDS
+    output_prefix: str,
+    shutdown_requested: threading.Event,
+    seconds: float = time_limits.OUTPUTS_TIMEOUT_SECONDS,
 ) -> bool:
-    """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
+    """Wait for outputs or an error of rank 0's pod; return False after `seconds`,
+    or if the wait was given up.
 
-    Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
-    The wait is a minute at most if the storage doesn't let this pod look.
+    Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the
+    outputs at that moment. The wait is a minute at most if the storage doesn't let this pod look.
     """
     missing = "rank 0's pod has written no outputs"
-    return _wait_until(partial(outputs_are_there, output_prefix), missing, shutdown_requested, seconds)
+    return _wait_until(
+        partial(outputs_are_there, output_prefix),
+        missing,
+        shutdown_requested,
+        seconds,
+    )
 
 
 def outputs_are_there(output_prefix: str) -> bool:
@@ -244,9 +321,12 @@ def outputs_are_there(output_prefix: str) -> bool:
     async def look() -> bool:
         async with open_store(output_prefix) as store:
             try:
-                # Rank 0's pod may write an error file instead, for example if flytekit can't convert its outputs.
-                # Without that check this pod would wait for the whole limit.
-                return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
+                # Rank 0's pod may write an error file instead, for example if flytekit can't
+                # convert its outputs. Without that check this pod would wait for the whole limit.
+                return any(
+                    item.name == OUTPUTS or is_stock_error_file(item.name)
+                    for item in await store.list()
+                )
             except AccessDeniedError:
                 # reading may be allowed without listing
                 for name in (OUTPUTS, sealed_name(output_prefix)):
@@ -260,7 +340,12 @@ def outputs_are_there(output_prefix: str) -> bool:
     return run_sync(look())
 
 
-def await_deck(output_prefix: str, mark: bytes, shutdown_requested: threading.Event | None, seconds: float) -> bool:
+def await_deck(
+    output_prefix: str,
+    mark: bytes,
+    shutdown_requested: threading.Event | None,
+    seconds: float,
+) -> bool:
     """Wait for another pod's deck; return False after `seconds`, or if the wait was given up.
 
     Only the deck with the report contains `mark`; the task may have published another deck.
@@ -273,10 +358,20 @@ def await_deck(output_prefix: str, mark: bytes, shutdown_requested: threading.Ev
         return False
 
     missed = "the elected pod has not written the deck"
-    return _wait_until(lambda: run_sync(look()), missed, shutdown_requested or threading.Event(), seconds)
+    return _wait_until(
+        lambda: run_sync(look()),
+        missed,
+        shutdown_requested or threading.Event(),
+        seconds,
+    )
 
 
-def _wait_until(is_there: Callable[[], bool], missed: str, shutdown_requested: threading.Event, seconds: float) -> bool:
+def _wait_until(
+    is_there: Callable[[], bool],
+    missed: str,
+    shutdown_requested: threading.Event,
+    seconds: float,
+) -> bool:
     began = time.monotonic()
     pause: float = time_limits.OUTPUTS_POLL_SECONDS
     while True:
@@ -285,8 +380,8 @@ def _wait_until(is_there: Callable[[], bool], missed: str, shutdown_requested: t
             if is_there():
                 return True
         except StoreError as error:
-            # Storage errors may pass, so keep looking until the limit. A refusal usually lasts, so it has a shorter
-            # limit, which holds only as long as the storage refuses.
+            # Storage errors may pass, so keep looking until the limit. A refusal usually lasts, so
+            # it has a shorter limit, which holds only as long as the storage refuses.
             logger.warning("can't check for rank 0's outputs: %s", error)
             if isinstance(error, AccessDeniedError):
                 limit = min(time_limits.UNREADABLE_OUTPUTS_TIMEOUT_SECONDS, seconds)

@@ -1,4 +1,6 @@
-"""What firstfault derives from flytekit's classes: the exceptions that carry a verdict, and a worker's checkpoint."""
+"""What firstfault derives from flytekit's classes: the exceptions that carry a verdict,
+and a worker's checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class VerdictSealedError(Exception):
-    """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it to the entrypoint."""
+    """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`,
+    which leaves it to the entrypoint.
+    """
 
     def __init__(self, sealed: SealedVerdict) -> None:
         super().__init__(sealed.verdict.headline)
@@ -25,7 +29,9 @@ class VerdictSealedError(Exception):
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
-    """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a FlyteRecoverableException."""
+    """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a
+    FlyteRecoverableException.
+    """
 
 
 def verdict_error(sealed: SealedVerdict) -> VerdictSealedError:
@@ -36,24 +42,28 @@ def verdict_error(sealed: SealedVerdict) -> VerdictSealedError:
 class _MayBeMissing(SyncCheckpoint):
     """flytekit's checkpoint, but a missing checkpoint of the previous attempt isn't an error.
 
-    flytekit gives each retry the path of that checkpoint, and raises FlyteDataNotFoundException if nothing is there:
-    a job that failed in its first epoch would fail in its retry because of it.
+    flytekit gives each retry the path of that checkpoint, and raises FlyteDataNotFoundException if
+    nothing is there: a job that failed in its first epoch would fail in its retry because of it.
     """
 
     def prev_exists(self) -> bool:
         """Whether the attempt before has saved a checkpoint."""
-        # flytekit's method only checks that the backend passed a path, so ask the storage as well. If the storage can't
-        # be asked, keep flytekit's answer; `restore` then reports the error.
+        # flytekit's method only checks that the backend passed a path, so ask the storage as well.
+        # If the storage can't be asked, keep flytekit's answer; `restore` then reports the error.
         if not super().prev_exists():
             return False
         with suppress_internal_errors("looking for the checkpoint of the attempt before"):
             source = self._checkpoint_src
-            files = FlyteContextManager.current_context().file_access.get_filesystem_for_path(source)
+            files = FlyteContextManager.current_context().file_access.get_filesystem_for_path(
+                source
+            )
             return bool(files.exists(source))
         return True
 
     def restore(self, path: Path | str | None = None) -> Path | None:
-        """Return the folder with the checkpoint of the attempt before; None if that attempt saved none."""
+        """Return the folder with the checkpoint of the attempt before;
+        None if that attempt saved none.
+        """
         try:
             found: Path | None = super().restore(path)
         except FlyteDataNotFoundException:
@@ -63,7 +73,9 @@ class _MayBeMissing(SyncCheckpoint):
 
 
 def expect_missing_checkpoint() -> None:
-    """Let this process's checkpoint return None if the previous attempt saved none; don't change other classes."""
+    """Let this process's checkpoint return None if the previous attempt saved none;
+    don't change other classes.
+    """
     with suppress_internal_errors("preparing Flyte's checkpoint"):
         try:
             checkpoint = flytekit.current_context().checkpoint
@@ -71,6 +83,6 @@ def expect_missing_checkpoint() -> None:
             return  # no checkpoints in this execution
         # Another class, such as a user's subclass, may define these methods itself.
         if type(checkpoint) is SyncCheckpoint:
-            # Change the class in place: a finalized copy would remove the temporary folder into which other forked
-            # workers may be downloading.
+            # Change the class in place: a finalized copy would remove the temporary folder into
+            # which other forked workers may be downloading.
             checkpoint.__class__ = _MayBeMissing

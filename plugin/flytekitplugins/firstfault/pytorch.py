@@ -1,4 +1,6 @@
-"""Runs a `PyTorch` task: one process per pod, without an agent; the process writes its own documents."""
+"""Runs a `PyTorch` task: one process per pod, without an agent;
+the process writes its own documents.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ if TYPE_CHECKING:
 
 
 def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
-    """Run the task function in this pod and record it; return and raise as `PyTorchFunctionTask.execute` does."""
+    """Run the task function in this pod and record it; return and raise as
+    `PyTorchFunctionTask.execute` does.
+    """
     node_context = build_node_context(engine, options)
-    own = get_worker_place(node_context)  # by the operator's RANK and WORLD_SIZE: each pod runs one process
+    # by the operator's RANK and WORLD_SIZE: each pod runs one process
+    own = get_worker_place(node_context)
     node_context = replace(node_context, group_world_size=own.world_size)
     place = replace(own, group_rank=own.rank, group_world_size=own.world_size)
-    # In the background: the training must not wait for a slow storage. The event is awaited before this pod may exit.
+    # In the background: the training must not wait for a slow storage. The event is awaited before
+    # this pod may exit.
     joined = _announce(node_context, place, Phase.JOINED, wait=False)
     expect_missing_checkpoint()
     try:
@@ -53,15 +59,17 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
             raise
         verdict: SealedVerdict | None = None
         with suppress_internal_errors("concluding on the failure"):
-            # If this fails, or `publish` does, `writes_deck` stays None and the task's own exception goes to the
-            # entrypoint, which writes a stock error file.
+            # If this fails, or `publish` does, `writes_deck` stays None and the task's own
+            # exception goes to the entrypoint, which writes a stock error file.
             verdict = _conclude(error, engine, options, node_context, place)
             verdict = engine.publish(verdict)
         if verdict is not None:
             with suppress_internal_errors("notifying others"):
-                # After publishing: a notifier is user code or a network request, and must not delay the verdict.
+                # After publishing: a notifier is user code or a network request, and must not delay
+                # the verdict.
                 _tell(verdict)
-        # flytekit catches Exception only. SystemExit and KeyboardInterrupt must keep their type to end the process.
+        # flytekit catches Exception only. SystemExit and KeyboardInterrupt must keep their type to
+        # end the process.
         if verdict is not None and verdict.writes_deck is not None and isinstance(error, Exception):
             raise verdict_error(verdict) from error
         raise
@@ -72,19 +80,25 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
 
 
 def _conclude(
-    error: BaseException, engine: FlyteEngine, options: Options, node_context: NodeContext, place: Place
+    error: BaseException,
+    engine: FlyteEngine,
+    options: Options,
+    node_context: NodeContext,
+    place: Place,
 ) -> SealedVerdict:
     """Record an exception of the task function; return the sealed verdict on the job."""
-    # The document first, then the roster entry with its receipt: peers that read the entry find the document. If this
-    # pod is killed in between, readers see a document without an entry.
+    # The document first, then the roster entry with its receipt: peers that read the entry find the
+    # document. If this pod is killed in between, readers see a document without an entry.
     document, receipt = describe_and_record(error, node_context, place, engine)
     _announce(node_context, place, Phase.FAILED, (receipt,))
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
     # This pod's own document, in case the storage took it too late or not at all.
     copies = {document_path(receipt.name): document}
-    verdict = seal_verdict(conclude_on_node(node_context, copies, engine, options, wait), node_context)
-    # Before the verdict is published: Flyte may start the next attempt once it has read the verdict, and that attempt
-    # looks for this copy.
+    verdict = seal_verdict(
+        conclude_on_node(node_context, copies, engine, options, wait), node_context
+    )
+    # Before the verdict is published: Flyte may start the next attempt once it has read the
+    # verdict, and that attempt looks for this copy.
     if verdict.decision.retry:
         hand_over_verdict(node_context, verdict)
     engine.announce(verdict)
@@ -93,7 +107,9 @@ def _conclude(
 
 def _tell(verdict: SealedVerdict) -> None:
     """Notify others, if this is the one of the failed pods that does."""
-    from flytekitplugins.firstfault.deck import is_elected  # noqa: PLC0415 - only a failure needs it
+    from flytekitplugins.firstfault.deck import (  # noqa: PLC0415 - only a failure needs it
+        is_elected,
+    )
 
     report = verdict.report
     if report is not None and is_elected(verdict.node_context, report.job, (Phase.FAILED,)):
@@ -101,9 +117,15 @@ def _tell(verdict: SealedVerdict) -> None:
 
 
 def _announce(
-    node_context: NodeContext, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
+    node_context: NodeContext,
+    place: Place,
+    phase: Phase,
+    receipts: tuple[Receipt, ...] = (),
+    *,
+    wait: bool = True,
 ) -> threading.Event:
-    """Write a roster entry; without `wait` in the background, so that the training doesn't wait for it.
+    """Write a roster entry; without `wait` in the background,
+    so that the training doesn't wait for it.
 
     Return an event that is set when the entry has been written or given up.
     """
@@ -116,7 +138,9 @@ def _announce(
         setup=read_node_setup(node_context.identity) if phase is Phase.FAILED else NodeSetup(),
     )
     deadline = node_context.upload_deadline_seconds
-    ended = start_in_thread(partial(put_on_node, *as_entry(presence), node_context, deadline), "writing the roster")
+    ended = start_in_thread(
+        partial(put_on_node, *as_entry(presence), node_context, deadline), "writing the roster"
+    )
     if wait:
         ended.wait(deadline)
     return ended

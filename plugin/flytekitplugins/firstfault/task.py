@@ -1,4 +1,6 @@
-"""The flytekit task types, also for kfpytorch's configurations: serialization, environment, and verdicts for Flyte."""
+"""The flytekit task types, also for kfpytorch's configurations: serialization, environment,
+and verdicts for Flyte.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from google.protobuf.json_format import MessageToDict
 from firstfault.errors import UsageError
 from firstfault.model import Phase
 from firstfault_torch.engine import SealedVerdict
-from firstfault_torch.options import Hang, Options  # noqa: F401 - the package's public names come from here
+from firstfault_torch.options import (
+    Hang,  # noqa: F401 - the package's public names come from here
+    Options,
+)
 from firstfault_torch.watchdog import Watchdog  # noqa: F401 - as above
 from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     RENDEZVOUS_BACKEND,
@@ -61,19 +66,28 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
         config = as_own(task_config)
-        environment = {STRATEGY_VARIABLE: config.strategy, **(kwargs.pop("environment", None) or {})}
+        environment = {
+            STRATEGY_VARIABLE: config.strategy,
+            **(kwargs.pop("environment", None) or {}),
+        }
         self._wants_shared_memory = False
         self._is_deck_kept = False
         super().__init__(
-            task_config, task_function, task_type_version=_TASK_TYPE_VERSION, environment=environment, **kwargs
+            task_config,
+            task_function,
+            task_type_version=_TASK_TYPE_VERSION,
+            environment=environment,
+            **kwargs,
         )
         if config.deck and self._disable_deck:
             kind = type(config).__name__
-            raise UsageError(f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)")
+            raise UsageError(
+                f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)"
+            )
         if config.increase_shared_mem and not self.shared_memory:
             warnings.warn(
-                "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
-                "use @task(shared_memory=True) instead",
+                "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to"
+                " get shared memory; use @task(shared_memory=True) instead",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -84,14 +98,17 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     @property
     def task_config(self) -> Any:
-        """The configuration as `Elastic` or `PyTorch`; ``with_overrides`` may replace it by one of the same type."""
+        """The configuration as `Elastic` or `PyTorch`;
+        ``with_overrides`` may replace it by one of the same type.
+        """
         return as_own(self._task_config)
 
     @property
     def pod_template(self) -> PodTemplate | None:
         """The user's template, or a new one with the shared memory volume.
 
-        The new one is made on first use: it imports the Kubernetes client, which only registration needs.
+        The new one is made on first use: it imports the Kubernetes client, which only registration
+        needs.
         """
         if self._wants_shared_memory:
             self._wants_shared_memory = False
@@ -104,26 +121,28 @@ class _ReportingTask(PythonFunctionTask[Any]):
         self._pod_template = template
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
-        """Run the task; write a sealed verdict to a file that the stock entrypoint uploads unchanged.
+        """Run the task; write a sealed verdict to a file that the stock
+        entrypoint uploads unchanged.
 
-        An exception would reach Flyte as ``Trace: ...``, without nanoseconds and with the name of the pod that raised
-        it. Flyte looks for errors first, so it ignores the empty outputs next to the file. If the verdict is in the
-        storage already, the entrypoint uploads nothing.
+        An exception would reach Flyte as ``Trace: ...``, without nanoseconds and with the name of
+        the pod that raised it. Flyte looks for errors first, so it ignores the empty outputs next
+        to the file. If the verdict is in the storage already, the entrypoint uploads nothing.
         """
         self._is_deck_kept = False
         try:
             return super().dispatch_execute(ctx, input_literal_map)
-        # In a pod, flytekit wraps any Exception of `execute` in this type. A local execution re-raises the original
-        # one; `ElasticTaskError` is of this type, too, and passes through.
+        # In a pod, flytekit wraps any Exception of `execute` in this type. A local execution
+        # re-raises the original one; `ElasticTaskError` is of this type, too, and passes through.
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
             sealed = error.value.sealed
-            # On IgnoreOutputs the stock entrypoint returns before it uploads its folder or a deck, so this pod can't
-            # overwrite the verdict and the deck that are in the storage.
+            # On IgnoreOutputs the stock entrypoint returns before it uploads its folder or a deck,
+            # so this pod can't overwrite the verdict and the deck that are in the storage.
             if sealed.durable and not sealed.writes_deck:
                 raise FlyteUserRuntimeException(IgnoreOutputs(str(error.value))) from error
-            # From here on the entrypoint uploads its folder, then reads `disable_deck`. Set the flag before returning.
+            # From here on the entrypoint uploads its folder, then reads `disable_deck`. Set the
+            # flag before returning.
             self._is_deck_kept = not sealed.writes_deck
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +153,8 @@ class _ReportingTask(PythonFunctionTask[Any]):
     def disable_deck(self) -> bool:
         """The value of flytekit; also True after a failure if another pod has written the deck.
 
-        The stock entrypoint reads this when the task is done; otherwise it would overwrite that pod's deck.
+        The stock entrypoint reads this when the task is done; otherwise it would overwrite that
+        pod's deck.
         """
         return self._is_deck_kept or bool(super().disable_deck)
 
@@ -163,15 +183,15 @@ class _ReportingTask(PythonFunctionTask[Any]):
     def engine(self) -> FlyteEngine | None:
         """Return the engine of this execution; None if recording is switched off.
 
-        A strategy's name in the environment turns recording on, an empty value off. Without the variable (a local
-        call) the task's configuration decides.
+        A strategy's name in the environment turns recording on, an empty value off. Without the
+        variable (a local call) the task's configuration decides.
         """
         strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
         if not strategy:
             return None
         command = click.get_current_context(silent=True)
-        # In a pod the click command is `pyflyte-execute`: its parameters hold the URIs that the backend filled in. A
-        # local call may have no click context, or another command's.
+        # In a pod the click command is `pyflyte-execute`: its parameters hold the URIs that the
+        # backend filled in. A local call may have no click context, or another command's.
         params = command.params if command is not None else {}
         return FlyteEngine(
             _output_prefix(),
@@ -182,18 +202,32 @@ class _ReportingTask(PythonFunctionTask[Any]):
             publish_deck=self._write_deck,
         )
 
-    def _write_deck(self, verdict: SealedVerdict, shutdown_requested: threading.Event | None) -> bool:
+    def _write_deck(
+        self, verdict: SealedVerdict, shutdown_requested: threading.Event | None
+    ) -> bool:
         if not self.publishes_deck:
             return not self._disable_deck
-        from flytekitplugins.firstfault.deck import publish_deck  # noqa: PLC0415 - only a failure needs it
+        from flytekitplugins.firstfault.deck import (  # noqa: PLC0415 - only a failure needs it
+            publish_deck,
+        )
 
-        return publish_deck(verdict, self.name, staying=self._deck_writers, shutdown_requested=shutdown_requested)
+        return publish_deck(
+            verdict,
+            self.name,
+            staying=self._deck_writers,
+            shutdown_requested=shutdown_requested,
+        )
 
 
 class ElasticFunctionTask(_ReportingTask):
     """Runs a function with torch elastic on one or several nodes."""
 
-    def __init__(self, task_config: Elastic, task_function: Callable[..., Any], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        task_config: Elastic,
+        task_function: Callable[..., Any],
+        **kwargs: Any,
+    ) -> None:
         self.min_nodes, self.max_nodes = parse_nnodes(task_config.nnodes)
         self.rdzv_backend = RENDEZVOUS_BACKEND
         task_type = _SINGLE_NODE_TASK_TYPE if task_config.nnodes == 1 else _TASK_TYPE
@@ -206,15 +240,25 @@ class ElasticFunctionTask(_ReportingTask):
             IgnoreOutputs: rank 0 is on another node, or the pod was terminated (SIGTERM).
             VerdictSealedError: the training failed; the exception carries the verdict.
             FlyteRecoverableException: in a local call, if the root cause is recoverable.
-            FlyteUserRuntimeException: in a local call, if it isn't recoverable; the exception is also a RuntimeError.
+            FlyteUserRuntimeException: in a local call, if it isn't recoverable; the exception is
+                also a RuntimeError.
         """
-        from flytekitplugins.firstfault.elastic import run_training  # noqa: PLC0415 - it imports torch
+        from flytekitplugins.firstfault.elastic import (  # noqa: PLC0415 - it imports torch
+            run_training,
+        )
 
         engine = self.engine()
         keeps_decks = engine is not None and self.publishes_deck
-        # flytekit has converted the inputs here, in the agent's process; the workers get Python values.
+        # flytekit has converted the inputs here, in the agent's process; the workers get Python
+        # values.
         function = partial(self.task_function, **kwargs)
-        return run_training(self.task_config, function, engine, self.options(), keeps_decks=keeps_decks)
+        return run_training(
+            self.task_config,
+            function,
+            engine,
+            self.options(),
+            keeps_decks=keeps_decks,
+        )
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """Return the PyTorchJob's specification; None for a single node, which is a plain pod."""
@@ -223,7 +267,9 @@ class ElasticFunctionTask(_ReportingTask):
             return custom
         config: Elastic = self.task_config
         job = pytorch_task.DistributedPyTorchTrainingTask(
-            worker_replicas=pytorch_task.DistributedPyTorchTrainingReplicaSpec(replicas=self.max_nodes),
+            worker_replicas=pytorch_task.DistributedPyTorchTrainingReplicaSpec(
+                replicas=self.max_nodes
+            ),
             elastic_config=pytorch_task.ElasticConfig(
                 rdzv_backend=self.rdzv_backend,
                 min_replicas=self.min_nodes,
@@ -241,25 +287,38 @@ class PyTorchFunctionTask(_ReportingTask):
 
     _deck_writers = (Phase.FAILED,)  # a pod that has succeeded has exited
 
-    def __init__(self, task_config: PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        task_config: PyTorch,
+        task_function: Callable[..., Any],
+        **kwargs: Any,
+    ) -> None:
         if task_config.num_workers and task_config.worker.replicas:
-            raise ValueError("num_workers and worker.replicas mean the same; pass only worker.replicas")
+            raise ValueError(
+                "num_workers and worker.replicas mean the same; pass only worker.replicas"
+            )
         if task_config.num_workers is None and task_config.worker.replicas is None:
-            raise ValueError("PyTorch needs worker.replicas, the number of worker pods besides the master")
+            raise ValueError(
+                "PyTorch needs worker.replicas, the number of worker pods besides the master"
+            )
         super().__init__(task_config, task_function, task_type=_TASK_TYPE, **kwargs)
 
     def execute(self, **kwargs: Any) -> Any:
         """Run the function in this pod.
 
         Raises:
-            VerdictSealedError: the function raised in a pod; the exception carries the verdict on the whole job.
+            VerdictSealedError: the function raised in a pod; the exception carries the verdict on
+                the whole job.
             Exception: the function raised this in a local call.
         """
         engine = self.engine()
-        # A local call has no other pods to wait for, so the caller gets the function's own exception at once.
+        # A local call has no other pods to wait for, so the caller gets the function's own
+        # exception at once.
         if engine is None or not engine.in_pod:
             return self.task_function(**kwargs)
-        from flytekitplugins.firstfault.pytorch import run_in_pod  # noqa: PLC0415 - only a pod needs it
+        from flytekitplugins.firstfault.pytorch import (  # noqa: PLC0415 - only a pod needs it
+            run_in_pod,
+        )
 
         return run_in_pod(partial(self.task_function, **kwargs), engine, self.options())
 
@@ -285,10 +344,11 @@ def _stop_seconds(config: Elastic | PyTorch) -> float:
 
 
 def _output_prefix() -> str:
-    """Return the folder (URI) of this attempt's documents: the output prefix that the stock entrypoint got.
+    """Return the folder (URI) of this attempt's documents:
+    the output prefix that the stock entrypoint got.
 
-    A local call has no entrypoint and gets a new folder below the raw output prefix, so that two calls in one process
-    don't read each other's documents.
+    A local call has no entrypoint and gets a new folder below the raw output prefix, so that two
+    calls in one process don't read each other's documents.
     """
     command = click.get_current_context(silent=True)
     prefix = command.params.get("output_prefix") if command is not None else None
@@ -305,7 +365,9 @@ def in_pod() -> bool:
 
 
 def _get_raw_prefix(checkpoints: object) -> str:
-    """Return the raw output prefix above a checkpoints' folder; Flyte passes '""' if no such folder exists."""
+    """Return the raw output prefix above a checkpoints' folder;
+    Flyte passes '""' if no such folder exists.
+    """
     return str(checkpoints or "").strip("\"'").rstrip("/").rpartition("/")[0]
 
 
@@ -336,7 +398,9 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     Raises:
         ValueError: the template has several containers, or mounts a volume at /dev/shm already.
     """
-    from kubernetes import client  # noqa: PLC0415 - takes a third of a second, and only registration needs it
+    from kubernetes import (  # noqa: PLC0415 - takes a third of a second, and only registration needs it
+        client,
+    )
 
     if pod_template.pod_spec is None:
         pod_template.pod_spec = client.V1PodSpec(containers=[])
@@ -344,14 +408,16 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     containers = spec.containers or []
     if len(containers) > 1:
         raise ValueError(
-            "the pod template has several containers, so firstfault does not know which one needs shared memory; "
-            "set increase_shared_mem=False and mount a volume at /dev/shm where it is needed"
+            "the pod template has several containers, so firstfault does not know which one needs"
+            " shared memory; set increase_shared_mem=False and mount a volume at /dev/shm where it"
+            " is needed"
         )
     container = containers[0] if containers else client.V1Container(name="primary")
     mounts = container.volume_mounts or []
     if any(mount.mount_path == _SHARED_MEMORY for mount in mounts):
         raise ValueError(
-            "the pod template mounts a volume at /dev/shm already; remove it or set increase_shared_mem=False"
+            "the pod template mounts a volume at /dev/shm already; remove it or set"
+            " increase_shared_mem=False"
         )
     container.volume_mounts = [*mounts, client.V1VolumeMount(name="shm", mount_path=_SHARED_MEMORY)]
     spec.containers = [container]
@@ -359,7 +425,7 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     spec.volumes = [*(spec.volumes or []), volume]
 
 
-# flytekit looks up the task type when `@task` runs, by the exact type of `task_config`. So importing this module must
-# register both; a second registration of the same pair is a no-op.
+# flytekit looks up the task type when `@task` runs, by the exact type of `task_config`. So
+# importing this module must register both; a second registration of the same pair is a no-op.
 TaskPlugins.register_pythontask_plugin(Elastic, ElasticFunctionTask)
 TaskPlugins.register_pythontask_plugin(PyTorch, PyTorchFunctionTask)

@@ -1,11 +1,16 @@
-"""Flyte 2's implementation of the engine protocol: the files that its runtime reads, and the exceptions that it raises.
+"""Flyte 2's implementation of the engine protocol: the files that its runtime reads, and the
+exceptions that it raises.
 
-Flyte 2 runs a task on several pods in two ways, and retries after every error but a non-recoverable one:
+Flyte 2 runs a task on several pods in two ways, and retries after every error but a non-recoverable
+one:
 
-    ClusteredTaskEnvironment   each pod of a JobSet runs torchrun, and ``a0`` in each worker. JobSet restarts all pods
-                               after an exit code other than 0, and Flyte reads error.pb only after 0. So after a fault
-                               that a restart would repeat, one pod writes error.pb and all exit with 0.
-    Elastic                    ``a0`` of each pod starts the workers, and writes what is raised to error.pb
+    ClusteredTaskEnvironment   each pod of a JobSet runs torchrun, and ``a0`` in each worker. JobSet
+                               restarts all pods after an exit code other than 0, and Flyte reads
+                               error.pb only after
+                               0. So after a fault that a restart would repeat, one pod writes
+                               error.pb and all exit with 0.
+    Elastic                    ``a0`` of each pod starts the workers, and writes what is raised to
+                               error.pb
 """
 
 from __future__ import annotations
@@ -44,7 +49,9 @@ _TAB = "firstfault"
 _MARK = "<!-- firstfault: why this attempt failed -->"
 """Distinguishes the report of an earlier restart from one that the task has published."""
 _KINDS = {Action.STOP: "NonRecoverableError", Action.SYSTEM: "RuntimeSystemError"}
-"""Exceptions of `flyte.errors` that change what Flyte would do by itself: run the task again, on its retries."""
+"""Exceptions of `flyte.errors` that change what Flyte would do by itself: run the task again,
+on its retries.
+"""
 _STOP = 0
 """The exit code after which Flyte reads error.pb, and JobSet restarts no pod."""
 
@@ -66,45 +73,82 @@ class Flyte2Engine(TorchrunEngine):
     def identity(self) -> Identity:
         """Return the attempt's folder and this pod's name; the attempt is the JobSet's restart."""
         identity = super().identity()
-        # A restart of the JobSet has the same output path, and finds the verdict there. The next attempt has another.
+        # A restart of the JobSet has the same output path, and finds the verdict there. The next
+        # attempt has another.
         is_restart = self.is_clustered and identity.attempt > 0
-        previous = identity.previous_handover_uri if is_restart else _find_handover(self.previous_checkpoint)
+        previous = (
+            identity.previous_handover_uri
+            if is_restart
+            else _find_handover(self.previous_checkpoint)
+        )
         return replace(identity, engine="flyte2", previous_handover_uri=previous)
 
-    def publish(self, verdict: SealedVerdict, *, leaving_now: bool = False, **how: Any) -> SealedVerdict:
-        """Write the verdict to the attempt's folder and, if the pods won't start again, to where Flyte reads it."""
+    def publish(
+        self,
+        verdict: SealedVerdict,
+        *,
+        leaving_now: bool = False,
+        **how: Any,
+    ) -> SealedVerdict:
+        """Write the verdict to the attempt's folder and, if the pods won't start again,
+        to where Flyte reads it.
+        """
         published = super().publish(verdict, leaving_now=leaving_now, **how)
         # The pod that concluded has a report; all others have the verdict alone, or leave at once.
         report, hurried = None if leaving_now else verdict.report, how.get("shutdown_requested")
         if self.checkpoint and report is not None:
             put = partial(_put, _find_handover(self.checkpoint), VERDICT, verdict.document)
-            call_with_timeout(put, time_limits.HANDOVER_TIMEOUT_SECONDS, "leaving the verdict", hurried)
-        is_final = not self.is_clustered or _is_last_restart() or super().choose_exit_code(verdict) == _STOP
+            call_with_timeout(
+                put,
+                time_limits.HANDOVER_TIMEOUT_SECONDS,
+                "leaving the verdict",
+                hurried,
+            )
+        is_final = (
+            not self.is_clustered
+            or _is_last_restart()
+            or super().choose_exit_code(verdict) == _STOP
+        )
         if not is_final or not _acts():
             return published
-        # Before any pod exits with 0. If the verdict is durable, the pod that concluded has written the error.
+        # Before any pod exits with 0. If the verdict is durable, the pod that concluded has written
+        # the error.
         if self.is_clustered and not verdict.durable:
             put = partial(_put, self.outputs, ERROR_FILE, _encode_error(verdict))
-            seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS if leaving_now else time_limits.PUBLISH_TIMEOUT_SECONDS
+            seconds = (
+                time_limits.EXIT_STEP_TIMEOUT_SECONDS
+                if leaving_now
+                else time_limits.PUBLISH_TIMEOUT_SECONDS
+            )
             is_written = call_with_timeout(put, seconds, "writing the error that Flyte reads")
-            # A failed upload makes the verdict not durable: then this pod exits with 1, and JobSet restarts all.
+            # A failed upload makes the verdict not durable: then this pod exits with 1, and JobSet
+            # restarts all.
             published = replace(published, durable=published.durable and bool(is_written))
         if report is not None:
             write = partial(_write_report, self.outputs, report)
-            call_with_timeout(write, time_limits.DECK_TIMEOUT_SECONDS, "writing the report", hurried)
+            call_with_timeout(
+                write,
+                time_limits.DECK_TIMEOUT_SECONDS,
+                "writing the report",
+                hurried,
+            )
         return published
 
     def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
-        """Return 0 if Flyte must not run the task again and can read why; else the code that the user chose, or 1."""
+        """Return 0 if Flyte must not run the task again and can read why;
+        else the code that the user chose, or 1.
+        """
         if not self.is_clustered:
-            # It leaves without an exception only if its main thread doesn't answer a signal, so a0 writes no error:
-            # after 0, Flyte would look for the task's outputs.
+            # It leaves without an exception only if its main thread doesn't answer a signal, so a0
+            # writes no error: after 0, Flyte would look for the task's outputs.
             return FAILED
         code = super().choose_exit_code(verdict)
         return code if code != _STOP or (verdict is not None and verdict.durable) else FAILED
 
     def describe_observed(self, verdict: SealedVerdict) -> str:
-        """Return as `TorchrunEngine` does; for a pod that raises exceptions, if Flyte's own error would be another."""
+        """Return as `TorchrunEngine` does; for a pod that raises exceptions,
+        if Flyte's own error would be another.
+        """
         if self.is_clustered:
             return super().describe_observed(verdict)
         decision = verdict.decision
@@ -115,14 +159,17 @@ class Flyte2Engine(TorchrunEngine):
         return f"would have raised {what}: {decision.reason}"
 
     def to_exception(self, verdict: SealedVerdict) -> Exception | None:
-        """Return the exception by which ``a0`` reports the verdict, recoverable or not as decided."""
+        """Return the exception by which ``a0`` reports the verdict,
+        recoverable or not as decided.
+        """
         from flyte import errors  # noqa: PLC0415 - only a failure needs it
 
         if self.is_clustered or not _acts():
             return None
         action = verdict.decision.action
         kind = getattr(errors, _KINDS.get(action, "RuntimeUserError"))
-        # Flyte chooses the exception in the parent task by this code. Without proof it is the one of Elastic's own.
+        # Flyte chooses the exception in the parent task by this code. Without proof it is the one
+        # of Elastic's own.
         code = "RuntimeError" if action is Action.UNKNOWN else verdict.verdict.code
         error: Exception = kind(code=code, message=verdict.seal.message)
         return error
@@ -133,18 +180,28 @@ class Flyte2Engine(TorchrunEngine):
 
 
 def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
-    """Return the factory of the engine for a torchrun that starts ``a0``, from torch's `WorkerSpec`."""
+    """Return the factory of the engine for a torchrun that starts ``a0``,
+    from torch's `WorkerSpec`.
+    """
     values = dict(pairwise(spec.args))
-    options = {"outputs": "outputs-path", "checkpoint": "checkpoint-path", "previous_checkpoint": "prev-checkpoint"}
+    options = {
+        "outputs": "outputs-path",
+        "checkpoint": "checkpoint-path",
+        "previous_checkpoint": "prev-checkpoint",
+    }
     found = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
     if _USERS_JOB:
         _name_job(os.environ.get("JOBSET_NAME", ""))
     # "{{": a placeholder that Flyte has not filled
-    return _configure(is_clustered=True, **{name: "" if "{{" in path else path for name, path in found.items()})
+    return _configure(
+        is_clustered=True, **{name: "" if "{{" in path else path for name, path in found.items()}
+    )
 
 
 def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
-    """Return the factory of the engine for an ``Elastic`` task, which calls torch's launcher in this process."""
+    """Return the factory of the engine for an ``Elastic`` task,
+    which calls torch's launcher in this process.
+    """
     import flyte  # noqa: PLC0415 - runs in a task of Flyte 2
 
     del spec
@@ -152,8 +209,12 @@ def find_elastic(spec: Any) -> Callable[..., TorchrunEngine]:
     # torch's run id is that of the run, which may have several such actions
     _name_job(f"{context.action.run_name}-{context.action.name}")
     paths = context.checkpoint_paths
-    checkpoint, previous = (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
-    return _configure(outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or "")
+    checkpoint, previous = (
+        (paths.checkpoint_path, paths.prev_checkpoint_path) if paths is not None else ("", "")
+    )
+    return _configure(
+        outputs=context.output_path, checkpoint=checkpoint or "", previous_checkpoint=previous or ""
+    )
 
 
 _USERS_JOB = os.environ.get(JOB_VARIABLE, "")
@@ -163,8 +224,8 @@ _USERS_JOB = os.environ.get(JOB_VARIABLE, "")
 def _name_job(unique: str) -> None:
     """Give this action's documents a name of their own, after the user's if there is one.
 
-    All actions of an image share a name that the image sets. They would read each other's verdicts as their previous
-    one.
+    All actions of an image share a name that the image sets. They would read each other's verdicts
+    as their previous one.
     """
     os.environ[JOB_VARIABLE] = "-".join(filter(None, (_USERS_JOB, unique)))
 
@@ -194,19 +255,25 @@ def _acts() -> bool:
 def _is_last_restart() -> bool:
     """Whether JobSet probably won't start the pods again.
 
-    Free restarts count as well, so this may be too early: then rank 0 of the next restart removes error.pb.
+    Free restarts count as well, so this may be too early: then rank 0 of the next restart removes
+    error.pb.
     """
-    attempt, limit = (os.environ.get(f"JOBSET_{name}", "") for name in ("RESTART_ATTEMPT", "MAX_RESTARTS"))
+    attempt, limit = (
+        os.environ.get(f"JOBSET_{name}", "") for name in ("RESTART_ATTEMPT", "MAX_RESTARTS")
+    )
     return not (attempt.isdecimal() and limit.isdecimal()) or int(attempt) >= int(limit)
 
 
 def _find_handover(checkpoint: str) -> str:
-    """Return the folder of the verdict next to a checkpoint: the checkpoint itself is one object."""
+    """Return the folder of the verdict next to a checkpoint:
+    the checkpoint itself is one object.
+    """
     return f"{checkpoint.rstrip('/')}.firstfault" if checkpoint else ""
 
 
 def _encode_error(verdict: SealedVerdict) -> bytes:
-    """Return the error that Flyte reads: as a0's own it is recoverable, and the user's, unless proven otherwise.
+    """Return the error that Flyte reads: as a0's own it is recoverable, and the user's,
+    unless proven otherwise.
 
     The sealed decision has the kind for Flyte 1, which retries no error whose cause isn't known.
     """
@@ -231,7 +298,8 @@ def _write_report(outputs: str, report: Report) -> None:
     if existing is None or _MARK.encode() in existing:
         page = Flyte2Report(_TAB)
         page.get_tab(_TAB).log(f"{_MARK}\n{deck_html(report)}")
-        # for S3 and for Google's storage, as `flyte.report.flush` does: Flyte's page opens it in a frame
+        # for S3 and for Google's storage, as `flyte.report.flush` does: Flyte's page opens it in a
+        # frame
         attributes = {"Content-Type": "text/html", "content_type": "text/html"}
         data = str(page.get_final_report()).encode()
         asyncio.run(storage.put_stream(data, to_path=join(outputs, _REPORT), attributes=attributes))

@@ -1,4 +1,6 @@
-"""Records the exception of a task of Flyte 2 in its worker, before ``a0`` turns it into text and exits with 1."""
+"""Records the exception of a task of Flyte 2 in its worker,
+before ``a0`` turns it into text and exits with 1.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class FailureObserver:
     @contextmanager
     def task_span(self, info: Any, recorder: Any) -> Iterator[None]:
         """Record the exception that has left the task function of this process."""
-        # The first task is the pod's. It may run further tasks in this process, and retry or handle their exceptions.
+        # The first task is the pod's. It may run further tasks in this process, and retry or handle
+        # their exceptions.
         is_inner, self._has_begun = self._has_begun, True
         if info.name == _SCRIPT_TASK:
             # the script is this worker's program, and records its own exception first
@@ -42,10 +45,12 @@ class FailureObserver:
 
 
 def _find_in_flight(handled: BaseException | None) -> BaseException | None:
-    """Return the exception that is leaving the task although Flyte doesn't report it, such as CancelledError.
+    """Return the exception that is leaving the task although Flyte doesn't report it,
+    such as CancelledError.
 
-    Flyte reports subclasses of Exception alone. For KeyboardInterrupt this is the last place to see it: a0's command
-    line turns it into an exit. A SystemExit is recorded where the program calls it.
+    Flyte reports subclasses of Exception alone. For KeyboardInterrupt this is the last place to see
+    it: a0's command line turns it into an exit. A SystemExit is recorded where the program calls
+    it.
 
     `handled`: the one that was handled around the task before it began.
     """
@@ -54,14 +59,18 @@ def _find_in_flight(handled: BaseException | None) -> BaseException | None:
 
 
 def _record(error: BaseException | None) -> None:
-    from firstfault_torch.torchrun.script import record_exception  # noqa: PLC0415 - only a failure needs it
+    from firstfault_torch.torchrun.script import (  # noqa: PLC0415 - only a failure needs it
+        record_exception,
+    )
 
     if error is not None:
         record_exception(error)
 
 
 def register() -> None:
-    """Observe the task if an agent has started this ``a0``. Flyte calls this before it loads the task."""
+    """Observe the task if an agent has started this ``a0``. Flyte calls this
+    before it loads the task.
+    """
     if [os.getpid()] == firstfault_start.IN_PROGRAM and Path(sys.argv[0]).name == _PROGRAM:
         from flyte._internal.runtime import io  # noqa: PLC0415 - loaded by then
         from flyte._observe import register_observer  # noqa: PLC0415 - as above
@@ -69,8 +78,9 @@ def register() -> None:
         register_observer(FailureObserver())
         upload = io.upload_error
 
-        # Outside of the task function, such as for outputs of a wrong type, a0 uploads the error and exits with 0, and
-        # only on rank 0. Flyte looks the function up when it handles the exception.
+        # Outside of the task function, such as for outputs of a wrong type, a0 uploads the error
+        # and exits with 0, and only on rank 0. Flyte looks the function up when it handles the
+        # exception.
         async def record_and_upload(*arguments: Any, **options: Any) -> str:
             if (error := sys.exc_info()[1]) is not None:
                 _handle_outside_of_task(error)
@@ -80,7 +90,9 @@ def register() -> None:
 
 
 def _handle_outside_of_task(error: BaseException) -> None:
-    """Record an error after which a0 exits with 0; the agent then fails the attempt, unlike Flyte."""
+    """Record an error after which a0 exits with 0; the agent then fails the attempt,
+    unlike Flyte.
+    """
     mode = read_decision_mode()
     if mode == ACT:
         _record(error)

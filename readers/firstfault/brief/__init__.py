@@ -1,7 +1,9 @@
-"""A brief: at most 6,000 tokens of Markdown about an attempt, for a language model or a person who asks one.
+"""A brief: at most 6,000 tokens of Markdown about an attempt,
+for a language model or a person who asks one.
 
-It has what firstfault concludes and how sure it is, and the lines of the logs from which a reader can judge that: the
-first failure, what each process printed last, a merged time line, and what is missing.
+It has what firstfault concludes and how sure it is, and the lines of the logs from which a reader
+can judge that: the first failure, what each process printed last, a merged time line, and what is
+missing.
 """
 
 from firstfault.brief.conclusion import NoFailure as NoFailure, Subject as Subject

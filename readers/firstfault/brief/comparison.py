@@ -11,11 +11,14 @@ from firstfault.brief.quotes import format_numbered, hide_secrets
 from firstfault.utils.text import counted
 
 _MIN_EQUAL_STEPS = 3
-"""First common steps at which a value must be equal to be the same computation; times and rates aren't."""
+"""First common steps at which a value must be equal to be the same computation;
+times and rates aren't.
+"""
 _MAX_NEW_LINES = 10
 _LINE_CHARS = 200
 _VALUE = re.compile(
-    r"([A-Za-z_][\w/]*)[\"']?(?:\s*[=:]\s*|\s+)([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\b", re.IGNORECASE
+    r"([A-Za-z_][\w/]*)[\"']?(?:\s*[=:]\s*|\s+)([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\b",
+    re.IGNORECASE,
 )
 _NOT_A_NUMBER = re.compile(r"[-+]?(?:nan|inf)", re.IGNORECASE)
 
@@ -56,12 +59,21 @@ class Comparison:
         """Yield the comparison as text."""
         yield f"Against {self.other}"
         if self.last_place is not None and self.other_last_place is not None:
-            yield f"  last step: {_format_place(self.last_place)}, there {_format_place(self.other_last_place)}"
-        for difference, what in ((self.first_difference, "differs"), (self.first_not_a_number, "isn't a number")):
+            yield (
+                f"  last step: {_format_place(self.last_place)}, there"
+                f" {_format_place(self.other_last_place)}"
+            )
+        for difference, what in (
+            (self.first_difference, "differs"),
+            (self.first_not_a_number, "isn't a number"),
+        ):
             if difference is not None:
                 values = f"{difference.name} {difference.here}, there {difference.there}"
                 place = f"{difference.line.file}:{difference.line.number}"
-                yield f"  first step that {what}: {_format_place(difference.place)}: {values} [{place}]"
+                yield (
+                    f"  first step that {what}: {_format_place(difference.place)}: {values}"
+                    f" [{place}]"
+                )
         if not self.new_lines:
             yield "  no line about trouble that isn't there, too"
             return
@@ -78,7 +90,10 @@ class Comparison:
     def to_json(self) -> dict[str, object]:
         """Return the comparison as the field ``against`` of the JSON."""
         safe = hide_secrets([line.first for line in self.new_lines[:_MAX_NEW_LINES]])
-        differences = {"first_difference": self.first_difference, "first_not_a_number": self.first_not_a_number}
+        differences = {
+            "first_difference": self.first_difference,
+            "first_not_a_number": self.first_not_a_number,
+        }
         return {
             "other": self.other,
             "last_step": self.last_place[-1] if self.last_place else None,
@@ -86,17 +101,19 @@ class Comparison:
             "other_last_step": self.other_last_place[-1] if self.other_last_place else None,
             "other_last_epoch": _find_epoch(self.other_last_place),
             **{
-                name: None
-                if found is None
-                else {
-                    "step": found.place[-1],
-                    "epoch": _find_epoch(found.place),
-                    "name": found.name,
-                    "here": found.here,
-                    "there": found.there,
-                    "line": f"{found.line.file}:{found.line.number}",
-                    "other_line": f"{found.other.file}:{found.other.number}",
-                }
+                name: (
+                    None
+                    if found is None
+                    else {
+                        "step": found.place[-1],
+                        "epoch": _find_epoch(found.place),
+                        "name": found.name,
+                        "here": found.here,
+                        "there": found.there,
+                        "line": f"{found.line.file}:{found.line.number}",
+                        "other_line": f"{found.other.file}:{found.other.number}",
+                    }
+                )
                 for name, found in differences.items()
             },
             "new": [
@@ -107,15 +124,24 @@ class Comparison:
 
 
 def compare(here: LogDigest, there: LogDigest, other: str) -> Comparison:
-    """Compare a log with the log of another run, whose name is `other`; both digests are of all lines."""
+    """Compare a log with the log of another run, whose name is `other`;
+    both digests are of all lines.
+    """
     new = [line for template, line in here.folded.items() if template not in there.folded]
     # without room for all kinds of lines, a missing one proves nothing
-    new = [] if there.dropped else [line for line in new if line.weight in {Weight.FATAL, Weight.FAILURE_WORD}]
+    new = (
+        []
+        if there.dropped
+        else [line for line in new if line.weight in {Weight.FATAL, Weight.FAILURE_WORD}]
+    )
     important = sorted(new, key=lambda line: line.weight)[:_MAX_NEW_LINES]
     rest = [line for line in new if line not in important]
     common = [key for key in here.steps if key in there.steps]
     last, other_last = (
-        max((place for _, what, place in digest.steps if what == _main_counter(common)), default=None)
+        max(
+            (place for _, what, place in digest.steps if what == _main_counter(common)),
+            default=None,
+        )
         for digest in (here, there)
     )
     return Comparison(
@@ -148,7 +174,9 @@ def _read_values(line: QuotedLine) -> dict[str, str]:
     return dict(_VALUE.findall(line.text))
 
 
-def _find_difference(here: _Steps, there: _Steps, common: Sequence[tuple[str, str, Place]]) -> StepDifference | None:
+def _find_difference(
+    here: _Steps, there: _Steps, common: Sequence[tuple[str, str, Place]]
+) -> StepDifference | None:
     """Return the first step at which a value differs that was equal at the first common steps."""
     equal: dict[tuple[str, str, str], int] = {}
     refused: set[tuple[str, str, str]] = set()
@@ -169,7 +197,9 @@ def _find_difference(here: _Steps, there: _Steps, common: Sequence[tuple[str, st
     return None
 
 
-def _find_not_a_number(here: _Steps, there: _Steps, common: Sequence[tuple[str, str, Place]]) -> StepDifference | None:
+def _find_not_a_number(
+    here: _Steps, there: _Steps, common: Sequence[tuple[str, str, Place]]
+) -> StepDifference | None:
     for process, what, place in common:
         line, other = here[process, what, place], there[process, what, place]
         values, others = _read_values(line), _read_values(other)

@@ -36,7 +36,11 @@ def title(subject: Subject) -> str:
     """Return the first line of a brief."""
     if isinstance(subject, Report):
         return f"# Failed: {escape(one_line(subject.answers.what, 200))}"
-    return "# Succeeded" if subject.has_succeeded else "# Unknown: no failure found, and no proof of success"
+    return (
+        "# Succeeded"
+        if subject.has_succeeded
+        else "# Unknown: no failure found, and no proof of success"
+    )
 
 
 def conclude(subject: Subject) -> Iterator[str]:
@@ -56,7 +60,9 @@ def conclude(subject: Subject) -> Iterator[str]:
     yield from (_item("Suspect", line) for line in shorten_list(parts.suspects.lines, _MAX_REASONS))
     yield from (_item(fact.name, fact.value) for fact in parts.facts)
     yield from (_item(fact.name, fact.value) for fact in parts.details if fact.name != "Victims")
-    yield from (_item("Restarted after", restart_line(one)) for one in subject.job.restarts if one.restart)
+    yield from (
+        _item("Restarted after", restart_line(one)) for one in subject.job.restarts if one.restart
+    )
     if subject.uri:
         yield _item("Read from", subject.uri)
 
@@ -67,7 +73,9 @@ def list_groups(subject: Subject) -> Iterator[str]:
     for group in groups[:_MAX_GROUPS]:
         who = f"ranks {format_ranks(group.ranks, 60)}" if len(group.ranks) > 1 else group.who()
         count = f" ({group.count} processes)" if group.count > 1 else ""
-        names = [ref.name for ref in group.first.failure.documents] if group.first is not None else []
+        names = (
+            [ref.name for ref in group.first.failure.documents] if group.first is not None else []
+        )
         lines = f", {', '.join(names[:2])}" if names else ""
         yield _item(group.label, f"{who}{count}{lines}: {group.said}")
     if len(groups) > _MAX_GROUPS:
@@ -77,7 +85,10 @@ def list_groups(subject: Subject) -> Iterator[str]:
 def list_missing(subject: Subject, more: Sequence[str]) -> Iterator[str]:
     """Yield what isn't known."""
     unknown = subject.answers.unknown if isinstance(subject, Report) else ()
-    yield from (f"- {escape(one_line(line, _CHARS))}" for line in shorten_list((*unknown, *more), _MAX_UNKNOWN))
+    yield from (
+        f"- {escape(one_line(line, _CHARS))}"
+        for line in shorten_list((*unknown, *more), _MAX_UNKNOWN)
+    )
 
 
 def _item(name: str, value: str) -> str:

@@ -1,4 +1,6 @@
-"""What a brief quotes from the logs of a job: plain data, filled while the logs are read once more."""
+"""What a brief quotes from the logs of a job: plain data,
+filled while the logs are read once more.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class Weight(enum.IntEnum):
     """How much a line that stands out matters; smaller: more."""
 
     FATAL = 0
-    """It names an exception, or is a launcher's or scheduler's report about a process or the job."""
+    """It names an exception, or is a launcher's or scheduler's report about a process or the job.
+    """
     SUCCESS = 1
     """It reports that something has completed."""
     FAILURE_WORD = 2

@@ -11,7 +11,9 @@ _MAX_VALUES, _MAX_DIFFERENCES = 3, 3
 
 
 _VARIABLE_WORD = re.compile(r"[A-Za-z0-9_]*\d[A-Za-z0-9_]*")
-"""A number, an address, a hash, a host or a temporary name: what varies between ranks, steps and runs."""
+"""A number, an address, a hash, a host or a temporary name: what varies between ranks,
+steps and runs.
+"""
 _VARIABLE_WORDS = re.compile(r"#(?:[^A-Za-z#]{0,4}#)+")
 """Several of them, such as a time or a list of numbers."""
 
@@ -27,7 +29,8 @@ _NAME_OF_VALUE = re.compile(r"([A-Za-z_]{3,})[ =:\"'(\[]{1,3}$")
 
 
 def describe_differences(texts: Sequence[str]) -> str:
-    """Return how similar lines differ, if few values occur: "NumelIn 1 (x5), 512 (x3)"; empty: they don't, or in all.
+    """Return how similar lines differ, if few values occur: "NumelIn 1 (x5), 512 (x3)"; empty:
+    they don't, or in all.
 
     A size that some ranks have and others don't is what a mismatch looks like.
     """
@@ -38,15 +41,21 @@ def describe_differences(texts: Sequence[str]) -> str:
     for words in zip(*found, strict=True):
         counts = Counter(word[0] for word in words)
         # a value of each line, as a rank, is in its prefix; many values are measurements
-        if 1 < len(counts) <= _MAX_VALUES and (len(counts) < len(texts) or len(texts) <= _MAX_VALUES):
+        if 1 < len(counts) <= _MAX_VALUES and (
+            len(counts) < len(texts) or len(texts) <= _MAX_VALUES
+        ):
             text = words[0].string[: words[0].start()]
             if (before := _NAME_OF_VALUE.search(text)) is not None:
-                values = ", ".join(f"{value} (x{count})" if count > 1 else value for value, count in counts.items())
+                values = ", ".join(
+                    f"{value} (x{count})" if count > 1 else value for value, count in counts.items()
+                )
                 parts.append(f"{before[1]} {values}")
     return "; ".join(parts[:_MAX_DIFFERENCES])
 
 
-_LIBRARY_FRAME = re.compile(r'^\s*File ".*(?:/site-packages/|/dist-packages/|/lib/python3|<frozen |torchinductor)')
+_LIBRARY_FRAME = re.compile(
+    r'^\s*File ".*(?:/site-packages/|/dist-packages/|/lib/python3|<frozen |torchinductor)'
+)
 """A frame of a library or of generated code, rather than of the program."""
 _FRAME = re.compile(r'^\s*File "')
 _MARKS = re.compile(r"^[\s^~]+$")
@@ -54,7 +63,8 @@ _MARKS = re.compile(r"^[\s^~]+$")
 
 
 def drop_library_frames(lines: Sequence[str], most: int) -> list[int]:
-    """Return the indices of a traceback's lines to keep: without marks; if it's long, without libraries' frames.
+    """Return the indices of a traceback's lines to keep: without marks; if it's long,
+    without libraries' frames.
 
     The innermost frame stays, because it raised.
 
@@ -69,7 +79,9 @@ def drop_library_frames(lines: Sequence[str], most: int) -> list[int]:
     return list(_without_library_code(lines, kept, frames[-1] if frames else -1))
 
 
-def _without_library_code(lines: Sequence[str], kept: Sequence[int], innermost: int) -> Iterator[int]:
+def _without_library_code(
+    lines: Sequence[str], kept: Sequence[int], innermost: int
+) -> Iterator[int]:
     within = False
     for at in kept:
         line = lines[at]

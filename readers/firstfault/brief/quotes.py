@@ -1,4 +1,6 @@
-"""Lines of logs as they are quoted: without credentials, numbered, cut to a width, similar ones folded."""
+"""Lines of logs as they are quoted: without credentials, numbered, cut to a width,
+similar ones folded.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _MAX_ALIKE = 2
 
 
 def cut(text: str, limit: int = MAX_LINE_CHARS) -> str:
-    """Return a line without control characters, at most `limit` characters: its beginning, and a little of its end."""
+    """Return a line without control characters, at most `limit` characters: its beginning,
+    and a little of its end.
+    """
     line = printable(text).replace("\t", "  ").rstrip()
     if len(line) <= limit:
         return line
@@ -27,17 +31,25 @@ def cut(text: str, limit: int = MAX_LINE_CHARS) -> str:
 
 
 def hide_secrets(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
-    """Return lines without credentials and home folders; a credential may be longer than one line."""
+    """Return lines without credentials and home folders;
+    a credential may be longer than one line.
+    """
     texts = redact("\n".join(line.text for line in lines)).split("\n")
     if len(texts) != len(lines):  # a key of several lines became one
         return [
-            line._replace(text=HOME_FOLDER.sub("~", text)) for line, text in zip(lines, _one_by_one(lines), strict=True)
+            line._replace(text=HOME_FOLDER.sub("~", text))
+            for line, text in zip(lines, _one_by_one(lines), strict=True)
         ]
-    return [line._replace(text=HOME_FOLDER.sub("~", text)) for line, text in zip(lines, texts, strict=True)]
+    return [
+        line._replace(text=HOME_FOLDER.sub("~", text))
+        for line, text in zip(lines, texts, strict=True)
+    ]
 
 
 def _one_by_one(lines: Sequence[QuotedLine]) -> Iterator[str]:
-    """Yield each line without credentials; nothing of a block that begins and ends with dashes, such as a key."""
+    """Yield each line without credentials; nothing of a block that begins and ends with dashes,
+    such as a key.
+    """
     within = False
     for line in lines:
         begins, ends = "-----BEGIN " in line.text, "-----END " in line.text
@@ -56,7 +68,8 @@ def number_lines(lines: Iterable[QuotedLine], *, with_files: bool) -> Iterator[s
 
 
 def format_numbered(line: QuotedLine, limit: int = MAX_LINE_CHARS) -> str:
-    """Return a line with its number and who printed it: "412 [rank 3]: loss nan"; without a number as it is.
+    """Return a line with its number and who printed it: "412 [rank 3]: loss nan";
+    without a number as it is.
 
     Args:
         line: the line.
@@ -67,7 +80,9 @@ def format_numbered(line: QuotedLine, limit: int = MAX_LINE_CHARS) -> str:
 
 
 def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
-    """Return lines without those that differ from others only in numbers; the last of them has their count."""
+    """Return lines without those that differ from others only in numbers;
+    the last of them has their count.
+    """
     templates = [make_template(line.text) for line in lines]
     counts, seen = Counter(templates), Counter[str]()
     kept = []
@@ -78,7 +93,12 @@ def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
             kept.append(line)
         elif seen[template] == count:
             kept.append(
-                line._replace(text=f"{cut(line.text, MAX_LINE_CHARS - 40)}  (+{counted(count - 2, 'similar line')})")
+                line._replace(
+                    text=(
+                        f"{cut(line.text, MAX_LINE_CHARS - 40)} "
+                        f" (+{counted(count - 2, 'similar line')})"
+                    )
+                )
             )
     return kept
 

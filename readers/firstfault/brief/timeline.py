@@ -29,9 +29,11 @@ _Entry = tuple[QuotedLine, int, str]
 
 
 def build_timeline(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
-    """Return lines that stand out with their weights, in the order of time, of each kind the first, with a count.
+    """Return lines that stand out with their weights, in the order of time, of each kind the first,
+    with a count.
 
-    Files are merged by time if all lines of the time line have one; otherwise they follow each other.
+    Files are merged by time if all lines of the time line have one; otherwise they follow each
+    other.
     """
     entries = _merge_entries(_list_entries(digest))
     if not entries:
@@ -58,11 +60,17 @@ def _list_entries(digest: LogDigest) -> Iterator[_Entry]:
             yield file.first_step, 1, f"(first step) {file.first_step.text}"
             yield file.last_step, 0, f"(last step) {file.last_step.text}"
     for silence in digest.silences:
-        yield silence.before, 2, f"(then {duration(int(silence.seconds * 1e9))} without a line) {silence.before.text}"
+        yield (
+            silence.before,
+            2,
+            f"(then {duration(int(silence.seconds * 1e9))} without a line) {silence.before.text}",
+        )
 
 
 def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
-    """Return lines that stand out; of many kinds that begin alike, as with names in them, one with all counts."""
+    """Return lines that stand out; of many kinds that begin alike, as with names in them,
+    one with all counts.
+    """
     alike: dict[str, list[FoldedLine]] = defaultdict(list)
     for template, line in folded.items():
         alike[template[:_ALIKE_CHARS]].append(line)
@@ -75,7 +83,11 @@ def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
         count, last = sum(line.count for line in lines), max(line.last_number for line in lines)
         found.append(
             replace(
-                first, weight=min(line.weight for line in lines), count=count, last_number=last, processes=processes
+                first,
+                weight=min(line.weight for line in lines),
+                count=count,
+                last_number=last,
+                processes=processes,
             )
         )
     return sorted(found, key=lambda line: line.first.number)
@@ -117,20 +129,34 @@ def _format_entries(entries: Sequence[_Entry], *, is_merged: bool) -> Iterator[W
 def _list_events(subject: Subject) -> Iterator[WeightedLine]:
     """Yield the failures of a recorded job."""
     for at, event in enumerate(subject.cascade.events if isinstance(subject, Report) else ()):
-        what = f"{event.state.value}: {name_process(event.failure)}: {summarize_failure(event.failure)}"
+        what = (
+            f"{event.state.value}: {name_process(event.failure)}:"
+            f" {summarize_failure(event.failure)}"
+        )
         yield (
             at,
-            cut(" ".join(filter(None, (format_clock(event.failure.timestamp_ns), event.brief, what))), _LINE_CHARS),
+            cut(
+                " ".join(
+                    filter(None, (format_clock(event.failure.timestamp_ns), event.brief, what))
+                ),
+                _LINE_CHARS,
+            ),
         )
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
-    """Return, for each group of processes that are in the same state and ended with similar lines, its last lines."""
+    """Return, for each group of processes that are in the same state and ended with similar lines,
+    its last lines.
+    """
     outputs = list(digest.processes.values()) if digest.files else _read_recorded(subject)
-    states = {item.rank: item.state.value for item in subject.cascade.ranks} if isinstance(subject, Report) else {}
+    states = (
+        {item.rank: item.state.value for item in subject.cascade.ranks}
+        if isinstance(subject, Report)
+        else {}
+    )
     usual = _QUIET if isinstance(subject, Report) else _SUCCEEDED
     groups: dict[tuple[str, ...], list[ProcessOutput]] = defaultdict(list)
     for one in outputs:
@@ -140,7 +166,9 @@ def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
         groups[key].append(one)
     found: list[WeightedLine] = []
     # the root cause, then rare ends
-    ordered = sorted(groups.items(), key=lambda item: (not item[0][0].startswith("root"), len(item[1])))
+    ordered = sorted(
+        groups.items(), key=lambda item: (not item[0][0].startswith("root"), len(item[1]))
+    )
     for at, ((state, *_), group) in enumerate(ordered):
         found += _describe_group(at, state, group)
     return found
@@ -151,7 +179,11 @@ def _describe_group(at: int, state: str, group: Sequence[ProcessOutput]) -> Iter
     ranks = sorted({one.rank for one in group if one.rank is not None})
     names = sorted({one.name for one in group})
     who = f"ranks {format_ranks(ranks, 80)}" if len(ranks) > 1 else ", ".join(names[:_MAX_NAMES])
-    who += f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES and len(ranks) <= 1 else ""
+    who += (
+        f" and {len(names) - _MAX_NAMES} more"
+        if len(names) > _MAX_NAMES and len(ranks) <= 1
+        else ""
+    )
     step = f"; last step line {first.last_step.number}" if first.last_step is not None else ""
     printed = (
         f"{lines} lines"

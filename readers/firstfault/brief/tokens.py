@@ -1,4 +1,6 @@
-"""Estimate how many tokens a text has, without a tokenizer, and choose the lines for which there is room."""
+"""Estimate how many tokens a text has, without a tokenizer,
+and choose the lines for which there is room.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ _LETTERS_PER_TOKEN, _DIGITS_PER_TOKEN, _SPACES_PER_TOKEN, _SIGNS_PER_TOKEN = 4, 
 def estimate_tokens(text: str) -> int:
     """Return an estimate that is rather too high.
 
-    Four letters, two digits or one sign are a token, and so are four of a sign that is repeated. A space before a word
-    belongs to the word, as in the tokenizers of language models. Characters outside of ASCII count as their UTF-8
-    bytes.
+    Four letters, two digits or one sign are a token, and so are four of a sign that is repeated. A
+    space before a word belongs to the word, as in the tokenizers of language models. Characters
+    outside of ASCII count as their UTF-8 bytes.
     """
     total = 0
     for piece in _PIECES.finditer(text):
@@ -57,7 +59,8 @@ def count_tokens(lines: Iterable[str]) -> int:
 
 
 def share_tokens(needs: Sequence[int], shares: Sequence[int], limit: int) -> list[int]:
-    """Return how many tokens each part gets: its need up to its share, then what others leave over, first come first.
+    """Return how many tokens each part gets: its need up to its share, then what others leave over,
+    first come first.
 
     Args:
         needs: tokens of the whole parts.

@@ -1,4 +1,6 @@
-"""The command ``firstfault``: parses arguments, prints reports, sets exit codes. May import every other package."""
+"""The command ``firstfault``: parses arguments, prints reports,
+sets exit codes. May import every other package.
+"""
 
 from firstfault.cli._main import main as main
 from firstfault.cli._support import (

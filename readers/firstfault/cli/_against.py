@@ -18,4 +18,6 @@ def compare_logs(read: ReadAttempt, other: Path) -> Comparison:
     logs = [source for source in read.sources if isinstance(source, Path)]
     if not logs:
         raise UsageError("--against compares logs; pass the log as a file or a folder")
-    return compare(digest_logs(logs, {}, reads_all=True), digest_logs([other], {}, reads_all=True), other.name)
+    return compare(
+        digest_logs(logs, {}, reads_all=True), digest_logs([other], {}, reads_all=True), other.name
+    )

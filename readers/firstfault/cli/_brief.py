@@ -1,4 +1,6 @@
-"""``firstfault show --brief``: what firstfault concludes, and the lines that show why, for a language model."""
+"""``firstfault show --brief``: what firstfault concludes, and the lines that show why,
+for a language model.
+"""
 
 from __future__ import annotations
 

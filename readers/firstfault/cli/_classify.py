@@ -25,18 +25,22 @@ from firstfault.utils.text import parse_json
 )
 @debug_option
 def classify(files: tuple[str, ...]) -> int:
-    """Classify error texts: a fault of the process that wrote the text, or a reaction to another one.
+    """Classify error texts: a fault of the process that wrote the text, or a reaction to another
+    one.
 
-    Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each
-    {"id", "role", "category", "pointer", "signature"}: role is primary (the process's own fault), secondary
-    (a reaction to another failure) or ambiguous; pointer is the peer that the text names, or null.
+    Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each {"id", "role",
+    "category", "pointer", "signature"}: role is primary (the process's own fault), secondary (a
+    reaction to another failure) or ambiguous; pointer is the peer that the text names, or null.
 
     \b
     Examples:
       echo '{"id": 1, "message": "Connection closed by peer [10.0.0.7]:4242"}' | firstfault classify
       firstfault classify --signatures ours.toml < errors.jsonl
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.evidence import built_in_signatures, load_signatures  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.evidence import (  # noqa: PLC0415 - `--help` needs none of these
+        built_in_signatures,
+        load_signatures,
+    )
     from firstfault.evidence import classify as classified  # noqa: PLC0415
 
     signatures = built_in_signatures()
@@ -44,7 +48,10 @@ def classify(files: tuple[str, ...]) -> int:
     for file in reversed(files):
         signatures = load_signatures(file) + signatures
     for number, row in _iter_rows():
-        message, kind = _format_cell(row, "message", number), _format_cell(row, "exception_type", number)
+        message, kind = (
+            _format_cell(row, "message", number),
+            _format_cell(row, "exception_type", number),
+        )
         found = classified(message, kind, signatures=signatures)
         answer = {
             "id": row.get("id"),
@@ -69,7 +76,9 @@ def _iter_rows() -> Iterator[tuple[int, dict[str, Any]]]:
         except ValueError as error:
             raise UsageError(f"line {number} of stdin is not JSON: {error}") from error
         if not isinstance(row, dict):
-            raise UsageError(f'line {number} of stdin must be an object such as {{"id": 1, "message": "..."}}')
+            raise UsageError(
+                f'line {number} of stdin must be an object such as {{"id": 1, "message": "..."}}'
+            )
         yield number, row
 
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 _SEALING_S = 5.0
-"""How long to wait for the pods' sealed verdict after the last report, and for a last report after the verdict."""
+"""How long to wait for the pods' sealed verdict after the last report,
+and for a last report after the verdict.
+"""
 _NEXT_LOOKS = 5
 """Pauses between two looks for the next attempt, in those between two listings of this one."""
 
@@ -36,7 +38,8 @@ def follow_in_time(
     *,
     is_live: bool,
 ) -> bool:
-    """Show each change of an attempt until it is decided or the next one has begun; return False after `seconds`.
+    """Show each change of an attempt until it is decided or the next one has begun;
+    return False after `seconds`.
 
     Args:
         progress: of the attempt.
@@ -46,20 +49,30 @@ def follow_in_time(
         is_live: also print how fast the nodes advance.
     """
     try:
-        asyncio.run(asyncio.wait_for(_show_until_decided(progress, interval, successor, is_live=is_live), seconds))
+        asyncio.run(
+            asyncio.wait_for(
+                _show_until_decided(progress, interval, successor, is_live=is_live), seconds
+            )
+        )
     except asyncio.TimeoutError:
         return False
     return True
 
 
 async def _show_until_decided(
-    progress: Progress, interval: float, successor: MultiErrorFileOutputReader | None, *, is_live: bool = False
+    progress: Progress,
+    interval: float,
+    successor: MultiErrorFileOutputReader | None,
+    *,
+    is_live: bool = False,
 ) -> None:
     """Show each change of an attempt until it is decided or the next one has begun."""
-    # The first of these ends the wait. A retry may begin before this attempt is decided, for instance after the last
-    # pod was killed without a report; the caller's timeout cancels all tasks.
+    # The first of these ends the wait. A retry may begin before this attempt is decided, for
+    # instance after the last pod was killed without a report; the caller's timeout cancels all
+    # tasks.
     followed = asyncio.ensure_future(_follow_attempt(progress, interval))
-    # the live view isn't awaited below: it runs until it is cancelled and must not decide when to stop
+    # the live view isn't awaited below: it runs until it is cancelled and must not decide when to
+    # stop
     live = asyncio.ensure_future(_show_progress(progress) if is_live else asyncio.sleep(0))
     begins = asyncio.ensure_future(_wait_for_begin(successor, _NEXT_LOOKS * interval))
     try:
@@ -89,7 +102,9 @@ async def _follow_attempt(progress: Progress, interval: float) -> None:
     """Show each change of an attempt until it is decided."""
     while progress.is_running:
         async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
-            while (job := await _wait_for_change(jobs, _SEALING_S if progress.is_sealed else None)) is not None:
+            while (
+                job := await _wait_for_change(jobs, _SEALING_S if progress.is_sealed else None)
+            ) is not None:
                 progress.show(job)
         # every node has reported: what is left is the verdict that one of them seals
         ends = time.monotonic() + _SEALING_S
@@ -99,7 +114,9 @@ async def _follow_attempt(progress: Progress, interval: float) -> None:
                 progress.show(job)
 
 
-async def _wait_for_change(jobs: AsyncIterator[JobErrors], seconds: float | None) -> JobErrors | None:
+async def _wait_for_change(
+    jobs: AsyncIterator[JobErrors], seconds: float | None
+) -> JobErrors | None:
     """Return the next change; None if there is none within `seconds`."""
     try:
         return await asyncio.wait_for(anext(jobs, None), seconds)
@@ -184,7 +201,11 @@ class Progress:
 
     def note_end(self, read: ReadAttempt) -> None:
         """Print that the answer which follows is decided."""
-        if self.last is None or read.conclusion is None or _answer(self.last) == _answer(read.conclusion):
+        if (
+            self.last is None
+            or read.conclusion is None
+            or _answer(self.last) == _answer(read.conclusion)
+        ):
             self.note("decided")
         else:
             self.note("decided, and corrected by later documents")
@@ -201,7 +222,11 @@ class Progress:
     def _print_nodes(self, job: JobErrors) -> None:
         expected = job.coverage.expected
         nodes = counted(expected, "node") if expected else "? nodes"
-        of = "" if expected is not None and job.coverage.reported > expected else f" of {expected or '?'}"
+        of = (
+            ""
+            if expected is not None and job.coverage.reported > expected
+            else f" of {expected or '?'}"
+        )
         reported = f"{job.coverage.reported}{of} nodes have reported"
         # a healthy job has no reports to count, so the line shows its round
         line = reported if self.last is not None else f"round {job.round} runs on {nodes}"
@@ -219,4 +244,12 @@ class Progress:
 def _answer(conclusion: Conclusion) -> tuple[object, ...]:
     """Return the parts that make two answers differ; the coverage is none of them."""
     verdict, decision = conclusion.verdict, conclusion.decision
-    return (verdict.scope, verdict.ranks, verdict.node, verdict.code, verdict.category, decision.retry, decision.origin)
+    return (
+        verdict.scope,
+        verdict.ranks,
+        verdict.node,
+        verdict.code,
+        verdict.category,
+        decision.retry,
+        decision.origin,
+    )

@@ -1,4 +1,6 @@
-"""``firstfault watch --live``: asks a running job's first agent how fast the nodes advance, and prints its answers."""
+"""``firstfault watch --live``: asks a running job's first agent how fast the nodes advance,
+and prints its answers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from firstfault.utils.text import duration, printable
 
 _POLL_SECONDS = 5.0
 _FIRST_REQUEST_SECONDS = 60.0
-"""The agent is asked again after this time, then after twice as long: a store keeps each of these files."""
+"""The agent is asked again after this time, then after twice as long:
+a store keeps each of these files.
+"""
 _NO_ANSWER_SECONDS = 30.0
 """Print `_NO_ANSWER` after this long without a new answer."""
 _NS = 10**9
@@ -24,8 +28,8 @@ _MAX_ANSWER_BYTES = 1 << 22
 _MAX_RATES, _MAX_NODES_BEHIND = 8, 3
 """Nodes that are listed one by one; of more nodes only the slowest and the fastest."""
 _NO_ANSWER = (
-    "no agent reports progress: the job isn't running, has --ff-hang off, or doesn't use the folder "
-    "that its first node uses; of a job on one node it has to be a local folder"
+    "no agent reports progress: the job isn't running, has --ff-hang off, or doesn't use the folder"
+    " that its first node uses; of a job on one node it has to be a local folder"
 )
 
 
@@ -47,7 +51,8 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
         last, _ = await _read_view(store, name)  # left by an earlier command
         while True:
             if time.time() + _POLL_SECONDS > until:
-                # The name of the request contains its expiry, so renew the request shortly before that.
+                # The name of the request contains its expiry, so renew the request shortly before
+                # that.
                 until, seconds = time.time() + seconds, 2 * seconds
                 await store.put(f"{layout.roster}/{watched_name(int(until * 1000))}", b"")
             moment, told = await _read_view(store, name)
@@ -64,7 +69,9 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
 
 
 async def _read_view(store: ReadableStore, name: str) -> tuple[float, str]:
-    """Return when the agents reported, by their clock, and a line about it; 0: they haven't, or the file is damaged."""
+    """Return when the agents reported, by their clock, and a line about it; 0: they haven't,
+    or the file is damaged.
+    """
     try:
         view = json.loads(await store.get(name, limit=_MAX_ANSWER_BYTES))
         return float(view["time"]), format_progress_line(view["nodes"])
@@ -73,7 +80,8 @@ async def _read_view(store: ReadableStore, name: str) -> tuple[float, str]:
 
 
 def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line with the nodes' progress and rates; if no node advances, also with the ranks that are behind.
+    """Return a line with the nodes' progress and rates; if no node advances,
+    also with the ranks that are behind.
 
     While nodes advance, their counts aren't compared: each node counted at a different moment.
     """
@@ -81,7 +89,10 @@ def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
     rates = {printable(str(node["node"])): float(node["per_second"]) for node in nodes}
     by_rate = sorted(rates, key=lambda name: rates[name])
     if len(rates) > _MAX_RATES:
-        speed = f"{rates[by_rate[0]]:g} ({by_rate[0]}) to {rates[by_rate[-1]]:g} ({by_rate[-1]}) a second"
+        speed = (
+            f"{rates[by_rate[0]]:g} ({by_rate[0]}) to {rates[by_rate[-1]]:g} ({by_rate[-1]}) a"
+            " second"
+        )
     else:
         speed = "a second: " + ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
     most = max(int(node["collectives"]) for node in nodes)
@@ -91,8 +102,19 @@ def format_progress_line(nodes: Sequence[Mapping[str, Any]]) -> str:
     longest = max(nodes, key=lambda node: float(node["waited_seconds"]))
     if float(longest["waited_seconds"]) > 0:
         waited = duration(int(float(longest["waited_seconds"]) * _NS))
-        parts.append(f"longest wait: rank {int(longest['waits'])} ({printable(str(longest['node']))}), {waited}")
+        parts.append(
+            f"longest wait: rank {int(longest['waits'])} ({printable(str(longest['node']))}),"
+            f" {waited}"
+        )
     stand = not any(rates.values())
-    late = sorted((most - int(node["least"]), str(node["node"]), node["behind"]) for node in nodes if stand)
-    told = [f"rank {rank} ({printable(name)}) by {fewer:,}" for fewer, name, rank in reversed(late) if fewer]
-    return "; ".join([*parts, *([f"behind: {', '.join(shorten_list(told, _MAX_NODES_BEHIND))}"] if told else [])])
+    late = sorted(
+        (most - int(node["least"]), str(node["node"]), node["behind"]) for node in nodes if stand
+    )
+    told = [
+        f"rank {rank} ({printable(name)}) by {fewer:,}"
+        for fewer, name, rank in reversed(late)
+        if fewer
+    ]
+    return "; ".join(
+        [*parts, *([f"behind: {', '.join(shorten_list(told, _MAX_NODES_BEHIND))}"] if told else [])]
+    )

@@ -22,7 +22,9 @@ _NANO = 1_000_000_000
 _GROUPS = ("fingerprint", "category", "pod", "machine", "node")
 
 
-def _parse_since(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+def _parse_since(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> int | None:
     """Return the moment that a duration ago names, nanoseconds since the Unix epoch."""
     if value is None:
         return None
@@ -40,19 +42,30 @@ def _parse_since(_context: click.Context, _parameter: click.Parameter, value: st
     metavar="DURATION",
     help="Only attempts that failed within this time: 30m, 12h, 7d.",
 )
-@click.option("--group", "by", type=click.Choice(_GROUPS), help="Group attempts by this, and count them.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.ls/v1) on each line.")
+@click.option(
+    "--group",
+    "by",
+    type=click.Choice(_GROUPS),
+    help="Group attempts by this, and count them.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object (firstfault.ls/v1) on each line.",
+)
 @debug_option
 def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int:
     """List the failed attempts below a folder, newest first.
 
-    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix. Without it, the runs
-    that were started in this folder are listed, where `show --last` looks, too: those of torchrun and of
-    `firstfault run` below .firstfault, and those among temporary files. Attempts that succeeded aren't listed. The
-    failures are in the order of their times, while `show --last` shows the run that started last.
+    URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix.
+    Without it, the runs that were started in this folder are listed, where `show --last` looks,
+    too: those of torchrun and of `firstfault run` below .firstfault, and those among temporary
+    files. Attempts that succeeded aren't listed. The failures are in the order of their times,
+    while `show --last` shows the run that started last.
 
-    With --group the group that cost the most rank-hours comes first. By node or machine, those that fail more often
-    than chance explains are listed at the end, to be pasted after srun or sbatch.
+    With --group the group that cost the most rank-hours comes first. By node or machine, those that
+    fail more often than chance explains are listed at the end, to be pasted after srun or sbatch.
 
     \b
     Exit codes: 0 listed, 3 no attempt found below the folder, 2 usage, 1 the tool failed.
@@ -73,12 +86,16 @@ def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int
         fail(f"no attempts below {below}; pass a folder of runs, or Flyte's metadata prefix")
         return EXIT.NOTHING_FOUND
     if not attempts:
-        fail(f"none of the {count} attempts below {below} failed{'' if since is None else ' in this time'}")
+        fail(
+            f"none of the {count} attempts below {below}"
+            f" failed{'' if since is None else ' in this time'}"
+        )
     for attempt in attempts:
         if by is None:
             _print(_attempt_json(attempt) if as_json else _attempt_text(attempt))
         elif attempt.note:
-            # an unreadable attempt is in none of the groups: report it on stderr, because the counts lack it
+            # an unreadable attempt is in none of the groups: report it on stderr, because the
+            # counts lack it
             fail(_attempt_text(attempt))
     groups = grouped(attempts, by) if by is not None else []
     for group in groups:
@@ -95,11 +112,17 @@ def _find_own_folders() -> list[str]:
     return find_own_folders()
 
 
-def _list_folders(folders: list[str], since: int | None, *, with_machines: bool) -> tuple[list[FailedAttempt], int]:
-    """Return the failed attempts below all folders, newest first, and the number of all attempts."""
+def _list_folders(
+    folders: list[str], since: int | None, *, with_machines: bool
+) -> tuple[list[FailedAttempt], int]:
+    """Return the failed attempts below all folders, newest first,
+    and the number of all attempts.
+    """
     from firstfault.failure_listing import failed_attempts  # noqa: PLC0415 - as above
 
-    found = [failed_attempts(folder, since_ns=since, with_machines=with_machines) for folder in folders]
+    found = [
+        failed_attempts(folder, since_ns=since, with_machines=with_machines) for folder in folders
+    ]
     attempts = [attempt for failed, _ in found for attempt in failed]
     if len(found) > 1:
         attempts.sort(key=lambda attempt: attempt.time_ns or 0, reverse=True)
@@ -127,8 +150,9 @@ def _attempt_text(attempt: FailedAttempt) -> str:
 def _group_text(group: FaultGroup) -> str:
     hours = "?" if group.rank_hours is None else f"{group.rank_hours:.1f}"
     return (
-        f"{hours} rank-hours  {counted(group.attempts, 'attempt')}  {counted(group.executions, 'execution')}  "
-        f"{one_line(group.key) or 'unknown'}  last {_format_moment(group.last.time_ns)}: {group.last.line}"
+        f"{hours} rank-hours  {counted(group.attempts, 'attempt')} "
+        f" {counted(group.executions, 'execution')}  {one_line(group.key) or 'unknown'}  last"
+        f" {_format_moment(group.last.time_ns)}: {group.last.line}"
     )
 
 

@@ -42,7 +42,9 @@ class _CommandGroup(click.Group):
         own = super().get_command(ctx, cmd_name)
         if cmd_name in BUILT_IN_COMMANDS:
             own = getattr(importlib.import_module(f"firstfault.cli._{cmd_name}"), cmd_name)
-        return own or next((_load_command(point) for point in _entry_points(ctx) if point.name == cmd_name), None)
+        return own or next(
+            (_load_command(point) for point in _entry_points(ctx) if point.name == cmd_name), None
+        )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -52,7 +54,9 @@ class _CommandGroup(click.Group):
             known = self.list_commands(ctx)
             meant = difflib.get_close_matches(name.lower(), known, n=1)
             if Path(name).exists():
-                raise click.UsageError(f"{name!r} isn't a command; did you mean 'firstfault show {name}'?", ctx)
+                raise click.UsageError(
+                    f"{name!r} isn't a command; did you mean 'firstfault show {name}'?", ctx
+                )
             hint = f"did you mean {meant[0]!r}?" if meant else f"commands are {_join_names(known)}"
             raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -73,7 +77,9 @@ def _entry_points(context: click.Context) -> Sequence[EntryPoint]:
 
 
 def _load_command(point: EntryPoint) -> click.Command:
-    """Return a command of another distribution; if its packages are missing, one that prints what to install."""
+    """Return a command of another distribution; if its packages are missing,
+    one that prints what to install.
+    """
     try:
         command: click.Command = point.load()
     except ImportError as error:
@@ -83,7 +89,8 @@ def _load_command(point: EntryPoint) -> click.Command:
         def explain() -> None:
             raise FirstFaultError(reason)
 
-        # any argument is accepted, so that the command prints what to install instead of a usage error
+        # any argument is accepted, so that the command prints what to install instead of a usage
+        # error
         return click.Command(
             point.name,
             callback=explain,
@@ -116,10 +123,12 @@ def group(context: click.Context) -> None:
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
     if context.invoked_subcommand is None:
-        raise click.UsageError(f"missing command; commands are {_join_names(group.list_commands(context))}", context)
+        raise click.UsageError(
+            f"missing command; commands are {_join_names(group.list_commands(context))}", context
+        )
 
 
-# --- small commands -------------------------------------------------------------------------------------------------
+# --- small commands -------------------------------------------------------------------------------
 
 
 def _complete_commands(
@@ -151,11 +160,13 @@ def help_(context: click.Context, command: str | None) -> int:
 group.add_command(help_)
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def _format_usage_error(error: click.ClickException) -> str:
-    """Return a usage error in one line, with a pointer to --help unless it already suggests something."""
+    """Return a usage error in one line, with a pointer to --help unless it
+    already suggests something.
+    """
     text = error.format_message().rstrip(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or text.endswith("?"):
@@ -163,7 +174,17 @@ def _format_usage_error(error: click.ClickException) -> str:
     return f"{text} (see '{context.command_path} --help')"
 
 
-_CLIENTS = ("aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "stamina")
+_CLIENTS = (
+    "aiobotocore",
+    "asyncio",
+    "azure",
+    "botocore",
+    "fsspec",
+    "gcsfs",
+    "google",
+    "s3fs",
+    "stamina",
+)
 """Loggers of the storages' clients: what they would print is part of the error's one line."""
 
 
@@ -173,13 +194,16 @@ class _OneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the record's line."""
         is_own = record.name.startswith("firstfault")  # the line has the name
-        return " ".join(printable(record.message if is_own else super().formatMessage(record)).split())
+        return " ".join(
+            printable(record.message if is_own else super().formatMessage(record)).split()
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with one of `EXIT`."""
     if sys.stdout is None:  # closed: the caller wants the exit code alone
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+        # open until the process ends
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -1,4 +1,6 @@
-"""The runs that were started in the working folder: what ``show --last`` and ``ls`` without a folder look at."""
+"""The runs that were started in the working folder:
+what ``show --last`` and ``ls`` without a folder look at.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def find_last_run() -> str:
 
 
 def find_own_folders() -> list[str]:
-    """Return the folders with runs of this working folder, and its runs among temporary files, each as a folder."""
+    """Return the folders with runs of this working folder, and its runs among temporary files,
+    each as a folder.
+    """
     here = find_run_folders()
     among_temporary = _find_runs_among_temporary(has_runs_here=bool(here))
     for run in among_temporary[:1]:
@@ -47,7 +51,9 @@ def find_own_folders() -> list[str]:
 
 
 def _find_runs_among_temporary(*, has_runs_here: bool) -> Sequence[Path]:
-    """Return the runs among temporary files that were started here; only without any run, those of unknown folders."""
+    """Return the runs among temporary files that were started here; only without any run,
+    those of unknown folders.
+    """
     try:
         working = os.getcwd()  # noqa: PTH109 - as `begin_run` records it
     except OSError:  # it has been removed
@@ -62,7 +68,9 @@ def _report_origin(folder: Path, run: Path) -> None:
 
 
 def _describe_foreign_runs() -> str:
-    """Return that this user's folder among temporary files has runs that were started elsewhere; empty: none."""
+    """Return that this user's folder among temporary files has runs that were started elsewhere;
+    empty: none.
+    """
     runs = [run for folder in find_fallback_folders() for run in runs_in(folder)]
     newest = max(runs, key=began, default=None)
     return f" were started here ({newest} was started elsewhere)" if newest is not None else ""

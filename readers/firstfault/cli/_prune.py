@@ -16,28 +16,44 @@ _OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
 
 
 class _LocalFolder(click.Path):
-    """A folder on this machine; for one on object storage, the error names what removes old runs there."""
+    """A folder on this machine; for one on object storage,
+    the error names what removes old runs there.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the folder's path."""
         from firstfault.store import is_remote  # noqa: PLC0415 - `--help` needs none of it
 
         if is_remote(str(value)):
-            self.fail(f"{value} is on object storage: set a lifecycle rule of the bucket for this prefix", param, ctx)
+            self.fail(
+                f"{value} is on object storage: set a lifecycle rule of the bucket for this prefix",
+                param,
+                ctx,
+            )
         return super().convert(value, param, ctx)
 
 
 @click.command()
-@click.argument("folder", default=".", type=_LocalFolder(exists=True, file_okay=False, path_type=Path))
-@click.option("--keep", default=20, show_default=True, type=click.IntRange(min=0), metavar="N", help="Runs to keep.")
+@click.argument(
+    "folder", default=".", type=_LocalFolder(exists=True, file_okay=False, path_type=Path)
+)
+@click.option(
+    "--keep",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Runs to keep.",
+)
 @debug_option
 def prune(folder: Path, keep: int) -> int:
     """Remove old runs below FOLDER, by default the current one.
 
-    This covers the runs of `firstfault run` and of torchrun's jobs below .firstfault, and runs directly in FOLDER, for
-    a FOLDER that FIRSTFAULT_FOLDER names. Without FOLDER, it also covers your runs among temporary files, which are
-    there if another folder couldn't be written. It keeps the last N of each, runs that may still be active, runs with
-    foreign files, and other users' runs.
+    This covers the runs of `firstfault run` and of torchrun's jobs below .firstfault, and runs
+    directly in FOLDER, for a FOLDER that FIRSTFAULT_FOLDER names. Without FOLDER, it also covers
+    your runs among temporary files, which are there if another folder couldn't be written. It keeps
+    the last N of each, runs that may still be active, runs with foreign files, and other users'
+    runs.
 
     \b
     Examples:
@@ -70,7 +86,9 @@ def _explain_kept_run(run: Path) -> str:
     if belongs_to_another_user(run):
         return "it belongs to another user"
     # FOLDER may be any folder, so only what firstfault made is ever deleted
-    foreign = sorted(path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal())
+    foreign = sorted(
+        path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal()
+    )
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
     try:

@@ -25,8 +25,18 @@ if TYPE_CHECKING:
 
 _STDIN = _STDOUT = "-"
 _COLUMNS = 80
-_BEGINS_OF_LOGS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"\xff\xfe", b"\xfe\xff")
-"""First bytes of compressed logs, of archives, about which the reader of logs says what to do, and of UTF-16."""
+_BEGINS_OF_LOGS = (
+    b"\x1f\x8b",
+    b"BZh",
+    b"\xfd7zXZ",
+    b"\x28\xb5\x2f\xfd",
+    b"PK\x03\x04",
+    b"\xff\xfe",
+    b"\xfe\xff",
+)
+"""First bytes of compressed logs, of archives, about which the reader of logs says what to do,
+and of UTF-16.
+"""
 _OF_TEXTS = {bytes([byte]) for byte in (9, 13, 27, *range(32, 127), *range(0xC2, 0xF5))}
 """First bytes of texts; a document, which is a protobuf message, begins with a newline."""
 
@@ -50,7 +60,9 @@ class Forms:
 @click.command()
 @cli.uri_argument(required=False)
 @click.argument("more_logs", nargs=-1, type=click.Path(exists=True))
-@click.option("--last", is_flag=True, help="Show the newest run below .firstfault, instead of a URI.")
+@click.option(
+    "--last", is_flag=True, help="Show the newest run below .firstfault, instead of a URI."
+)
 @cli.reader_options
 @click.option(
     "--with",
@@ -58,22 +70,53 @@ class Forms:
     metavar="PATH",
     multiple=True,
     type=click.Path(exists=True),
-    help="More files of the same job: a log, a folder of logs, a node's dmesg, flight recorder dumps; repeatable.",
+    help=(
+        "More files of the same job: a log, a folder of logs, a node's dmesg, flight recorder"
+        " dumps; repeatable."
+    ),
 )
 @click.option(
     "--against",
     metavar="PATH",
     type=click.Path(exists=True, path_type=Path),
-    help="Compare with the log of another run: lines that are new, and the first step that differs.",
+    help=(
+        "Compare with the log of another run: lines that are new, and the first step that differs."
+    ),
 )
-@click.option("--fresh", is_flag=True, help="Read every document from storage, not the copies that the pods left.")
-@click.option("--recovered", is_flag=True, help="Show the failures that the attempt recovered from, and its stalls.")
-@click.option("-v", "--verbose", is_flag=True, help="Show everything: traceback, stacks, all failures, all nodes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
-@click.option("--brief", "as_brief", is_flag=True, help="Print at most 6,000 tokens of Markdown, for a language model.")
 @click.option(
-    "--html", metavar="FILE", shell_complete=cli.complete_files, help="Write a self-contained HTML file; - is stdout."
+    "--fresh",
+    is_flag=True,
+    help="Read every document from storage, not the copies that the pods left.",
+)
+@click.option(
+    "--recovered",
+    is_flag=True,
+    help="Show the failures that the attempt recovered from, and its stalls.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show everything: traceback, stacks, all failures, all nodes.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object (firstfault.verdict/v1).",
+)
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
+@click.option(
+    "--brief",
+    "as_brief",
+    is_flag=True,
+    help="Print at most 6,000 tokens of Markdown, for a language model.",
+)
+@click.option(
+    "--html",
+    metavar="FILE",
+    shell_complete=cli.complete_files,
+    help="Write a self-contained HTML file; - is stdout.",
 )
 @cli.debug_option
 def show(  # noqa: PLR0913, PLR0917 - click's options
@@ -87,12 +130,13 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Show the root cause of a failed attempt.
 
-    URI is what a job left: a log with all ranks, a folder of logs, torchrun's log folder, dumps of torch's flight
-    recorder; - reads a log from stdin. MORE_LOGS are of the same job.
+    URI is what a job left: a log with all ranks, a folder of logs, torchrun's log folder, dumps of
+    torch's flight recorder; - reads a log from stdin. MORE_LOGS are of the same job.
 
-    Of a job that ran with firstfault, URI is the attempt's output prefix, its errors/ folder or a single document: a
-    path, or s3://, gs://, abfs://. For the folder of all attempts of a task, the last one that failed is shown. It may
-    also be flyte://project/domain/execution (and /node, /attempt).
+    Of a job that ran with firstfault, URI is the attempt's output prefix, its errors/ folder or a
+    single document: a path, or s3://, gs://, abfs://. For the folder of all attempts of a task, the
+    last one that failed is shown. It may also be flyte://project/domain/execution (and /node,
+    /attempt).
 
     \b
     Exit codes: 0 the attempt didn't fail, or had finished before its teardown
@@ -146,7 +190,9 @@ def _check_forms(forms: Forms, *, recovered: bool) -> None:
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     if recovered and (forms.as_markdown or forms.as_brief or forms.html):
         raise click.UsageError("--recovered prints text, or JSON with --json")
-    if forms.against is not None and (recovered or forms.as_markdown or forms.as_brief or forms.html):
+    if forms.against is not None and (
+        recovered or forms.as_markdown or forms.as_brief or forms.html
+    ):
         raise click.UsageError("--against prints text, or JSON with --json")
 
 
@@ -157,24 +203,33 @@ def _find_uri(uri: str | None, *, last: bool) -> str:
     if uri is not None:
         return uri
     if not last:
-        raise click.UsageError("Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last")
+        raise click.UsageError(
+            "Missing argument 'URI': pass a log file or the attempt's output prefix, or use --last"
+        )
     from firstfault.cli._own_runs import find_last_run  # noqa: PLC0415 - as above
 
     return find_last_run()
 
 
-def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_twice: bool) -> ReadAttempt:
+def _read_stdin(
+    options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_twice: bool
+) -> ReadAttempt:
     """Return what is on stdin: an error document, or a log of any size."""
     from firstfault.attempt_data import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
         raise click.UsageError(
-            "nothing on stdin; pipe a log or an error document into it: firstfault show - < train.log"
+            "nothing on stdin; pipe a log or an error document into it: firstfault show - <"
+            " train.log"
         )
     buffer = sys.stdin.buffer
     # stdin may be a stream without `peek`, for example in a program that replaces it
-    stdin = buffer if isinstance(buffer, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", buffer))
+    stdin = (
+        buffer
+        if isinstance(buffer, io.BufferedReader)
+        else io.BufferedReader(cast("io.RawIOBase", buffer))
+    )
     # peek() keeps the bytes: the reader that is chosen by them reads from the beginning.
     begin = stdin.peek(1)
     if not begin:
@@ -189,17 +244,23 @@ def _read_stdin(options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_t
     # one byte more than the limit shows that the input is too large without reading all of it
     data = stdin.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise BadDocumentError(f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less")
+        raise BadDocumentError(
+            f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less"
+        )
     try:
         return read_document(data, "stdin", options.reader)
     except BadDocumentError as error:
         if b"\0" in data:
-            raise BadDocumentError("stdin is neither an error document nor a text; give the job's log") from error
+            raise BadDocumentError(
+                "stdin is neither an error document nor a text; give the job's log"
+            ) from error
         raise
 
 
 def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
-    """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them. Return the exit code."""
+    """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them.
+    Return the exit code.
+    """
     from firstfault.attempt_data import find_run_logs, sibling_attempts  # noqa: PLC0415 - as above
     from firstfault.model.failure import TEARDOWN  # noqa: PLC0415 - as above
 
@@ -207,7 +268,12 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     if conclusion is None:
         return _print_no_error(read, forms)
     # reading any further attempt costs requests
-    for_a_person = forms.html or forms.as_markdown or forms.verbose or (not forms.as_json and cli.on_terminal())
+    for_a_person = (
+        forms.html
+        or forms.as_markdown
+        or forms.verbose
+        or (not forms.as_json and cli.on_terminal())
+    )
     # a URI of several attempts resolves to one of them: the report compares it with the rest
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
@@ -220,13 +286,21 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     # a node failed, but nothing readable shows why: scripts must not see a root cause here
     if not conclusion.job.failures and not conclusion.job.seals:
         coverage = read.job.coverage
-        found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"
-        other = "another program wrote what is there, or its upload was cut off: " if coverage.unreadable else ""
+        found = (
+            "; ".join(coverage.notes)
+            or "a node reported a failure, but its error documents are missing"
+        )
+        other = (
+            "another program wrote what is there, or its upload was cut off: "
+            if coverage.unreadable
+            else ""
+        )
         place = read.reader.errors_uri if read.uri else uri
         cli.fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
         return cli.EXIT.UNREADABLE
     if conclusion.verdict.category == TEARDOWN:
-        return cli.EXIT.OK  # the work is done: nothing has to run again, and what depends on it may start
+        # the work is done: nothing has to run again, and what depends on it may start
+        return cli.EXIT.OK
     return cli.EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else cli.EXIT.ROOT_CAUSE
 
 
@@ -249,7 +323,9 @@ def _print(report: Report, forms: Forms, comparison: Comparison | None) -> None:
 
         text = json_report(report)
         if comparison is not None:
-            text = json.dumps({**json.loads(text), "against": comparison.to_json()}, separators=(",", ":"))
+            text = json.dumps(
+                {**json.loads(text), "against": comparison.to_json()}, separators=(",", ":")
+            )
         click.echo(text)
     elif forms.as_markdown:
         from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
@@ -270,19 +346,37 @@ def _write_page(text: str, forms: Forms) -> None:
     cli.write_file(forms.html, text)
     # stdout belongs to the JSON or the Markdown if one of them was requested, too
     of = f" of {forms.last_run}" if forms.last_run else ""
-    click.echo(f"report{of}: {forms.html}", err=forms.as_json or forms.as_markdown or forms.as_brief)
+    click.echo(
+        f"report{of}: {forms.html}", err=forms.as_json or forms.as_markdown or forms.as_brief
+    )
 
 
 def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
-    """Print the restarts and stalls within an attempt and the seconds that they cost, also if it succeeded."""
-    from firstfault.report.data import list_stalls, restart_line, stalls_line  # noqa: PLC0415 - as above
+    """Print the restarts and stalls within an attempt and the seconds that they cost,
+    also if it succeeded.
+    """
+    from firstfault.report.data import (  # noqa: PLC0415 - as above
+        list_stalls,
+        restart_line,
+        stalls_line,
+    )
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
-    restarts, stalls = [record for record in read.job.restarts if record.restart], list_stalls(read.job)
+    restarts, stalls = (
+        [record for record in read.job.restarts if record.restart],
+        list_stalls(read.job),
+    )
     lost = sum(record.lost_seconds or 0 for record in restarts)
     if forms.as_json:
-        records, stalled = ([json.loads(restart_to_json(record)) for record in of] for of in (restarts, stalls))
-        found = {"uri": read.uri, "lost_seconds": round(lost, 3), "restarts": records, "stalls": stalled}
+        records, stalled = (
+            [json.loads(restart_to_json(record)) for record in of] for of in (restarts, stalls)
+        )
+        found = {
+            "uri": read.uri,
+            "lost_seconds": round(lost, 3),
+            "restarts": records,
+            "stalls": stalled,
+        }
         click.echo(json.dumps(found))
         return cli.EXIT.OK
     for record in restarts:
@@ -290,7 +384,9 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     total = f"{counted(len(restarts), 'restart')}, {lost:.0f} s lost in all"
     cli.echo(total if restarts else "no restarts recorded")
     for record in stalls:
-        lasted = "until the end" if record.lost_seconds is None else f"for {record.lost_seconds:.0f} s"
+        lasted = (
+            "until the end" if record.lost_seconds is None else f"for {record.lost_seconds:.0f} s"
+        )
         cli.echo(f"stalled {lasted}: {record.reason}")
     if stalls:
         cli.echo(stalls_line(stalls))
@@ -314,7 +410,9 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
         click.echo(json.dumps({**_build_json(read, why, has_succeeded=has_succeeded), **against}))
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
-            click.echo(textwrap.fill(line, _COLUMNS, subsequent_indent="  "), err=forms.html == _STDOUT)
+            click.echo(
+                textwrap.fill(line, _COLUMNS, subsequent_indent="  "), err=forms.html == _STDOUT
+            )
     if comparison is not None and not forms.as_json:
         cli.echo("\n".join(comparison.lines()))
     if not has_succeeded and not forms.as_brief:
@@ -324,7 +422,10 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
 
 def _build_json(read: ReadAttempt, why: str, *, has_succeeded: bool) -> dict[str, Any]:
     """Return the JSON of an attempt without a failure."""
-    from firstfault.render.json_report import AttemptOutcome, json_without_failure  # noqa: PLC0415 - as above
+    from firstfault.render.json_report import (  # noqa: PLC0415 - as above
+        AttemptOutcome,
+        json_without_failure,
+    )
 
     outcome = AttemptOutcome.SUCCEEDED if has_succeeded else AttemptOutcome.UNKNOWN
     return json_without_failure(AttemptOutcome.MISSING if _is_missing(read) else outcome, why)
@@ -345,7 +446,11 @@ def _describe_empty_place(read: ReadAttempt) -> str:
     if not any(folder.iterdir()):
         return f"{read.uri}: the folder is empty; give the folder of a job's logs"
     is_of_attempt = (folder / "firstfault").exists()
-    return "" if is_of_attempt else f"{read.uri}: the folder has neither error documents nor a file that may be a log"
+    return (
+        ""
+        if is_of_attempt
+        else f"{read.uri}: the folder has neither error documents nor a file that may be a log"
+    )
 
 
 def _find_path(read: ReadAttempt) -> Path:
@@ -353,7 +458,9 @@ def _find_path(read: ReadAttempt) -> Path:
 
 
 def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
-    """Return whether an attempt without an error has succeeded, and what proves it or why that's unknown."""
+    """Return whether an attempt without an error has succeeded,
+    and what proves it or why that's unknown.
+    """
     if read.succeeded or read.job.all_succeeded:
         why = "the attempt has outputs" if read.succeeded else "all nodes report success"
         if read.is_of_logs:
@@ -361,21 +468,35 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
         return True, why
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
-        hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
+        hints.append(
+            f"the job was restarted {counted(len(restarts), 'time')}, last after"
+            f" {restarts[-1].headline}"
+        )
     elif (stall := read.job.last_stall) is not None:
         hints.append(f"{stall.reason}: {stall.headline}")
     elif read.job.history:
-        hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
+        hints.append(
+            f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds"
+        )
     if read.is_of_logs:
         why = "; ".join(hints) or "it has no lines; give the log of a training"
         return False, f"no failure found in {read.uri}: {why}"
     if not hints and (problem := _describe_empty_place(read)):
         return False, problem
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
-    return False, f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}"
+    return (
+        False,
+        f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}",
+    )
 
 
-def _print_brief_without_error(read: ReadAttempt, why: str, restarts: Sequence[str], *, has_succeeded: bool) -> None:
+def _print_brief_without_error(
+    read: ReadAttempt,
+    why: str,
+    restarts: Sequence[str],
+    *,
+    has_succeeded: bool,
+) -> None:
     from firstfault.brief import NoFailure  # noqa: PLC0415 - as above
     from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
 
@@ -383,9 +504,16 @@ def _print_brief_without_error(read: ReadAttempt, why: str, restarts: Sequence[s
 
 
 def _write_page_without_error(
-    read: ReadAttempt, why: str, restarts: Sequence[str], forms: Forms, *, has_succeeded: bool
+    read: ReadAttempt,
+    why: str,
+    restarts: Sequence[str],
+    forms: Forms,
+    *,
+    has_succeeded: bool,
 ) -> None:
     from firstfault.render.html import outcome_page  # noqa: PLC0415 - as above
 
-    text = outcome_page("No error" if has_succeeded else "No failure found", [why, *restarts], read.uri)
+    text = outcome_page(
+        "No error" if has_succeeded else "No failure found", [why, *restarts], read.uri
+    )
     _write_page(text, forms)

@@ -51,12 +51,19 @@ def fail(message: str) -> None:
 def missing_package(what: str, error: ImportError, extra: str = "elastic") -> str:
     """Return an error message with the package that `what` needs, and the extra to install."""
     missing = getattr(error, "name", None) or str(error)
-    how = f"install the extra {extra}: in a clone pip install '.[{extra}]', else 'firstfault[{extra}]' from your index"
-    cpu = f"; for torch's CPU build, first run pip install torch --index-url {_CPU_INDEX}" if missing == "torch" else ""
+    how = (
+        f"install the extra {extra}: in a clone pip install '.[{extra}]', else"
+        f" 'firstfault[{extra}]' from your index"
+    )
+    cpu = (
+        f"; for torch's CPU build, first run pip install torch --index-url {_CPU_INDEX}"
+        if missing == "torch"
+        else ""
+    )
     return f"{what} needs {missing}, which is not installed; {how}{cpu}"
 
 
-# --- options and arguments ------------------------------------------------------------------------------------------
+# --- options and arguments ------------------------------------------------------------------------
 
 
 def debug_option(command: Any) -> Any:
@@ -68,7 +75,11 @@ def debug_option(command: Any) -> Any:
             os.environ["FIRSTFAULT_DEBUG"] = "1"
 
     return click.option(
-        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show a traceback when the tool fails."
+        "--debug",
+        is_flag=True,
+        expose_value=False,
+        callback=remember,
+        help="Show a traceback when the tool fails.",
     )(command)
 
 
@@ -77,14 +88,20 @@ def debugging() -> bool:
     return bool(os.environ.get("FIRSTFAULT_DEBUG"))
 
 
-def complete_files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_files(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Let the shell complete the names of files, also for what may be a URI."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 - only a shell that completes needs it
+    from click.shell_completion import (  # noqa: PLC0415 - only a shell that completes needs it
+        CompletionItem,
+    )
 
     return [CompletionItem(incomplete, type="file")]
 
 
-def complete_strategies(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_strategies(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
     """Return the strategies with names that begin like this; installed packages may add some."""
     from firstfault.strategies import list_strategy_names  # noqa: PLC0415 - as above
 
@@ -92,20 +109,33 @@ def complete_strategies(_context: click.Context, _parameter: click.Parameter, in
 
 
 def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:
-    """Return a decorator that gives a command the argument ``URI``. It must not be empty, as an unset variable is."""
+    """Return a decorator that gives a command the argument ``URI``. It must not be empty,
+    as an unset variable is.
+    """
 
-    def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    def not_empty(
+        context: click.Context, parameter: click.Parameter, value: str | None
+    ) -> str | None:
         if value is not None and not value.strip():
             name = parameter.human_readable_name
-            raise click.UsageError(f"{name} is empty; pass a log file or the attempt's output prefix", context)
+            raise click.UsageError(
+                f"{name} is empty; pass a log file or the attempt's output prefix", context
+            )
         return value
 
-    return click.argument("uri", required=required, callback=not_empty, shell_complete=complete_files)
+    return click.argument(
+        "uri",
+        required=required,
+        callback=not_empty,
+        shell_complete=complete_files,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """How to read an attempt and find its root cause; `reader_options` gives a command the first two."""
+    """How to read an attempt and find its root cause;
+    `reader_options` gives a command the first two.
+    """
 
     strategy: str | None
     expected_nodes: int | None
@@ -113,10 +143,15 @@ class ReaderOptions:
 
     def reader(self, uri: str) -> MultiErrorFileOutputReader:
         """Return a reader of an attempt."""
-        from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
+        from firstfault.output_reader import (  # noqa: PLC0415 - `--help` needs none of it
+            MultiErrorFileOutputReader,
+        )
 
         return MultiErrorFileOutputReader(
-            uri, strategy=self.strategy, expected_nodes=self.expected_nodes, fresh=self.fresh
+            uri,
+            strategy=self.strategy,
+            expected_nodes=self.expected_nodes,
+            fresh=self.fresh,
         )
 
 
@@ -128,7 +163,11 @@ def reader_options(command: Any) -> Any:
         help="Strategy that finds the root cause; default: that of the job.",
     )
     nodes = "Number of nodes that should have reported."
-    return strategy(click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help=nodes)(command))
+    return strategy(
+        click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help=nodes)(
+            command
+        )
+    )
 
 
 SCHEMES_GROUP = "firstfault.schemes"
@@ -136,7 +175,8 @@ SCHEMES_GROUP = "firstfault.schemes"
 
 
 def resolved(uri: str) -> str:
-    """Return the output prefix that a URI refers to; `uri` itself if no distribution knows its scheme.
+    """Return the output prefix that a URI refers to;
+    `uri` itself if no distribution knows its scheme.
 
     Raises:
         UsageError: the package that knows the scheme isn't complete.
@@ -160,7 +200,7 @@ def resolved(uri: str) -> str:
     return uri
 
 
-# --- output ---------------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 _COLUMNS = 80
@@ -174,7 +214,10 @@ def on_terminal() -> bool:
 
 def show_report(report: Report, *, verbose: bool = False) -> None:
     """Print a report, with color on a terminal."""
-    from firstfault.render.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.render.terminal import (  # noqa: PLC0415 - `--help` needs none of it
+        print_report,
+        terminal_text,
+    )
 
     if not on_terminal():
         echo(terminal_text(report, verbose=verbose))
@@ -208,7 +251,8 @@ def write_file(path: str | Path, text: str) -> None:
         # follow a symbolic link: replacing it would leave the file it points to unchanged
         whole = target.resolve()
         beside = whole.with_name(f".firstfault-{uuid.uuid4().hex}")
-        # Write a temporary file and rename it: a reader, or a kill halfway, never sees half a report.
+        # Write a temporary file and rename it: a reader, or a kill halfway, never sees half a
+        # report.
         try:
             with beside.open("xb") as file:
                 file.write(data)
@@ -216,4 +260,6 @@ def write_file(path: str | Path, text: str) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {str(path)!r}: {error.strerror or error}; pass another file") from error
+        raise UsageError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; pass another file"
+        ) from error

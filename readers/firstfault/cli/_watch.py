@@ -22,14 +22,29 @@ from firstfault.cli._show import Forms, print_attempt
     metavar="SECONDS",
     help="Minimum seconds between two listings; slow storage makes it longer.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this time.")
-@click.option("--follow", is_flag=True, help="Continue with the task's next attempts until the task ends.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop after this time.",
+)
+@click.option(
+    "--follow", is_flag=True, help="Continue with the task's next attempts until the task ends."
+)
 @click.option(
     "--live",
     is_flag=True,
-    help="Also print how fast the nodes make progress (requested from the agents through a file in the roster).",
+    help=(
+        "Also print how fast the nodes make progress (requested from the agents through a file in"
+        " the roster)."
+    ),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects (firstfault.verdict/v1), one a line.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON objects (firstfault.verdict/v1), one a line.",
+)
 @cli.debug_option
 def watch(  # noqa: PLR0913, PLR0917 - click's options
     uri: str,
@@ -43,9 +58,9 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
 
-    URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each new answer is
-    printed in one line, marked as not decided yet. When every node has reported, or at the timeout, the command prints
-    the same report as show, and ends.
+    URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each
+    new answer is printed in one line, marked as not decided yet. When every node has reported, or
+    at the timeout, the command prints the same report as show, and ends.
 
     \b
     Exit codes: those of show for the last answer; 0 also if the attempt recovered,
@@ -80,11 +95,16 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
             code = cli.EXIT.OK
             following = following if progress.is_superseded else None
             continue
-        # read again: documents may have arrived since, and the last answer must be the answer of show
+        # read again: documents may have arrived since, and the last answer must be the answer of
+        # show
         read = read_attempt(uri, options.reader)
         progress.note_end(read)
         code = print_attempt(read, uri, strategy, forms)
-        is_over = read.conclusion is None or not read.conclusion.decision.retry or read.conclusion.decision.is_spent
+        is_over = (
+            read.conclusion is None
+            or not read.conclusion.decision.retry
+            or read.conclusion.decision.is_spent
+        )
         if not in_time or (is_over and not progress.is_superseded):
             following = None
     return code
@@ -98,5 +118,8 @@ def _find_next_attempt(uri: str) -> str:
 
     here = parse_attempt_number(uri)
     if here is None:
-        raise UsageError(f"--follow needs the output prefix of an attempt, which ends in its number; {uri!r} does not")
+        raise UsageError(
+            f"--follow needs the output prefix of an attempt, which ends in its number; {uri!r}"
+            " does not"
+        )
     return join(here[0], str(here[1] + 1))

@@ -1,9 +1,10 @@
 """Finds credentials in texts and replaces them by ``***``.
 
-There are two kinds of rules, both rows of the table ``credentials.toml``. A shape matches a credential by its own form,
-such as a token with a known prefix (`shapes`). The second kind matches the value that follows a name such as
-``password`` (`names`, `named_values`); `literals` decides whether that value is a literal, or code and ordinary text.
-Platform operators add their own rules in ``FIRSTFAULT_REDACT`` (`custom_rules`).
+There are two kinds of rules, both rows of the table ``credentials.toml``. A shape matches a
+credential by its own form, such as a token with a known prefix (`shapes`). The second kind matches
+the value that follows a name such as ``password`` (`names`, `named_values`); `literals` decides
+whether that value is a literal, or code and ordinary text. Platform operators add their own rules
+in ``FIRSTFAULT_REDACT`` (`custom_rules`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def redact(text: str) -> str:
 
 
 def compile_patterns() -> None:
-    """Compile all patterns, so that a process that fails needs not; other processes compile what they use."""
+    """Compile all patterns, so that a process that fails needs not;
+    other processes compile what they use.
+    """
     literals.PATTERNS.compile_all()
     shapes.PATTERNS.compile_all()

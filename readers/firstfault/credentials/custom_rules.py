@@ -11,13 +11,17 @@ from firstfault.utils.loggers import get_logger
 
 REDACT_VARIABLE = "FIRSTFAULT_REDACT"
 TEXT_ENCODING = ("utf-8", "surrogatepass")
-"""Lone surrogates occur in paths and in truncated output; they must survive the round trip through RE2's bytes."""
+"""Lone surrogates occur in paths and in truncated output;
+they must survive the round trip through RE2's bytes.
+"""
 
 logger = get_logger(__name__)
 
 
 def redact_custom_matches(text: str) -> str:
-    """Replace matches of the platform's rules: a rule's first group if it has one, else the whole match."""
+    """Replace matches of the platform's rules: a rule's first group if it has one,
+    else the whole match.
+    """
     rules = os.environ.get(REDACT_VARIABLE)
     if not rules:
         return text
@@ -36,7 +40,9 @@ def redact_custom_matches(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _compile_rules(rules: str) -> tuple[Any, ...]:
-    """Compile the rules; log a warning for an invalid one, without its text, which may hold a credential."""
+    """Compile the rules; log a warning for an invalid one, without its text,
+    which may hold a credential.
+    """
     # RE2 matches in linear time, so no rule can hang the report of a failed job
     import re2  # noqa: PLC0415 - slow, and only those who set the variable need it
 
@@ -53,6 +59,9 @@ def _compile_rules(rules: str) -> tuple[Any, ...]:
             # after the colon RE2 quotes the rule, which may hold a credential
             why = error.args[0].decode(errors="replace").partition(":")[0]
             logger.warning(
-                "line %d of %s is not a regular expression of RE2 (%s); it hides nothing", number, REDACT_VARIABLE, why
+                "line %d of %s is not a regular expression of RE2 (%s); it hides nothing",
+                number,
+                REDACT_VARIABLE,
+                why,
             )
     return tuple(found)

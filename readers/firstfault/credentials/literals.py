@@ -1,4 +1,6 @@
-"""Whether the value of a named credential is a literal, or code, a placeholder or an ordinary word."""
+"""Whether the value of a named credential is a literal, or code,
+a placeholder or an ordinary word.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,13 @@ from typing import Any, NamedTuple
 from firstfault.utils.toml import Patterns, parse_toml
 
 HIDDEN = "***"
-TABLE: dict[str, Any] = parse_toml(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
+TABLE: dict[str, Any] = parse_toml(
+    Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8")
+)
 PATTERNS = Patterns({**TABLE["values"], **TABLE["around"], **TABLE["urls"]})
-"""Patterns of values that aren't credentials, of the text around names and values, and of parts of URLs."""
+"""Patterns of values that aren't credentials, of the text around names and values,
+and of parts of URLs.
+"""
 
 
 class Strength(Enum):
@@ -46,7 +52,9 @@ class NamedValue(NamedTuple):
 
 
 MAX_MEAN_RUN_LENGTHS = (5, 4, 3)
-"""Longest mean length of runs of letters or digits in a random text; smaller for paths and for letters alone."""
+"""Longest mean length of runs of letters or digits in a random text;
+smaller for paths and for letters alone.
+"""
 MIN_PASSWORD_DIGITS = 6
 """Digits. A shorter number is more often a setting than a password."""
 MIN_KEY_LENGTH_WITH_SIGNS = 32
@@ -64,7 +72,10 @@ def is_placeholder(text: str) -> bool:
     if "%s" in text and not re.sub(r"%s|\W|_", "", text):
         return True
     # a template with hardly any fixed text: "${USER}:${PASSWORD}"
-    return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < MIN_LITERAL_CHARACTERS
+    return (
+        "{" in text
+        and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < MIN_LITERAL_CHARACTERS
+    )
 
 
 def is_secret_word(name: str) -> bool:
@@ -78,7 +89,9 @@ def is_mixed(text: str) -> bool:
 
 
 def is_varied(text: str, *, mixed: bool = True) -> bool:
-    """Whether a text isn't just words and numbers, such as ``embeddings2024large``; with `mixed`, digits suffice."""
+    """Whether a text isn't just words and numbers, such as ``embeddings2024large``; with `mixed`,
+    digits suffice.
+    """
     return (mixed and is_mixed(text)) or _has_short_runs(text, MAX_MEAN_RUN_LENGTHS[0])
 
 
@@ -92,11 +105,15 @@ def is_random(text: str) -> bool:
     if is_name or not text.isascii() or " " in text:
         return False
     parts = re.split(r"[_.\-/]", text)
-    return max(map(len, parts)) >= MIN_RANDOM_LENGTH or (len(text) >= MIN_MIXED_LENGTH and any(map(is_mixed, parts)))
+    return max(map(len, parts)) >= MIN_RANDOM_LENGTH or (
+        len(text) >= MIN_MIXED_LENGTH and any(map(is_mixed, parts))
+    )
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is a UUID or a hash, or has 16 random letters and digits in a row, as keys have."""
+    """Whether a text is a UUID or a hash, or has 16 random letters and digits in a row,
+    as keys have.
+    """
     if PATTERNS["hash"].fullmatch(text):
         # 32 decimal digits alone are a number
         return is_mixed(text)
@@ -107,15 +124,26 @@ def is_key(text: str) -> bool:
         return _has_short_runs(part, longest if is_mixed(part) else MAX_MEAN_RUN_LENGTHS[2])
 
     in_text, in_path, _ = MAX_MEAN_RUN_LENGTHS
-    if len(text) >= MIN_KEY_LENGTH_WITH_SIGNS and not (text.islower() or text.isupper()) and is_varied(text, in_path):
+    if (
+        len(text) >= MIN_KEY_LENGTH_WITH_SIGNS
+        and not (text.islower() or text.isupper())
+        and is_varied(text, in_path)
+    ):
         return True
     longest = in_path if "/" in text else in_text
-    return any(len(part) >= MIN_RANDOM_LENGTH and is_varied(part, longest) for part in re.split(r"[_.-]", text))
+    return any(
+        len(part) >= MIN_RANDOM_LENGTH and is_varied(part, longest)
+        for part in re.split(r"[_.-]", text)
+    )
 
 
 def is_text(text: str) -> bool:
     """Whether a text isn't a placeholder, a number or a path."""
-    return not (is_placeholder(text) or PATTERNS["number"].fullmatch(text) or PATTERNS["path"].fullmatch(text))
+    return not (
+        is_placeholder(text)
+        or PATTERNS["number"].fullmatch(text)
+        or PATTERNS["path"].fullmatch(text)
+    )
 
 
 def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bool:
@@ -141,7 +169,9 @@ def is_secret_literal(text: str, named_value: NamedValue, *, quoted: bool) -> bo
 
 
 def _is_short_password(text: str) -> bool:
-    is_code = PATTERNS["snake_case"].fullmatch(text) or PATTERNS["call"].match(text) or text[0] in "([{<"
+    is_code = (
+        PATTERNS["snake_case"].fullmatch(text) or PATTERNS["call"].match(text) or text[0] in "([{<"
+    )
     if is_code or " " in text or "/" in text:
         return False
     return len(text) >= MIN_SHORT_PASSWORD_LENGTH and is_mixed(text)
@@ -163,13 +193,19 @@ def _is_code_or_word(text: str, named_value: NamedValue) -> bool:
         return len(text) < MIN_RANDOM_LENGTH or not is_random(text)
     is_after_colon = syntax is ValueSyntax.COLON and named_value.strength is Strength.LIKELY
     if is_after_colon or syntax in {ValueSyntax.PROSE, ValueSyntax.CODE}:
-        return bool(PATTERNS["words"].fullmatch(text)) and (len(text) < MIN_RANDOM_LENGTH or "-" in text)
+        return bool(PATTERNS["words"].fullmatch(text)) and (
+            len(text) < MIN_RANDOM_LENGTH or "-" in text
+        )
     return False
 
 
 def _is_code_name(text: str, named_value: NamedValue) -> bool:
     parts = text.split(".")
-    if is_secret_word(text) or text.lower() == named_value.name.lower() or bool(PATTERNS["of_object"].match(text)):
+    if (
+        is_secret_word(text)
+        or text.lower() == named_value.name.lower()
+        or bool(PATTERNS["of_object"].match(text))
+    ):
         return not any(is_random(part) and is_mixed(part) for part in parts)
     if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE, ValueSyntax.PROSE}:
         return not is_random(text)
@@ -179,6 +215,8 @@ def _is_code_name(text: str, named_value: NamedValue) -> bool:
         return not is_random(text) and not (is_password and named_value.strength is Strength.SURE)
     if "." in text:
         is_attribute = named_value.syntax is ValueSyntax.TIGHT or parts[-1][:1].isupper()
-        return is_attribute and not any(is_mixed(part) or len(part) >= MIN_RANDOM_LENGTH for part in parts)
+        return is_attribute and not any(
+            is_mixed(part) or len(part) >= MIN_RANDOM_LENGTH for part in parts
+        )
     camel = named_value.syntax is ValueSyntax.COLON and bool(PATTERNS["camel_case"].fullmatch(text))
     return camel and (named_value.strength is Strength.LIKELY or is_secret_word(text))

@@ -22,8 +22,19 @@ PROSE_AFTER_FLAG, AUTH_METHODS, AUTH_SCHEMES = (
     frozenset(NAMES_TABLE[key].split()) for key in ("prose", "methods", "schemes")
 )
 MAX_LIST_ITEMS = 64
-AUTH_WORDS = {"authorization", "auth", "credentials", "credential", "creds", "cred", "bearer", "jwt"}
-AUTH_SCHEME_PREFIX = re.compile(rf"(?:{'|'.join(AUTH_SCHEMES)})(?:[ ]|%20|\+){{1,4}}", re.IGNORECASE)
+AUTH_WORDS = {
+    "authorization",
+    "auth",
+    "credentials",
+    "credential",
+    "creds",
+    "cred",
+    "bearer",
+    "jwt",
+}
+AUTH_SCHEME_PREFIX = re.compile(
+    rf"(?:{'|'.join(AUTH_SCHEMES)})(?:[ ]|%20|\+){{1,4}}", re.IGNORECASE
+)
 MAX_UNQUOTED_LENGTH = 300
 """Characters that are read to decide whether a value without quotes is a credential."""
 QUOTE_OR_NEWLINE = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
@@ -52,37 +63,56 @@ def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
     # only a quoted value follows these: in f(token, x) and token == x, x is code
     if credential.sign in {",", "==", "!="} or credential.word in {"cookie", "cookies"}:
         return iter(())
-    if credential.word == "authorization" and (scheme := AUTH_SCHEME_PREFIX.match(text, credential.value_start)):
+    if credential.word == "authorization" and (
+        scheme := AUTH_SCHEME_PREFIX.match(text, credential.value_start)
+    ):
         credential.value_start = scheme.end()
-    if credential.strength is Strength.SURE or (credential.word == "auth" and credential.sign == "="):
+    if credential.strength is Strength.SURE or (
+        credential.word == "auth" and credential.sign == "="
+    ):
         opened = PATTERNS["list_start"].match(text, credential.value_start)
         if opened is not None:
             return _find_list_items(credential, opened.end())
     return _find_unquoted_value(credential)
 
 
-def _find_quoted_values(credential: NameInText, opening: re.Match[str]) -> Iterator[tuple[int, int]]:
+def _find_quoted_values(
+    credential: NameInText, opening: re.Match[str]
+) -> Iterator[tuple[int, int]]:
     text, quote, triple = credential.text, opening["quote"], opening["triple"] is not None
     start = opening.end()
-    may_end = not (opening["wrapper"] or triple or credential.is_quoted) and credential.before.count(quote[-1]) % 2
+    may_end = (
+        not (opening["wrapper"] or triple or credential.is_quoted)
+        and credential.before.count(quote[-1]) % 2
+    )
     if may_end and PATTERNS["text_after_closing_quote"].match(text, start):
         return  # this quote closes the string that contains the name: "no password", "token"
     end = _find_closing_quote(text, start, quote, triple=triple)
     content = text[start:end]
-    if credential.word == "authorization" and (scheme := AUTH_SCHEME_PREFIX.match(text, start, end)):
+    if credential.word == "authorization" and (
+        scheme := AUTH_SCHEME_PREFIX.match(text, start, end)
+    ):
         start, content = scheme.end(), text[scheme.end() : end]
     if not _is_secret_quoted(credential, content, end):
         return
     yield start, end
     # user, password = "x", "y": the literal after the first comma belongs to the name, too
     following = PATTERNS["item_separator"].match(text, end + len(quote))
-    if following and credential.sign == "=" and PATTERNS["assignment_targets"].search(credential.before):
+    if (
+        following
+        and credential.sign == "="
+        and PATTERNS["assignment_targets"].search(credential.before)
+    ):
         yield from _find_list_items(credential, following.end())
 
 
 def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
     # part of a statement: lambda token: "x"
-    in_code = not credential.is_quoted and credential.sign == ":" and PATTERNS["keyword"].search(credential.before)
+    in_code = (
+        not credential.is_quoted
+        and credential.sign == ":"
+        and PATTERNS["keyword"].search(credential.before)
+    )
     named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
     if in_code or not is_secret_literal(content, named_value, quoted=True):
         return False
@@ -106,7 +136,9 @@ def _find_list_items(credential: NameInText, position: int) -> Iterator[tuple[in
             return
         end = _find_closing_quote(credential.text, opening.end(), opening["quote"])
         content = credential.text[opening.end() : end]
-        is_name = is_secret_word(content) or (credential.word != "auth" and PATTERNS["plain_name"].fullmatch(content))
+        is_name = is_secret_word(content) or (
+            credential.word != "auth" and PATTERNS["plain_name"].fullmatch(content)
+        )
         if not is_placeholder(content) and not is_name:
             yield opening.end(), end
         following = PATTERNS["item_separator"].match(credential.text, end + len(opening["quote"]))
@@ -141,26 +173,36 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
     if credential.word in {"secret", "secrets"} and PATTERNS["name_of_secret"].fullmatch(value):
         return
     if is_secret_literal(value, named_value, quoted=False):
-        # the whole value, however long: replaced text isn't searched again, so the time stays linear
+        # the whole value, however long: replaced text isn't searched again, so the time stays
+        # linear
         yield start, _find_unquoted_end(credential, pattern, len(text))
 
 
-def _find_unquoted_end(credential: NameInText, value: re.Pattern[str], max_length: int = MAX_UNQUOTED_LENGTH) -> int:
-    """Return the end of an unquoted value: at the latest an escaped newline or quote, or `max_length` characters."""
-    # text that isn't replaced is searched again for other names, so each search for a value must be bounded: otherwise
-    # a log line of many names costs quadratic time
-    found = value.match(credential.text, credential.value_start, credential.value_start + max_length)
+def _find_unquoted_end(
+    credential: NameInText, value: re.Pattern[str], max_length: int = MAX_UNQUOTED_LENGTH
+) -> int:
+    """Return the end of an unquoted value: at the latest an escaped newline or quote,
+    or `max_length` characters.
+    """
+    # text that isn't replaced is searched again for other names, so each search for a value must be
+    # bounded: otherwise a log line of many names costs quadratic time
+    found = value.match(
+        credential.text, credential.value_start, credential.value_start + max_length
+    )
     text = found[0] if found else ""
     escaped = PATTERNS["escaped_newline_or_quote"].search(text)
     return credential.value_start + (escaped.start() if escaped else len(text))
 
 
 def _find_closing_quote(text: str, start: int, quote: str, *, triple: bool = False) -> int:
-    """Return the end of a string that `quote` opened before `start`; the end of the line if nothing closes it."""
+    """Return the end of a string that `quote` opened before `start`;
+    the end of the line if nothing closes it.
+    """
     if triple:
         end = text.find(quote * 3, start, start + MAX_TRIPLE_QUOTED_LENGTH)
         return end if end >= 0 else min(start + MAX_TRIPLE_QUOTED_LENGTH, len(text))
-    # inside a string inside a string, a quote counts only with as many backslashes as the opening one had
+    # inside a string inside a string, a quote counts only with as many backslashes as the opening
+    # one had
     depth, position = len(quote) - 1, start
     while found := QUOTE_OR_NEWLINE[quote[-1]].search(text, position):
         at = found.start()

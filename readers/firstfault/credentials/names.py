@@ -1,6 +1,8 @@
-"""Rule 2, the name: finds names of credentials that a value may follow, such as ``password=`` and ``--token``.
+"""Rule 2, the name: finds names of credentials that a value may follow,
+such as ``password=`` and ``--token``.
 
-A name ends with one of the table's words; the text around it decides how surely its value is a credential.
+A name ends with one of the table's words; the text around it decides how surely its value is a
+credential.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from typing import Any
 from firstfault.credentials.literals import HIDDEN, PATTERNS, TABLE, Strength, ValueSyntax
 
 NAMES_TABLE: dict[str, Any] = TABLE["names"]
-CREDENTIAL_WORD = re.compile("|".join(f"(?P<{kind}>{NAMES_TABLE[kind]})" for kind in ("sure", "likely", "key", "weak")))
+CREDENTIAL_WORD = re.compile(
+    "|".join(f"(?P<{kind}>{NAMES_TABLE[kind]})" for kind in ("sure", "likely", "key", "weak"))
+)
 KEY_OWNER = re.compile(rf"(?:{NAMES_TABLE['key_of']})[_\ .-]?$", re.VERBOSE)
 MAX_KEY_OWNER_LENGTH = 16
 KNOWN_SUFFIXES = frozenset(NAMES_TABLE["suffixes"].split())
-HARMLESS_SUFFIX = re.compile(rf"_(?:{NAMES_TABLE['other_suffixes']})(?:_|$)", re.IGNORECASE | re.VERBOSE)
+HARMLESS_SUFFIX = re.compile(
+    rf"_(?:{NAMES_TABLE['other_suffixes']})(?:_|$)", re.IGNORECASE | re.VERBOSE
+)
 CHARACTERS_READ_BEFORE = 300
 """Limits the work for each name: the time must stay linear in the text."""
 MAX_NAME_LENGTH = 80
@@ -29,9 +35,15 @@ WORDS_NEEDING_BOUNDARY = {
     *SHORT_WORDS,
     *("auth", "sig", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"),
 }
-OWNER_PREFIX = re.compile(rf"(?:^|[^a-z])(?:{NAMES_TABLE['owners']})_?$", re.IGNORECASE | re.VERBOSE)
-TEXT_PROCESSING_PREFIX = re.compile(rf"(?:^|[_.-])(?:{NAMES_TABLE['of_texts']})[_.-]?$", re.IGNORECASE | re.VERBOSE)
-ADJECTIVE_BEFORE_NAME = re.compile(rf"\b(?:{NAMES_TABLE['adjectives']})[ \t]{{1,4}}$", re.IGNORECASE | re.VERBOSE)
+OWNER_PREFIX = re.compile(
+    rf"(?:^|[^a-z])(?:{NAMES_TABLE['owners']})_?$", re.IGNORECASE | re.VERBOSE
+)
+TEXT_PROCESSING_PREFIX = re.compile(
+    rf"(?:^|[_.-])(?:{NAMES_TABLE['of_texts']})[_.-]?$", re.IGNORECASE | re.VERBOSE
+)
+ADJECTIVE_BEFORE_NAME = re.compile(
+    rf"\b(?:{NAMES_TABLE['adjectives']})[ \t]{{1,4}}$", re.IGNORECASE | re.VERBOSE
+)
 ENDINGS_OF_OTHER_KEYS = tuple(f"{word}_KEY" for word in NAMES_TABLE["other_keys"].split())
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 CHARACTERS_READ_AFTER = 100
@@ -74,7 +86,9 @@ class NameInText:
         """Whether a call is open before the name on its line: ``connect(host, password=x``."""
         opened = self.before.rfind("(")
         caller = self.before[max(opened - 1, 0) : max(opened, 0)]
-        return (caller.isalnum() or caller in {"_", ")", "]"}) and self.before.count("(") > self.before.count(")")
+        return (caller.isalnum() or caller in {"_", ")", "]"}) and self.before.count(
+            "("
+        ) > self.before.count(")")
 
     @cached_property
     def strength(self) -> Strength:
@@ -86,16 +100,26 @@ class NameInText:
         if not _is_known_suffix(self.suffix):
             return Strength.KEY
         if self.word_kind == "weak":
-            return Strength.LIKELY if self.is_query_parameter and self.word not in {"key", "code"} else Strength.WORD
+            return (
+                Strength.LIKELY
+                if self.is_query_parameter and self.word not in {"key", "code"}
+                else Strength.WORD
+            )
         prefix = self.name[: -len(self.word)]
         if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
             at = self.value_start
             near = self.text[max(at - CHARACTERS_READ_AROUND, 0) : at + CHARACTERS_READ_AROUND]
-            sure = OWNER_PREFIX.search(prefix) or PATTERNS["username"].search(near) or (self.name.isupper() and prefix)
+            sure = (
+                OWNER_PREFIX.search(prefix)
+                or PATTERNS["username"].search(near)
+                or (self.name.isupper() and prefix)
+            )
             return Strength.LIKELY if sure else Strength.SHORT
         if self.word == "tokens" or TEXT_PROCESSING_PREFIX.search(prefix) or self.suffix.islower():
             return Strength.WORD
-        if self.sign in {"==", "!="} or (self.sign == ":" and ADJECTIVE_BEFORE_NAME.search(self.before)):
+        if self.sign in {"==", "!="} or (
+            self.sign == ":" and ADJECTIVE_BEFORE_NAME.search(self.before)
+        ):
             return Strength.WORD
         return Strength.LIKELY
 
@@ -107,7 +131,9 @@ class NameInText:
             return ValueSyntax.PLAIN
         if self.sign == ":":
             return self._get_syntax_after_colon(end)
-        if self.is_in_call or (alone and (after[:1] == ")" or (after[:1] == "," and not after[1:].strip(" \n")))):
+        if self.is_in_call or (
+            alone and (after[:1] == ")" or (after[:1] == "," and not after[1:].strip(" \n")))
+        ):
             return ValueSyntax.CALL
         if self.has_blank_before_sign:
             return ValueSyntax.SPACED
@@ -120,10 +146,19 @@ class NameInText:
         before = self.before.rstrip()
         likely = self.strength is not Strength.SURE
         in_braces = before.endswith(("{", ",")) if not self.is_quoted else rest[:1] in {",", "}"}
-        if in_braces and (likely or self.is_quoted) and IDENTIFIER.fullmatch(self.text, self.value_start, end):
+        if (
+            in_braces
+            and (likely or self.is_quoted)
+            and IDENTIFIER.fullmatch(self.text, self.value_start, end)
+        ):
             return ValueSyntax.CODE
-        apart = not self.text[self.value_start - 1 : self.value_start].isspace() and "-" not in self.name
-        if (rest and rest[0] not in "#,;}])\"'`|\\") or (likely and (apart or before[-1:] not in "{,-\"'`|:>")):
+        apart = (
+            not self.text[self.value_start - 1 : self.value_start].isspace()
+            and "-" not in self.name
+        )
+        if (rest and rest[0] not in "#,;}])\"'`|\\") or (
+            likely and (apart or before[-1:] not in "{,-\"'`|:>")
+        ):
             return ValueSyntax.PROSE
         return ValueSyntax.COLON
 
@@ -134,7 +169,9 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
     # "İ".lower() has two characters, which would shift every index
     if len(lowered) != len(text):
         lowered = re.sub("[A-Z]+", lambda found: found[0].lower(), text)
-    starts = {found.start() for core in NAMES_TABLE["cores"] for found in re.finditer(core, lowered)}
+    starts = {
+        found.start() for core in NAMES_TABLE["cores"] for found in re.finditer(core, lowered)
+    }
     after = 0  # words may overlap: "secretkey" is one name
     for at in sorted(starts):
         found = CREDENTIAL_WORD.match(lowered, at) if at >= after else None
@@ -152,13 +189,21 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
         is_of_client = lowered.startswith("client", start - 7)
         if word_kind == "weak" and word.startswith("key") and word != "key" and not is_of_client:
             continue
-        credential = _parse_name(text, start, after, word_kind if "data" not in word else "sure", word)
+        credential = _parse_name(
+            text,
+            start,
+            after,
+            word_kind if "data" not in word else "sure",
+            word,
+        )
         if credential is not None:
             yield credential
 
 
 def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) -> NameInText | None:
-    """Return the name that ends with the word at `start`; None if it isn't a name, or no value follows."""
+    """Return the name that ends with the word at `start`; None if it isn't a name,
+    or no value follows.
+    """
     found = PATTERNS["name_suffix"].match(text, after)
     # an added number is read with any name's end
     suffix = "" if found is None or found[0][1:].isdigit() else found[0]
@@ -167,7 +212,8 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     if end is None or separator is None:
         return None
     before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
-    # in prose a comma can follow any word; only a quoted name or an option is followed by its value: ("token", "x")
+    # in prose a comma can follow any word; only a quoted name or an option is followed by its
+    # value, as in ("token", "x")
     if separator["sign"] == "," and end["close"] is None and "--" not in before[-MAX_NAME_LENGTH:]:
         return None
     stem = before.rstrip(NAME_CHARACTERS)
@@ -175,18 +221,36 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     if stem.endswith("\\") and prefix[:1] in {"n", "r", "t"}:
         prefix = prefix[1:]  # an escaped newline or tab
     written = text[start:after]
-    sign = "value" if separator["named"] else "=" if separator["typed"] else separator["sign"] or " "
+    sign = (
+        "value" if separator["named"] else "=" if separator["typed"] else separator["sign"] or " "
+    )
     line = stem[stem.rfind("\n") + 1 :]
     name = prefix + written
     has_blank_before_sign, is_quoted = separator[0][:1].isspace(), end["close"] is not None
     credential = NameInText(
-        text, start, word_kind, word, name, line, sign, is_quoted, has_blank_before_sign, suffix, separator.end()
+        text,
+        start,
+        word_kind,
+        word,
+        name,
+        line,
+        sign,
+        is_quoted,
+        has_blank_before_sign,
+        suffix,
+        separator.end(),
     )
     if suffix and not _can_have_suffix(suffix, credential):
         return None
-    if not _is_whole_name(credential, prefix, written.lstrip("_")) or PATTERNS["secret_ref"].search(credential.name):
+    if not _is_whole_name(credential, prefix, written.lstrip("_")) or PATTERNS["secret_ref"].search(
+        credential.name
+    ):
         return None
-    if sign == ":" and stem.endswith("://") and text.startswith(f"{HIDDEN}@", credential.value_start):
+    if (
+        sign == ":"
+        and stem.endswith("://")
+        and text.startswith(f"{HIDDEN}@", credential.value_start)
+    ):
         return None  # the user of a URL
     if (gap := PATTERNS["gap_before_value"].match(text, credential.value_start)) is not None:
         credential.value_start = gap.end()
@@ -196,22 +260,36 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
 def _is_whole_name(credential: NameInText, prefix: str, word: str) -> bool:
     """Whether the word is a whole name or the end of one, and the sign fits."""
     last = prefix[-1:]
-    if credential.word in WORDS_NEEDING_BOUNDARY and last.isalpha() and not (last.islower() and word[0].isupper()):
-        return credential.word in SHORT_WORDS and credential.sign != " " and OWNER_PREFIX.search(prefix) is not None
+    if (
+        credential.word in WORDS_NEEDING_BOUNDARY
+        and last.isalpha()
+        and not (last.islower() and word[0].isupper())
+    ):
+        return (
+            credential.word in SHORT_WORDS
+            and credential.sign != " "
+            and OWNER_PREFIX.search(prefix) is not None
+        )
     if credential.sign == " ":
         return credential.is_flag
     if credential.sign == ",":
         return credential.is_quoted or credential.is_flag
     if credential.word_kind == "weak":
         if credential.word in {"key", "code"}:
-            return credential.is_query_parameter or (credential.word == "key" and _is_environment_variable(credential))
-        is_assigned = credential.sign in {"=", "%3D", "%3d"} and not credential.has_blank_before_sign
+            return credential.is_query_parameter or (
+                credential.word == "key" and _is_environment_variable(credential)
+            )
+        is_assigned = (
+            credential.sign in {"=", "%3D", "%3d"} and not credential.has_blank_before_sign
+        )
         return is_assigned and (credential.word != "pat" or _is_environment_variable(credential))
     return True
 
 
 def _is_known_suffix(suffix: str) -> bool:
-    return suffix[:1] != "_" or all(part.isdigit() or part.lower() in KNOWN_SUFFIXES for part in suffix[1:].split("_"))
+    return suffix[:1] != "_" or all(
+        part.isdigit() or part.lower() in KNOWN_SUFFIXES for part in suffix[1:].split("_")
+    )
 
 
 def _can_have_suffix(suffix: str, credential: NameInText) -> bool:
@@ -227,5 +305,11 @@ def _can_have_suffix(suffix: str, credential: NameInText) -> bool:
 
 
 def _is_environment_variable(credential: NameInText) -> bool:
-    """Whether the name is an environment variable such as ``KAGGLE_KEY``, not one of the many other keys."""
-    return credential.name.isupper() and "_" in credential.name and not credential.name.endswith(ENDINGS_OF_OTHER_KEYS)
+    """Whether the name is an environment variable such as ``KAGGLE_KEY``,
+    not one of the many other keys.
+    """
+    return (
+        credential.name.isupper()
+        and "_" in credential.name
+        and not credential.name.endswith(ENDINGS_OF_OTHER_KEYS)
+    )

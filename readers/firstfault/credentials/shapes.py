@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from firstfault.credentials.literals import HIDDEN, TABLE, is_key, is_mixed, is_placeholder, is_text, is_varied
+from firstfault.credentials.literals import (
+    HIDDEN,
+    TABLE,
+    is_key,
+    is_mixed,
+    is_placeholder,
+    is_text,
+    is_varied,
+)
 from firstfault.utils.toml import Patterns
 
 WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
@@ -19,18 +27,28 @@ def _is_opaque(text: str) -> bool:
     # a full stop at the end belongs to the sentence
     text = text.rstrip(".")
     camel = text.isalpha() and not text[1:].islower() and not text.isupper()
-    return is_mixed(text) or "=" in text or len(text) >= MIN_OPAQUE_LENGTH or camel or text.isdigit()
+    return (
+        is_mixed(text) or "=" in text or len(text) >= MIN_OPAQUE_LENGTH or camel or text.isdigit()
+    )
 
 
 def _is_id(text: str) -> bool:
     text = text.rstrip(".")
-    return len(text) >= MIN_ID_LENGTH and text.isalnum() and is_mixed(text) and is_varied(text, mixed=False)
+    return (
+        len(text) >= MIN_ID_LENGTH
+        and text.isalnum()
+        and is_mixed(text)
+        and is_varied(text, mixed=False)
+    )
 
 
 def _has_random_part(text: str) -> bool:
     """Whether a text is random, not words joined by ``_`` or ``-``."""
     parts = re.split("[_-]", text)
-    return any(len(part) >= MIN_ID_LENGTH or (len(part) >= MIN_MIXED_RUN_LENGTH and is_mixed(part)) for part in parts)
+    return any(
+        len(part) >= MIN_ID_LENGTH or (len(part) >= MIN_MIXED_RUN_LENGTH and is_mixed(part))
+        for part in parts
+    )
 
 
 VALUE_CHECKS: dict[str, Callable[[str], object]] = {
@@ -62,7 +80,8 @@ def _build_pattern(row: dict[str, list[str]]) -> str:
 
 PATTERNS = Patterns({row["name"]: _build_pattern(row) for row in TABLE["shape"]})
 SHAPES = [
-    (row.get("marks") or row["starts"], row["name"], VALUE_CHECKS[row.get("only", "any")]) for row in TABLE["shape"]
+    (row.get("marks") or row["starts"], row["name"], VALUE_CHECKS[row.get("only", "any")])
+    for row in TABLE["shape"]
 ]
 """The marks of each shape, its name, and the check of its value."""
 

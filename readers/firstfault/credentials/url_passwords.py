@@ -6,9 +6,35 @@ import re
 
 from firstfault.credentials.literals import HIDDEN, PATTERNS, is_placeholder
 
-WEB_SCHEMES = ("http", "https", "git+https", "git+http", "ssh", "git+ssh", "ftp", "ftps", "sftp", "ws", "wss", "git")
-SCHEMES_WITHOUT_USERS = ("grpc", "grpcs", "tcp", "udp", "ipc", "zmq", "nccl", "gloo", "ucx", "dns", "docker")
-"""Endpoints of these have a port and no user: the digits in tcp://node:29500@1 aren't a password."""
+WEB_SCHEMES = (
+    "http",
+    "https",
+    "git+https",
+    "git+http",
+    "ssh",
+    "git+ssh",
+    "ftp",
+    "ftps",
+    "sftp",
+    "ws",
+    "wss",
+    "git",
+)
+SCHEMES_WITHOUT_USERS = (
+    "grpc",
+    "grpcs",
+    "tcp",
+    "udp",
+    "ipc",
+    "zmq",
+    "nccl",
+    "gloo",
+    "ucx",
+    "dns",
+    "docker",
+)
+"""Endpoints of these have a port and no user: the digits in tcp://node:29500@1 aren't a password.
+"""
 SCHEME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 MAX_SCHEME_LENGTH = 30
 MIN_TOKEN_USER_LENGTH = 16
@@ -16,7 +42,11 @@ MIN_TOKEN_USER_LENGTH = 16
 
 def redact_url_passwords(text: str) -> str:
     """Replace passwords and tokens before a URL's host; ordinary user names and hosts stay."""
-    return PATTERNS["url_after_scheme"].sub(_redact_url_user, text) if "@" in text and "://" in text else text
+    return (
+        PATTERNS["url_after_scheme"].sub(_redact_url_user, text)
+        if "@" in text and "://" in text
+        else text
+    )
 
 
 def _redact_url_user(found: re.Match[str]) -> str:
@@ -39,21 +69,31 @@ def _redact_url_user(found: re.Match[str]) -> str:
 
 
 def _find_end_of_userinfo(rest: str, scheme: str) -> int:
-    """Return the index of the ``@`` before the host, or -1; passwords may contain ``@``, ``/`` and ``?``."""
+    """Return the index of the ``@`` before the host, or -1; passwords may contain ``@``,
+    ``/`` and ``?``.
+    """
     end = PATTERNS["authority_end"].search(rest)
     authority = rest[: end.start()] if end else rest
-    if scheme in SCHEMES_WITHOUT_USERS and PATTERNS["port_only"].match(authority, max(authority.find(":"), 0)):
+    if scheme in SCHEMES_WITHOUT_USERS and PATTERNS["port_only"].match(
+        authority, max(authority.find(":"), 0)
+    ):
         return -1
     at, last = authority.rfind("@"), rest.rfind("@")
     web = scheme in WEB_SCHEMES
     if at >= 0:
         # https://user:password@host.org/package@version has a full host
-        plain = ":" not in authority[:at] or (web and PATTERNS["full_host"].fullmatch(authority, at + 1))
+        plain = ":" not in authority[:at] or (
+            web and PATTERNS["full_host"].fullmatch(authority, at + 1)
+        )
         return at if plain or not PATTERNS["host_or_path"].match(rest, last + 1) else last
     if authority.startswith("["):  # an IPv6 address
         return -1
     # no @ before the first / or ?, which may belong to the password: https://user:pa/ss@host
     colon = authority.find(":")
-    if colon < 0 or (web and PATTERNS["port_and_end"].match(authority, colon)) or authority.endswith("]"):
+    if (
+        colon < 0
+        or (web and PATTERNS["port_and_end"].match(authority, colon))
+        or authority.endswith("]")
+    ):
         return -1
     return last if PATTERNS["host_or_path"].match(rest, last + 1) else -1

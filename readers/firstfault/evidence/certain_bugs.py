@@ -1,6 +1,8 @@
-"""Finds failures that another attempt would only repeat, because they depend on nothing outside of the program.
+"""Finds failures that another attempt would only repeat,
+because they depend on nothing outside of the program.
 
-The list is positive: a failure that isn't in ``certain_bugs.toml`` may be temporary, for all that is known.
+The list is positive: a failure that isn't in ``certain_bugs.toml`` may be temporary, for all that
+is known.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.ending_exception import find_ending_exception
-from firstfault.exceptions.exceptions_in_text import CAUSE_SENTENCE, CONTEXT_SENTENCE, add_remote_cause, get_short_name
+from firstfault.exceptions.exceptions_in_text import (
+    CAUSE_SENTENCE,
+    CONTEXT_SENTENCE,
+    add_remote_cause,
+    get_short_name,
+)
 from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.model import ExceptionInfo, WorkerError
 from firstfault.utils.toml import parse_toml
@@ -52,7 +59,8 @@ def _missing_script() -> Pattern:
 def find_missing_script(failure: WorkerError) -> str:
     """Return the path of the program that Python didn't find; empty: it's another failure.
 
-    It depends on the node's files: on a node whose folder isn't mounted, another attempt may find it.
+    It depends on the node's files: on a node whose folder isn't mounted, another attempt may find
+    it.
     """
     if failure.exit_code != _USAGE_EXIT_CODE or failure.exception is not None:
         return ""
@@ -65,12 +73,16 @@ def explain_missing_script(failure: WorkerError, ranks: int) -> str:
 
     Args:
         failure: the root cause.
-        ranks: the number of ranks with this failure. On one node it's certain with the first rank; on several, each
-            may have other files.
+        ranks: the number of ranks with this failure. On one node it's certain with the first rank;
+            on several, each may have other files.
     """
     place = failure.place
     is_everywhere = place.group_world_size == 1 or 0 < place.world_size <= ranks
-    return str(_read_table()["missing_script"]["reason"]) if is_everywhere and find_missing_script(failure) else ""
+    return (
+        str(_read_table()["missing_script"]["reason"])
+        if is_everywhere and find_missing_script(failure)
+        else ""
+    )
 
 
 @cache
@@ -78,17 +90,23 @@ def _load() -> tuple[tuple[_Bug, ...], Pattern, str]:
     """Return the bugs, the pattern of a refused command line, and the reason for that."""
     table = _read_table()
     bugs = (
-        _Bug(frozenset(row["types"]), Pattern(row["pattern"]) if "pattern" in row else None, row["reason"])
+        _Bug(
+            frozenset(row["types"]),
+            Pattern(row["pattern"]) if "pattern" in row else None,
+            row["reason"],
+        )
         for row in table["bug"]
     )
     return tuple(bugs), Pattern(table["usage"]["pattern"]), table["usage"]["reason"]
 
 
 def find_certain_bug(failure: WorkerError) -> str:
-    """Return why a process would fail again, wherever and whenever it runs; empty: that isn't certain.
+    """Return why a process would fail again, wherever and whenever it runs; empty:
+    that isn't certain.
 
-    Every exception of the chain must be such a bug. A TypeError in the handler of a lost connection, or an exception
-    that was raised in place of a TypeError, may be gone in the next attempt.
+    Every exception of the chain must be such a bug. A TypeError in the handler of a lost
+    connection, or an exception that was raised in place of a TypeError, may be gone in the next
+    attempt.
     """
     exception = find_ending_exception(failure)
     while exception is not None and exception.type == "SystemExit":
@@ -119,7 +137,9 @@ def _explain(exception: ExceptionInfo) -> str:
     if CAUSE_SENTENCE in text or CONTEXT_SENTENCE in text:
         return ""
     reason = next((bug.reason for bug in _load()[0] if bug.fits(exception)), "")
-    return reason.replace("{type}", f"{'an' if exception.type[0] in 'AIU' else 'a'} {exception.type}")
+    return reason.replace(
+        "{type}", f"{'an' if exception.type[0] in 'AIU' else 'a'} {exception.type}"
+    )
 
 
 def _find_usage_error(failure: WorkerError, exit_code: str) -> str:

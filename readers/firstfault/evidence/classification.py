@@ -1,4 +1,6 @@
-"""Classify each failure of a round as a root-cause candidate, as unclear, or as a consequence of another failure."""
+"""Classify each failure of a round as a root-cause candidate, as unclear,
+or as a consequence of another failure.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.evidence.library_calls import DATA_LOADER_FOLDER, classify_by_library_call, was_raised_by_config_parser
+from firstfault.evidence.library_calls import (
+    DATA_LOADER_FOLDER,
+    classify_by_library_call,
+    was_raised_by_config_parser,
+)
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import PATTERNS, Classification, Pointer, classify, full_disk
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault.exceptions.fatal_text import extract_fatal_text, find_native_lines, find_telling_line
-from firstfault.exceptions.first_cause import find_causes, find_first_cause, is_wrapper, iter_exceptions
+from firstfault.exceptions.fatal_text import (
+    extract_fatal_text,
+    find_native_lines,
+    find_telling_line,
+)
+from firstfault.exceptions.first_cause import (
+    find_causes,
+    find_first_cause,
+    is_wrapper,
+    iter_exceptions,
+)
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
@@ -46,24 +61,46 @@ _CHILD_PROCESS_FILES = (
     "multiprocessing/resource_sharer.py",
     "multiprocessing/pool.py",
 )
-"""Libraries that connect a process to its own child processes; matched against the file names of frames."""
-_PROGRAM_ERROR_TYPES = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
-"""Exception types, including subclasses, that no transport raises: they point to a bug in the program."""
+"""Libraries that connect a process to its own child processes;
+matched against the file names of frames.
+"""
+_PROGRAM_ERROR_TYPES = {
+    "ValueError",
+    "TypeError",
+    "LookupError",
+    "AttributeError",
+    "NameError",
+    "AssertionError",
+}
+"""Exception types, including subclasses, that no transport raises:
+they point to a bug in the program.
+"""
 _TRANSPORT_ERROR_TYPES = {"RuntimeError", "OSError", "EOFError"}
 LAUNCHER_SUMMARY_SIGNATURES = {"launcher-box", "launcher-summary"}
 """Signatures of a launcher's summary of all its workers."""
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
-"""Signatures of NCCL's watchdog: its own timeout, another rank's timeout, and a watchdog thread that is stuck."""
+"""Signatures of NCCL's watchdog: its own timeout, another rank's timeout,
+and a watchdog thread that is stuck.
+"""
 _WATCHDOG_SIGNATURES = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 MISMATCH = "gloo-size-mismatch"
-"""Signature of a message longer than its receiver expects: sender or receiver may have the wrong size."""
+"""Signature of a message longer than its receiver expects:
+sender or receiver may have the wrong size.
+"""
 _NCCL_UNHANDLED_SIGNATURE = "nccl-unhandled"
 """Signature of an error that NCCL reports without its cause."""
 BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank missing at a monitored barrier."""
 STORE_WAIT = "store-wait"
 """Signature of a wait for a key in the job's store."""
-_KEPT_SIGNATURES = {BARRIER_REPORT, MISMATCH, STORE_WAIT, "awaited-ranks", "barrier-timed-out-tasks", "stalled-ops"}
+_KEPT_SIGNATURES = {
+    BARRIER_REPORT,
+    MISMATCH,
+    STORE_WAIT,
+    "awaited-ranks",
+    "barrier-timed-out-tasks",
+    "stalled-ops",
+}
 """Signatures that rules need even if an exception has the text."""
 _MISSING_FILE, _LOADER_FILE = "missing-file", "torch/utils/data/"
 _CHECKPOINT_ON_RANKS = "checkpoint-of-ranks"
@@ -77,12 +114,16 @@ NONFINITE_ASSERTION = re.compile(
 """A kernel's assertion about its values: the exception only reports that one has failed."""
 _LINE_NUMBER = re.compile(r":\d+ in ")
 _MIN_MAJORITY_FACTOR = 3
-"""Ranks in one function count as waiting if, with other waits, they outnumber the rest by this factor."""
+"""Ranks in one function count as waiting if, with other waits,
+they outnumber the rest by this factor.
+"""
 _INTERRUPT = "KeyboardInterrupt"
 _SIGNAL_HANDLER_EXCEPTIONS = {"SignalException", _INTERRUPT}
 """Exceptions that a signal handler raises."""
 _UNCATCHABLE_SIGNALS = CRASHES | {"SIGKILL"}
-"""Signals that a handler can't catch, or hardly ever does: the signal itself is how the process ended."""
+"""Signals that a handler can't catch, or hardly ever does:
+the signal itself is how the process ended.
+"""
 _FAULTHANDLER_THREAD_LINE = "Current thread 0x"
 """In faulthandler's output if the fatal signal hit a Python thread, not one of a native library."""
 _MAX_LOG_LINES = 100
@@ -93,7 +134,9 @@ class FailureClass(enum.IntEnum):
     """Ordered from the strongest reason to be the root cause to the weakest."""
 
     OWN_FAULT = 0
-    """The process raised an exception that isn't about a peer, or shows other local evidence of a fault."""
+    """The process raised an exception that isn't about a peer,
+    or shows other local evidence of a fault.
+    """
     OWN_EXIT = 1
     """The process exited, or died by a signal that its agent didn't send."""
     NODE_LOST = 2
@@ -153,31 +196,38 @@ def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
 
 
 def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[ClassifiedFailure, ...]:
-    """Reclassify the majority as waiting if most ranks missed a deadline in the same function and a few elsewhere.
+    """Reclassify the majority as waiting if most ranks missed a deadline in the same
+    function and a few elsewhere.
 
-    A wait for the GPU counts as one function, whatever the frame. Other functions count only if no rank is known to be
-    in a collective: then the program may communicate through another library than torch.
+    A wait for the GPU counts as one function, whatever the frame. Other functions count only if no
+    rank is known to be in a collective: then the program may communicate through another library
+    than torch.
     """
     waits = sum(item.waited for item in found)
     stood = {
         number: locate_main_thread(item.failure)
         for number, item in enumerate(found)
-        if item.failure.expired is not None and item.failure_class is FailureClass.OWN_FAULT and item.specific
+        if item.failure.expired is not None
+        and item.failure_class is FailureClass.OWN_FAULT
+        and item.specific
     }
     functions = {
         number: "" if where.kind is PositionKind.TORCH else _LINE_NUMBER.sub(" in ", where.frame)
         for number, where in stood.items()
         if where.kind is PositionKind.TORCH or (where.frame and not waits)
     }
-    # the few ranks elsewhere are the suspects; without any, all ranks are alike and none can be demoted
+    # the few ranks elsewhere are the suspects; without any, all ranks are alike and none can be
+    # demoted
     ((usual, size),) = Counter(functions.values()).most_common(1) or [("", 0)]
     if not 0 < _MIN_MAJORITY_FACTOR * (len(stood) - size) <= size + waits:
         return tuple(found)
     why = "was where most peers were at its deadline"
     return tuple(
-        replace(item, failure_class=FailureClass.UNCLEAR, why=why, specific=False, waited=True)
-        if functions.get(number) == usual
-        else item
+        (
+            replace(item, failure_class=FailureClass.UNCLEAR, why=why, specific=False, waited=True)
+            if functions.get(number) == usual
+            else item
+        )
         for number, item in enumerate(found)
     )
 
@@ -186,11 +236,19 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _classify_agent(failure)
     if failure.code == RECORDED_ONLY:
-        # only the flight recorder's dump exists: it shows whether the rank waited, but not how the process ended
+        # only the flight recorder's dump exists: it shows whether the rank waited, but not how the
+        # process ended
         waited = any(progress.is_outstanding for progress in failure.collectives)
         of_peers = FailureClass.UNCLEAR if waited else FailureClass.CONSEQUENCE
-        return ClassifiedFailure(failure, of_peers, failure.message, _WAIT_CATEGORY if waited else "", waited=waited)
-    # before the agent's signals: the first try failed before the agent stopped the process during a later one
+        return ClassifiedFailure(
+            failure,
+            of_peers,
+            failure.message,
+            _WAIT_CATEGORY if waited else "",
+            waited=waited,
+        )
+    # before the agent's signals: the first try failed before the agent stopped the process during a
+    # later one
     if (tried := _classify_original_failure(failure)) is not None:
         return tried
     if failure.stopped_by_agent:
@@ -213,7 +271,8 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
     """Classify a worker that was stopped by its agent."""
     sent = failure.sent_signals[0]
-    # SIGKILL isn't a crash: the agent sends it after the grace period if the process is still running
+    # SIGKILL isn't a crash: the agent sends it after the grace period if the process is still
+    # running
     if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
         ended = _classify_exit(failure, set())
         if ended.signature:  # the end of stderr has a known cause
@@ -224,33 +283,58 @@ def _classify_stopped_worker(failure: WorkerError) -> ClassifiedFailure:
         return printed
     log = _classified(failure.printed)
     signature = log.signature if log.signature in _WATCHDOG_SIGNATURES else ""
-    # another rank's timeout also reaches ranks that weren't waiting: only an outstanding collective proves a wait
+    # another rank's timeout also reaches ranks that weren't waiting: only an outstanding collective
+    # proves a wait
     waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log.role is Role.SECONDARY)
     waited = waited or _left_after_a_wait(failure)
     why = f"was stopped{'' if failure.place.engine == OF_LOGS else ' by its agent'}: {sent.reason}"
-    return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
+    return ClassifiedFailure(
+        failure,
+        FailureClass.CONSEQUENCE,
+        why,
+        waited=waited,
+        signature=signature,
+    )
 
 
 def _classify_original_failure(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify a process that retried by its first try; None: it didn't retry, or the last try is as informative."""
+    """Classify a process that retried by its first try; None: it didn't retry,
+    or the last try is as informative.
+    """
     raised = failure.exception
-    # "initialize the process group twice": the retry didn't destroy the first try's group, so this error is secondary
+    # "initialize the process group twice": the retry didn't destroy the first try's group, so this
+    # error is secondary
     is_second = raised is not None and is_double_init_error(raised)
     exception = find_ending_exception(failure) if is_second else find_original_failure(failure)
     if is_second and exception is raised:
         why = "retried with a process group that an unknown first failure left behind"
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, waited=bool(failure.collectives))
+        return ClassifiedFailure(
+            failure,
+            FailureClass.UNCLEAR,
+            why,
+            waited=bool(failure.collectives),
+        )
     if exception is None:
         return None
     judged = _classify_raised(failure, exception)
     if not is_own_fault(exception):
         return judged
     category = judged.category or "user_code"
-    return replace(judged, why=ORIGINAL_FAILURE_REASON, category=category, in_flight=failure.stopped_by_agent)
+    return replace(
+        judged,
+        why=ORIGINAL_FAILURE_REASON,
+        category=category,
+        in_flight=failure.stopped_by_agent,
+    )
 
 
 def _classify_by_role(
-    failure: WorkerError, found: Classification, why: str, *, signature: str = "", in_flight: bool = False
+    failure: WorkerError,
+    found: Classification,
+    why: str,
+    *,
+    signature: str = "",
+    in_flight: bool = False,
 ) -> ClassifiedFailure:
     """Classify a failure by its text's role; a text about another process gives no category."""
     failure_class = _CLASS_BY_ROLE[found.role]
@@ -259,7 +343,13 @@ def _classify_by_role(
         failure,
         failure_class,
         why,
-        found.specific_category if is_own else found.category if found.role is Role.AMBIGUOUS else "",
+        (
+            found.specific_category
+            if is_own
+            else found.category
+            if found.role is Role.AMBIGUOUS
+            else ""
+        ),
         found.pointer,
         specific=is_own and found.is_specific,
         in_flight=in_flight,
@@ -280,14 +370,20 @@ def _classify_agent(failure: WorkerError) -> ClassifiedFailure:
     if found.role is Role.PRIMARY:
         return _classify_by_role(failure, found, f"failed: {found.why}")
     # an agent doesn't take part in collectives
-    return replace(_classify_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False)
+    return replace(
+        _classify_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False
+    )
 
 
 def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
-    """Classify a worker that its agent killed for a missed deadline: a victim if it was waiting in a collective."""
+    """Classify a worker that its agent killed for a missed deadline:
+    a victim if it was waiting in a collective.
+    """
     where = locate_main_thread(failure)
     has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
-    if where.kind is PositionKind.COLLECTIVE or (where.kind is PositionKind.TORCH and has_outstanding):
+    if where.kind is PositionKind.COLLECTIVE or (
+        where.kind is PositionKind.TORCH and has_outstanding
+    ):
         why = f"waited in a collective until its deadline: {expired.text}"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT_CATEGORY, waited=True)
     at = f", at {where.frame}" if where.frame else ""
@@ -295,7 +391,9 @@ def _classify_deadline(failure: WorkerError, expired: ExpiredDeadline) -> Classi
     return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _WAIT_CATEGORY, specific=True)
 
 
-def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
+def _classify_exception(
+    failure: WorkerError, exception: ExceptionInfo, gone: set[str]
+) -> ClassifiedFailure:
     while exception.type == "SystemExit" and exception.causes:
         # `except ...: sys.exit(1)`: classify the handled exception, not the exit
         exception = replace(exception.causes[0], causes=exception.causes[1:])
@@ -304,7 +402,8 @@ def _classify_exception(failure: WorkerError, exception: ExceptionInfo, gone: se
     is_answer = bool(raised & _SIGNAL_HANDLER_EXCEPTIONS)
     if failure.sent_signals:  # the program may have wrapped the signal handler's exception
         is_answer = is_answer or any(
-            get_short_name(link) in _SIGNAL_HANDLER_EXCEPTIONS for link in iter_exceptions(exception)
+            get_short_name(link) in _SIGNAL_HANDLER_EXCEPTIONS
+            for link in iter_exceptions(exception)
         )
     if is_answer and (failure.node in gone or failure.sent_signals):
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
@@ -323,19 +422,29 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
     """Classify an exception that a process raised, or printed before it ended."""
     found = classify_by_library_call(exception, _classify_chain(exception))
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(exception):
-        said = _classify_link(find_first_cause(exception))  # the rank's own traceback, copied into the text
+    if found.signature == _CHECKPOINT_ON_RANKS and failure.rank in find_ranks_with_checkpoint_error(
+        exception
+    ):
+        # the rank's own traceback, copied into the text
+        said = _classify_link(find_first_cause(exception))
         category = (said.specific_category if said.role is Role.PRIMARY else "") or found.category
-        category = "disk_full" if category == "storage" and full_disk(failure, exception) else category
+        category = (
+            "disk_full" if category == "storage" and full_disk(failure, exception) else category
+        )
         why = "failed in a checkpoint, and all ranks raise its error"
         fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
         return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
-        why = "raised its own exception" if not found.is_specific else f"reports its own fault ({found.signature})"
+        why = (
+            "raised its own exception"
+            if not found.is_specific
+            else f"reports its own fault ({found.signature})"
+        )
         judged = _classify_by_role(failure, found, why, in_flight=in_flight)
         return _refine_category(failure, exception, found, judged)
-    # "connection reset" outside of torch's collectives isn't necessarily about a peer: it may be a bug in the program,
-    # the connection to a child process, or the connection to an external service
+    # "connection reset" outside of torch's collectives isn't necessarily about a peer: it may be a
+    # bug in the program, the connection to a child process, or the connection to an external
+    # service
     if found.role is Role.SECONDARY and not _is_about_group(exception):
         told = find_causes(exception).informative
         types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
@@ -344,11 +453,26 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
             return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
         if owner := _find_own_process(exception):
             why = f"lost the connection to its own child process ({owner})"
-            category = "signal" if owner == DATA_LOADER_FOLDER else ""  # a sample's exception is forwarded
-            return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True, in_flight=in_flight)
+            # a sample's exception is forwarded
+            category = "signal" if owner == DATA_LOADER_FOLDER else ""
+            return ClassifiedFailure(
+                failure,
+                FailureClass.OWN_FAULT,
+                why,
+                category,
+                specific=True,
+                in_flight=in_flight,
+            )
         if found.signature in _UNSPECIFIC_CONNECTION_SIGNATURES:
             why = f"lost a connection, perhaps not to a peer ({found.signature})"
-            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
+            return ClassifiedFailure(
+                failure,
+                FailureClass.UNCLEAR,
+                why,
+                "network",
+                found.pointer,
+                in_flight=in_flight,
+            )
     why = f"points to another process ({found.signature}): {found.why}"
     if found.role is Role.AMBIGUOUS:
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
@@ -366,8 +490,11 @@ def _refine_category(
     # the recorded space and limits prove more than the text
     if judged.category == "storage" and full_disk(failure, exception):
         return replace(judged, category="disk_full")
-    if found.signature == _MISSING_FILE and any(_LOADER_FILE in frame.file for frame in exception.frames):
-        return replace(judged, category="data")  # a sample, not a file that the job was configured to use
+    if found.signature == _MISSING_FILE and any(
+        _LOADER_FILE in frame.file for frame in exception.frames
+    ):
+        # a sample, not a file that the job was configured to use
+        return replace(judged, category="data")
     if found.signature == _DEVICE_ASSERT and NONFINITE_ASSERTION.search(failure.printed):
         return replace(judged, category="numerics")
     is_limited = judged.category == "host_oom" and failure.system.memory_limit
@@ -375,37 +502,63 @@ def _refine_category(
 
 
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
-    """Return the failed ranks listed in a CheckpointException of torch; empty for other exceptions."""
-    matches = filter(None, (PATTERNS["checkpoint_ranks"].search(link.message) for link in iter_exceptions(exception)))
+    """Return the failed ranks listed in a CheckpointException of torch;
+    empty for other exceptions.
+    """
+    matches = filter(
+        None,
+        (PATTERNS["checkpoint_ranks"].search(link.message) for link in iter_exceptions(exception)),
+    )
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
 
 def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify a call of ``sys.exit``, by the output before it if that gives a reason."""
-    # the program's SIGTERM handler calls sys.exit: a reaction to the agent's signal, whatever was printed before
+    # the program's SIGTERM handler calls sys.exit: a reaction to the agent's signal, whatever was
+    # printed before
     if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
         why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _get_log_of_exit(failure, "")
-    found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(failure, log, "exited", "")
+    found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(
+        failure,
+        log,
+        "exited",
+        "",
+    )
     refuses = log.signature == "usage" or was_raised_by_config_parser(exception)
     if found is None and failure.exit_code != 0 and refuses:
         why = "rejected its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
     in_flight = bool(failure.sent_signals)
-    return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited on its own", "exit", in_flight=in_flight)
+    return found or ClassifiedFailure(
+        failure,
+        FailureClass.OWN_EXIT,
+        "exited on its own",
+        "exit",
+        in_flight=in_flight,
+    )
 
 
 def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
-    """Classify a process by the exception that it printed before it ended; None: no exception, or an unclear one."""
+    """Classify a process by the exception that it printed before it ended; None: no exception,
+    or an unclear one.
+    """
     exception = find_ending_exception(failure)
     if exception is None or exception is failure.exception or _last_word_about_a_peer(failure):
         return None
     found = _classify_chain(exception)
-    judged = replace(_classify_raised(failure, exception), signature=found.signature if found.is_specific else "")
+    judged = replace(
+        _classify_raised(failure, exception), signature=found.signature if found.is_specific else ""
+    )
     name = get_short_name(find_causes(exception).first)
     if name == _INTERRUPT and not failure.sent_signals:
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended} after a {name}", "interrupted")
+        return ClassifiedFailure(
+            failure,
+            FailureClass.OWN_EXIT,
+            f"{ended} after a {name}",
+            "interrupted",
+        )
     if judged.failure_class is FailureClass.OWN_FAULT:
         why = f"{ended} after its own exception ({name})"
         return replace(judged, why=why, category=judged.category or "user_code")
@@ -415,53 +568,88 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
 
 
 def _last_word_about_a_peer(failure: WorkerError) -> str:
-    """Return the last line of the output if it names an exception about a peer; otherwise an empty string.
+    """Return the last line of the output if it names an exception about a peer;
+    otherwise an empty string.
 
-    Such a line overrides a traceback above it with a different exception: the program may have handled that one.
+    Such a line overrides a traceback above it with a different exception: the program may have
+    handled that one.
     """
     line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
     named = PATTERNS["named_exception"].search(line)
     if named is None or printed is None or not names_a_peer(line):
         return ""
-    return line if named["type"] not in map(get_short_name, iter_exceptions(printed.exception)) else ""
+    return (
+        line if named["type"] not in map(get_short_name, iter_exceptions(printed.exception)) else ""
+    )
 
 
 def _is_about_group(exception: ExceptionInfo) -> bool:
-    """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
+    """Whether an exception's first cause came out of torch's collectives or store;
+    True if it has no frames.
+    """
     frames = [frame for link in find_causes(exception).informative for frame in link.frames]
     return not frames or any(_PROCESS_GROUP_FOLDER in frame.file for frame in frames)
 
 
 def _find_own_process(exception: ExceptionInfo) -> str:
-    """Return the entry of `_CHILD_PROCESS_FILES` if the connection to a child process broke; otherwise empty."""
+    """Return the entry of `_CHILD_PROCESS_FILES` if the connection to a child process broke;
+    otherwise empty.
+    """
     files = [frame.file for link in find_causes(exception).informative for frame in link.frames]
-    is_local = bool(files) and "/multiprocessing/" in files[-1]  # the program's own sockets break elsewhere
-    return next((owner for owner in _CHILD_PROCESS_FILES if is_local and any(owner in file for file in files)), "")
+    # the program's own sockets break elsewhere
+    is_local = bool(files) and "/multiprocessing/" in files[-1]
+    return next(
+        (
+            owner
+            for owner in _CHILD_PROCESS_FILES
+            if is_local and any(owner in file for file in files)
+        ),
+        "",
+    )
 
 
 def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     signal = failure.signal or get_shell_signal(failure.exit_code)
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
-    log, ended = _get_log_of_exit(failure, signal), "aborted" if signal else f"exited with code {failure.exit_code}"
+    log, ended = (
+        _get_log_of_exit(failure, signal),
+        ("aborted" if signal else f"exited with code {failure.exit_code}"),
+    )
     if printed := _classify_printed_error(failure, ended):
         return printed
     # a program that exits with 0 has handled whatever it printed
     is_reason = signal or failure.exit_code != 0
-    if is_reason and log.role is Role.PRIMARY and log.is_specific and log.signature not in {"killed", "crashed"}:
+    if (
+        is_reason
+        and log.role is Role.PRIMARY
+        and log.is_specific
+        and log.signature not in {"killed", "crashed"}
+    ):
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
         return _classify_by_role(failure, log, why, signature=log.signature)
-    # the cgroup counts OOM kills per node, so this may have been another process, but it explains a SIGKILL best
+    # the cgroup counts OOM kills per node, so this may have been another process, but it explains a
+    # SIGKILL best
     if signal == "SIGKILL" and failure.resources.oom_kill:
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
-    # A crash or a signal from outside isn't a reaction to a peer's error, so it wins over the output. SIGABRT often is
-    # a reaction: NCCL's watchdog aborts the process after another rank's timeout.
+        return ClassifiedFailure(
+            failure,
+            FailureClass.OWN_EXIT,
+            "was killed by the kernel's OOM killer",
+            "host_oom",
+        )
+    # A crash or a signal from outside isn't a reaction to a peer's error, so it wins over the
+    # output. SIGABRT often is a reaction: NCCL's watchdog aborts the process after another rank's
+    # timeout.
     if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
-        why, category = _describe_signal(failure, signal), "interrupted" if signal == "SIGINT" else ""
+        why, category = (
+            _describe_signal(failure, signal),
+            ("interrupted" if signal == "SIGINT" else ""),
+        )
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
-    # watchdogs of other libraries abort without a message, too: the stacks alone don't show whether the rank waited
+    # watchdogs of other libraries abort without a message, too: the stacks alone don't show whether
+    # the rank waited
     if signal == "SIGABRT" and failure.stack_dumps and aborted_without_reason(failure):
         why = "aborted without a reason: a failed check, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
@@ -469,8 +657,12 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, _describe_signal(failure, signal))
     # Python exits with 1 after any uncaught exception, a peer's error included
     if failure.exit_code == 1:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, without a reason")
-    return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited with code {failure.exit_code}")
+        return ClassifiedFailure(
+            failure, FailureClass.UNCLEAR, "exited with code 1, without a reason"
+        )
+    return ClassifiedFailure(
+        failure, FailureClass.OWN_EXIT, f"exited with code {failure.exit_code}"
+    )
 
 
 def _describe_signal(failure: WorkerError, signal: str) -> str:
@@ -479,13 +671,20 @@ def _describe_signal(failure: WorkerError, signal: str) -> str:
 
 
 def _get_log_of_exit(failure: WorkerError, signal: str) -> Classification:
-    return _classified(_last_word_about_a_peer(failure) or extract_fatal_text(failure.printed, signal))
+    return _classified(
+        _last_word_about_a_peer(failure) or extract_fatal_text(failure.printed, signal)
+    )
 
 
 def _classify_stderr_tail(
-    failure: WorkerError, log: Classification, ended: str, signal: str
+    failure: WorkerError,
+    log: Classification,
+    ended: str,
+    signal: str,
 ) -> ClassifiedFailure | None:
-    """Classify a process by the end of its stderr if that may be about another process; None: it isn't."""
+    """Classify a process by the end of its stderr if that may be about another process; None:
+    it isn't.
+    """
     if log.signature == MISMATCH:
         why = f"received a longer message than expected: {log.why}"
     elif log.role is Role.SECONDARY:
@@ -497,25 +696,42 @@ def _classify_stderr_tail(
     else:
         return None
     judged = _classify_by_role(failure, log, why, signature=log.signature)
-    # before an abort, a watchdog may also print another rank's timeout: only its own proves that this rank waited
-    is_of_another = judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
+    # before an abort, a watchdog may also print another rank's timeout: only its own proves that
+    # this rank waited
+    is_of_another = (
+        judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
+    )
     return replace(judged, waited=judged.waited and not is_of_another)
 
 
 def aborted_without_reason(failure: WorkerError) -> bool:
-    """Whether a process aborted without a reason: no message from native code, no Python thread that aborted."""
+    """Whether a process aborted without a reason: no message from native code,
+    no Python thread that aborted.
+    """
     in_python = any(_FAULTHANDLER_THREAD_LINE in dump.text for dump in failure.stack_dumps)
-    return failure.signal == "SIGABRT" and not in_python and not find_native_lines(failure.printed.splitlines())
+    return (
+        failure.signal == "SIGABRT"
+        and not in_python
+        and not find_native_lines(failure.printed.splitlines())
+    )
 
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
-    """Whether a process printed that its own wait timed out, and exited while its agent was stopping it."""
-    return not failure.signal and bool(failure.exit_code) and _is_a_wait(_get_log_of_exit(failure, ""))
+    """Whether a process printed that its own wait timed out,
+    and exited while its agent was stopping it.
+    """
+    return (
+        not failure.signal and bool(failure.exit_code) and _is_a_wait(_get_log_of_exit(failure, ""))
+    )
 
 
 def prints_a_peers_error(stderr: str) -> bool:
-    """Whether a process printed an error about a lost peer; notices about the job's store don't count."""
-    told = "\n".join(line for line in stderr.splitlines() if not PATTERNS["log_notice"].search(line))
+    """Whether a process printed an error about a lost peer;
+    notices about the job's store don't count.
+    """
+    told = "\n".join(
+        line for line in stderr.splitlines() if not PATTERNS["log_notice"].search(line)
+    )
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 
@@ -525,8 +741,12 @@ def names_a_wait(exception: ExceptionInfo) -> bool:
 
 
 def prints_a_timeout(failure: WorkerError) -> bool:
-    """Whether a worker printed that its own wait timed out; NCCL's watchdog doesn't count: it prints any rank's."""
-    lines = (_classified(line) for line in failure.printed.splitlines()[-_MAX_LOG_LINES:] if line.strip())
+    """Whether a worker printed that its own wait timed out; NCCL's watchdog doesn't count:
+    it prints any rank's.
+    """
+    lines = (
+        _classified(line) for line in failure.printed.splitlines()[-_MAX_LOG_LINES:] if line.strip()
+    )
     return any(_is_a_wait(found) and found.signature not in _WATCHDOG_SIGNATURES for found in lines)
 
 
@@ -540,17 +760,30 @@ def names_a_peer(text: str) -> bool:
 
 def _classify_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock Flyte error file, which has no fields except its text."""
-    found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
+    found = _classified(
+        failure.message, failure.code if failure.writer is not Writer.STOCK else "", ()
+    )
     if found.signature in LAUNCHER_SUMMARY_SIGNATURES:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
+        return ClassifiedFailure(
+            failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first"
+        )
     if found.role is Role.SECONDARY:
         why, signature = f"points to another process ({found.signature})", found.signature
         return replace(_classify_by_role(failure, found, why, signature=signature), waited=False)
     if found.role is Role.AMBIGUOUS and found.signature:
         return _classify_by_role(failure, found, f"may be cause or consequence ({found.signature})")
-    wrote = "left a stock Flyte error file" if failure.writer is Writer.STOCK else "printed its own error"
+    wrote = (
+        "left a stock Flyte error file"
+        if failure.writer is Writer.STOCK
+        else "printed its own error"
+    )
     judged, category = _classify_by_role(failure, found, wrote), found.specific_category
-    return replace(judged, failure_class=FailureClass.OWN_FAULT, category=category, specific=found.is_specific)
+    return replace(
+        judged,
+        failure_class=FailureClass.OWN_FAULT,
+        category=category,
+        specific=found.is_specific,
+    )
 
 
 def is_own_fault(exception: ExceptionInfo) -> bool:
@@ -561,20 +794,29 @@ def is_own_fault(exception: ExceptionInfo) -> bool:
 def _classify_chain(exception: ExceptionInfo) -> Classification:
     """Classify an exception by its first cause, through causes, contexts and groups.
 
-    Wrappers, raised because of the first cause, decide only if the first cause doesn't identify the faulty process: a
-    program may raise anything for a peer's error, and a cleanup may fail in any way. A GPU fault counts at any depth.
+    Wrappers, raised because of the first cause, decide only if the first cause doesn't identify the
+    faulty process: a program may raise anything for a peer's error, and a cleanup may fail in any
+    way. A GPU fault counts at any depth.
     """
     causes = find_causes(exception)
-    inner, outer = list(map(_classify_link, causes.informative)), list(map(_classify_link, causes.wrappers))
+    inner, outer = (
+        list(map(_classify_link, causes.informative)),
+        list(map(_classify_link, causes.wrappers)),
+    )
     root = inner[-1]
     local = [found for found in inner if found.role is Role.PRIMARY and found.is_specific]
-    local += [found for found in outer if found.role is Role.PRIMARY and found.category in GPU_CATEGORIES]
+    local += [
+        found for found in outer if found.role is Role.PRIMARY and found.category in GPU_CATEGORIES
+    ]
     if not local and _tells_nothing(root, exception):
         path = itertools.pairwise((*causes.wrappers, causes.first))
         is_wrapped = [is_wrapper(around, within) for around, within in path]
-        # wrappers that report the first cause, directly or through other wrappers; not failures of a cleanup
+        # wrappers that report the first cause, directly or through other wrappers; not failures of
+        # a cleanup
         reports = (found for number, found in enumerate(outer) if all(is_wrapped[number:]))
-        local = [found for found in reports if found.role is Role.PRIMARY and found.is_specific][-1:]
+        local = [found for found in reports if found.role is Role.PRIMARY and found.is_specific][
+            -1:
+        ]
     return local[0] if local else root
 
 
@@ -591,8 +833,12 @@ def _classify_link(exception: ExceptionInfo) -> Classification:
 
 
 @lru_cache(maxsize=4096)
-def _classified(message: str, exception_type: str = "", bases: tuple[str, ...] = ()) -> Classification:
-    """Classify a text. Cached: many victims raise the same text, and several rules classify each."""
+def _classified(
+    message: str, exception_type: str = "", bases: tuple[str, ...] = ()
+) -> Classification:
+    """Classify a text. Cached: many victims raise the same text,
+    and several rules classify each.
+    """
     return classify(message, exception_type, bases)
 
 

@@ -19,7 +19,8 @@ _LOST_NS = 2 * _S
 _WHOLE_S = _S
 """Resolution of the storage's times, which are often whole seconds."""
 _COPIED_S = 60
-"""If all nodes' documents were stored this many seconds after they were recorded, they are copies."""
+"""If all nodes' documents were stored this many seconds after they were recorded, they are copies.
+"""
 _MAX_CLOCK_SENTENCES = 3
 """Maximum number of wrong clocks that get a separate sentence."""
 _UNKNOWN_NS = 3600 * _S
@@ -36,7 +37,9 @@ class Interval:
     high: int
 
     def ahead_ns(self, other: Interval) -> int:
-        """Return the minimum time from this moment to `other`; 0 if the intervals overlap or the order is reversed."""
+        """Return the minimum time from this moment to `other`;
+        0 if the intervals overlap or the order is reversed.
+        """
         return max(other.low - self.high, 0)
 
 
@@ -53,9 +56,10 @@ class Offset:
 class Clocks:
     """Orders an attempt's failures.
 
-    Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by each node's offset from
-    the storage's clock: the receipt has the duration of the upload, and the object has the time of its end by the
-    storage's clock. The precision is that of the object's time, often a second.
+    Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by each
+    node's offset from the storage's clock: the receipt has the duration of the upload, and the
+    object has the time of its end by the storage's clock. The precision is that of the object's
+    time, often a second.
     """
 
     def __init__(self, job: JobErrors) -> None:
@@ -70,7 +74,9 @@ class Clocks:
         return self.gap_ns(first, second) > 0
 
     def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
-        """Return the minimum time from the first failure to the second, nanoseconds; 0 if their order isn't certain."""
+        """Return the minimum time from the first failure to the second, nanoseconds;
+        0 if their order isn't certain.
+        """
         if _share_a_clock(first, second):
             return _bound_failure_time(first.monotonic_ns or 0, first).ahead_ns(
                 _bound_failure_time(second.monotonic_ns or 0, second)
@@ -79,7 +85,8 @@ class Clocks:
         return 0 if one is None or other is None else one.ahead_ns(other)
 
     def interval_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
-        """Return the bounds of the time from the first record to the second, nanoseconds; negative: reversed order.
+        """Return the bounds of the time from the first record to the second, nanoseconds; negative:
+        reversed order.
 
         None if a failure has no recorded time, or the offset of a node's clock isn't known.
         """
@@ -98,33 +105,52 @@ class Clocks:
 
     @staticmethod
     def noticed_after_ns(failure: WorkerError) -> int:
-        """Return how much older than its record a failure may be, nanoseconds; 0 if the failed process recorded it."""
+        """Return how much older than its record a failure may be, nanoseconds;
+        0 if the failed process recorded it.
+        """
         return -_bound_failure_time(0, failure).low
 
     def _on_storage(self, failure: WorkerError) -> Interval | None:
         if failure.timestamp_ns is None:
             return None
-        moment, offset = _bound_failure_time(failure.timestamp_ns, failure), self.offset(failure.node)
+        moment, offset = (
+            _bound_failure_time(failure.timestamp_ns, failure),
+            self.offset(failure.node),
+        )
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
     def may_be_first(self, failures: Sequence[WorkerError]) -> list[bool]:
         """Return for each failure whether it may have been the first. Takes linear time."""
-        moments = [(failure, _get_clock(failure), self._on_storage(failure)) for failure in failures]
-        earliest = _Earliest((clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments)
+        moments = [
+            (failure, _get_clock(failure), self._on_storage(failure)) for failure in failures
+        ]
+        earliest = _Earliest(
+            (clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments
+        )
         found = []
         for failure, clock, moment in moments:
             there = earliest.elsewhere(clock)
             # certainly later: another failure's upper bound lies before this one's lower bound
-            here = clock and earliest.own[clock] < _bound_failure_time(failure.monotonic_ns or 0, failure).low
+            here = (
+                clock
+                and earliest.own[clock]
+                < _bound_failure_time(failure.monotonic_ns or 0, failure).low
+            )
             elsewhere = there is not None and moment is not None and there < moment.low
             found.append(not here and not elsewhere)
         return found
 
     def before_all(self, failures: Sequence[WorkerError]) -> Callable[[WorkerError], bool]:
-        """Return a function that checks whether a failure certainly happened before all of these, in constant time."""
+        """Return a function that checks whether a failure certainly happened before all of these,
+        in constant time.
+        """
         moments = ((failure, self._on_storage(failure)) for failure in failures)
         earliest = _Earliest(
-            (_get_clock(item), _bound_failure_time(item.monotonic_ns or 0, item).low, at.low if at else -_NEVER)
+            (
+                _get_clock(item),
+                _bound_failure_time(item.monotonic_ns or 0, item).low,
+                at.low if at else -_NEVER,
+            )
             for item, at in moments
         )
 
@@ -142,7 +168,8 @@ class Clocks:
         The worst clocks get a sentence each; the last sentence counts the remaining clocks.
         """
         behind = [-offset.low // _S for offset in self._offsets.values()]
-        # copying the folder delays all objects by the same time; wrong clocks would differ from each other
+        # copying the folder delays all objects by the same time; wrong clocks would differ from
+        # each other
         if len(behind) > 1 and min(behind) >= _COPIED_S >= max(behind) - min(behind):
             moved = f"about {min(behind)} s after their faults"
             text = f"all documents were stored {moved}: copies, or all clocks are behind"
@@ -165,7 +192,9 @@ class _Earliest:
     """The earliest of many moments, by each monotonic clock and by the storage's clock."""
 
     def __init__(self, moments: Iterable[tuple[str, int | None, int]]) -> None:
-        """Take for each moment the name of its monotonic clock, the time by it, and the time by the storage's clock."""
+        """Take for each moment the name of its monotonic clock, the time by it,
+        and the time by the storage's clock.
+        """
         self.own: dict[str, int] = {}
         stored: dict[str, int] = {}
         for clock, ticks, moment in moments:
@@ -175,12 +204,16 @@ class _Earliest:
         self._stored = sorted((moment, clock) for clock, moment in stored.items())[:2]
 
     def elsewhere(self, clock: str) -> int | None:
-        """Return the earliest time by the storage's clock, without moments by `clock`; None: no such moment."""
+        """Return the earliest time by the storage's clock, without moments by `clock`; None:
+        no such moment.
+        """
         return next((moment for moment, other in self._stored if not clock or other != clock), None)
 
 
 def _get_clock(failure: WorkerError) -> str:
-    """Return the id of the boot that a failure's monotonic time counts from; empty: it has no monotonic time."""
+    """Return the id of the boot that a failure's monotonic time counts from; empty:
+    it has no monotonic time.
+    """
     return failure.boot_id if failure.monotonic_ns is not None else ""
 
 
@@ -197,14 +230,21 @@ def _how_wrong(offset: Offset) -> str:
 
 
 def _bound_failure_time(moment_ns: int, failure: WorkerError) -> Interval:
-    """Return the bounds of a failure recorded at `moment_ns`: exact if the failed process recorded it, else earlier."""
+    """Return the bounds of a failure recorded at `moment_ns`:
+    exact if the failed process recorded it, else earlier.
+    """
     if failure.writer in {Writer.WORKER, Writer.STOCK}:
         late = 0 if failure.subject is Subject.WORKER else _LOST_NS
     elif failure.exception is not None and failure.subject is Subject.WORKER:
-        # the agent found the exception in torch's error file after the exit, which a slow teardown may delay
+        # the agent found the exception in torch's error file after the exit, which a slow teardown
+        # may delay
         late = _REPORTED_NS
     else:
-        late = _LOST_NS if failure.subject is Subject.AGENT and failure.category == "node_lost" else _NOTICED_NS
+        late = (
+            _LOST_NS
+            if failure.subject is Subject.AGENT and failure.category == "node_lost"
+            else _NOTICED_NS
+        )
     return Interval(moment_ns - late, moment_ns)
 
 
@@ -220,16 +260,16 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
     for node, document, recorded, upload_delay in _iter_uploads(job.failures):
         stored = document.last_modified_ns or 0
         whole = _WHOLE_S if stored % _S == 0 else _S // 20
-        # The object's time lies between the start of its upload and the storage's answer. The start bounds the offset
-        # from below, the receipt bounds it from above.
+        # The object's time lies between the start of its upload and the storage's answer. The start
+        # bounds the offset from below, the receipt bounds it from above.
         low = recorded + upload_delay - stored - whole
         lows[node] = max(low, lows.get(node, low))
         if document.name in took:
             highs[node].append(max(recorded + took[document.name] - stored, low))
     offsets = {}
     for node, low in lows.items():
-        # A document that was stored again because its first upload hung looks like one from a slow clock. Its upper
-        # bound may then contradict another document's lower bound, and is ignored.
+        # A document that was stored again because its first upload hung looks like one from a slow
+        # clock. Its upper bound may then contradict another document's lower bound, and is ignored.
         agreed = [high for high in highs[node] if high >= low]
         unknown = max(_UNKNOWN_NS, low + _UNKNOWN_NS)
         offsets[node] = Offset(low, min(agreed, default=unknown), is_known=bool(agreed))
@@ -237,15 +277,24 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
 
 
 def _iter_uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
-    """Yield each stored document's node, reference, recorded time, and the minimum delay until its upload began.
+    """Yield each stored document's node, reference, recorded time,
+    and the minimum delay until its upload began.
 
-    A failure merged from several documents has the earliest document's time, so each document's time comes from its
-    name. The delay is known for a single document only: a process may write two, in flight and at its end.
+    A failure merged from several documents has the earliest document's time, so each document's
+    time comes from its name. The delay is known for a single document only: a process may write
+    two, in flight and at its end.
     """
     for failure in failures:
         several = len(failure.documents) > 1
         for document in failure.documents:
             key = ErrorKey.parse(document.name) if several else None
-            recorded = key.timestamp_ns if key is not None else None if several else failure.timestamp_ns
+            recorded = (
+                key.timestamp_ns if key is not None else None if several else failure.timestamp_ns
+            )
             if recorded is not None and document.last_modified_ns is not None:
-                yield failure.node, document, recorded, 0 if several else failure.upload_delay_ns or 0
+                yield (
+                    failure.node,
+                    document,
+                    recorded,
+                    0 if several else failure.upload_delay_ns or 0,
+                )

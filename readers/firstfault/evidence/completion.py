@@ -1,4 +1,5 @@
-"""Whether a job had finished before its first failure: then a failure of its teardown takes nothing away.
+"""Whether a job had finished before its first failure:
+then a failure of its teardown takes nothing away.
 
 The proof is whole or none: one rank that hadn't returned makes any failure an ordinary one.
 """
@@ -11,46 +12,68 @@ from firstfault.utils.text import counted
 
 
 def prove_completion(job: JobErrors) -> str:
-    """Return a sentence that proves that the job had finished before its first failure; empty: nothing proves it.
+    """Return a sentence that proves that the job had finished before its first failure; empty:
+    nothing proves it.
 
-    A log has its own proof (`JobErrors.completion`). Under firstfault every rank of every node must have returned from
-    its function, or have run its program to its end, before its agent knew of any failure.
+    A log has its own proof (`JobErrors.completion`). Under firstfault every rank of every node must
+    have returned from its function, or have run its program to its end, before its agent knew of
+    any failure.
     """
     if job.completion or not job.failures:
         return job.completion
     ranks = {rank for entry in job.roster for rank in entry.finished_ranks}
-    ranks |= {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
+    ranks |= {
+        rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks
+    }
     size = max(place.world_size for place in job.places)
     # The number of ranks comes first: a damaged document may claim any size.
     is_whole = 0 < size <= len(ranks) and all(rank in ranks for rank in range(size))
     is_whole = is_whole and nodes_done(job.roster, job.coverage.expected)
-    # A node may be lost or terminated after its ranks had returned: its agent's failure has its own verdict.
+    # A node may be lost or terminated after its ranks had returned: its agent's failure has its own
+    # verdict.
     if not is_whole or any(failure.subject is not Subject.WORKER for failure in job.failures):
         return ""
     if not all(map(_is_teardown_end, job.failures)):
         return ""
-    return "its rank had returned before it" if size == 1 else f"all {counted(size, 'rank')} had returned before it"
+    return (
+        "its rank had returned before it"
+        if size == 1
+        else f"all {counted(size, 'rank')} had returned before it"
+    )
 
 
 def find_teardown_failures(job: JobErrors) -> list[WorkerError]:
-    """Return the failures of processes that ended on their own, earliest first; those without a time come last."""
-    own = [failure for failure in job.failures if not failure.stopped_by_agent and _has_failed(failure)]
-    return sorted(own, key=lambda item: (item.timestamp_ns or 1 << 62, -1 if item.rank is None else item.rank))
+    """Return the failures of processes that ended on their own, earliest first;
+    those without a time come last.
+    """
+    own = [
+        failure for failure in job.failures if not failure.stopped_by_agent and _has_failed(failure)
+    ]
+    return sorted(
+        own, key=lambda item: (item.timestamp_ns or 1 << 62, -1 if item.rank is None else item.rank)
+    )
 
 
 def describe_teardown_end(failure: WorkerError) -> str:
-    """Return how a process ended in its teardown: "SIGABRT", "exit code 1"; empty: only its text is known."""
+    """Return how a process ended in its teardown: "SIGABRT", "exit code 1"; empty:
+    only its text is known.
+    """
     return failure.signal or (f"exit code {failure.exit_code}" if failure.exit_code else "")
 
 
 def _is_teardown_end(failure: WorkerError) -> bool:
-    """Whether a worker's failure is an end after its return: it raised nothing but the exit of its program.
+    """Whether a worker's failure is an end after its return:
+    it raised nothing but the exit of its program.
 
-    An error without a process's end, such as that of Flyte's entrypoint which couldn't convert the outputs, isn't: the
-    results may be lost.
+    An error without a process's end, such as that of Flyte's entrypoint which couldn't convert the
+    outputs, isn't: the results may be lost.
     """
     is_exit = failure.exception is None or _is_bare_exit(failure)
-    is_end = bool(describe_teardown_end(failure)) or _is_bare_exit(failure) or bool(failure.stopped_by_agent)
+    is_end = (
+        bool(describe_teardown_end(failure))
+        or _is_bare_exit(failure)
+        or bool(failure.stopped_by_agent)
+    )
     is_own = failure.writer is not Writer.STOCK
     return is_exit and is_end and is_own and failure.expired is None and not failure.recoverable
 

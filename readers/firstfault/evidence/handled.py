@@ -1,7 +1,8 @@
 """Find the exception that a rank handled and that left it out of step with its peers.
 
-Rank 2 fails after a step's collective, handles its exception and calls the step again: its next collective is the
-step's, that of its peers the next step's. All of them time out, or fail because the sizes differ.
+Rank 2 fails after a step's collective, handles its exception and calls the step again: its next
+collective is the step's, that of its peers the next step's. All of them time out, or fail because
+the sizes differ.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import HandledException, JobErrors, WorkerError
 
 _MAX_CALLS_BEHIND = 8
-"""A rank that has called more collectives since, and is behind, continued in step after the exception."""
+"""A rank that has called more collectives since, and is behind,
+continued in step after the exception.
+"""
 _MAX_CALLS_DIVERGED = 64
-"""A rank out of step may call the same collectives as its peers for long; after more, the evidence is weak."""
+"""A rank out of step may call the same collectives as its peers for long; after more,
+the evidence is weak.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,8 @@ class HandledFault:
 
 
 def find_handled_fault(diagnosis: Diagnosis) -> HandledFault | None:
-    """Return the handled exception of the only rank that is out of step and has one; None: there is no such rank.
+    """Return the handled exception of the only rank that is out of step and has one; None:
+    there is no such rank.
 
     An exception that a rank in step has handled, too, is part of the program's business.
     """
@@ -50,7 +56,9 @@ def find_handled_fault(diagnosis: Diagnosis) -> HandledFault | None:
         usual = {_identify(item) for failure in in_step for item in _list_own_exceptions(failure)}
         found = []
         for failure in failures:
-            item = _choose(failure, usual, out_of_step) if failure.rank in out_of_step.ranks else None
+            item = (
+                _choose(failure, usual, out_of_step) if failure.rank in out_of_step.ranks else None
+            )
             if item is not None:
                 found.append((failure, item))
         # of two such ranks either may have been the first
@@ -58,7 +66,12 @@ def find_handled_fault(diagnosis: Diagnosis) -> HandledFault | None:
     return None
 
 
-def _build(job: JobErrors, failure: WorkerError, item: HandledException, out_of_step: OutOfStep) -> HandledFault:
+def _build(
+    job: JobErrors,
+    failure: WorkerError,
+    item: HandledException,
+    out_of_step: OutOfStep,
+) -> HandledFault:
     exception = item.exception
     handled = replace(
         failure,
@@ -91,25 +104,36 @@ def _choose(
 ) -> HandledException | None:
     """Return the exception after which a rank was out of step; None: there is none.
 
-    Of those that a function handled which runs on, it is the first: what the program raises when it tries again may
-    follow from that. Of others it is the last that another function than its handler raised: a function that handles a
-    missing file of its own, and returns, leaves no step undone.
+    Of those that a function handled which runs on, it is the first: what the program raises when it
+    tries again may follow from that. Of others it is the last that another function than its
+    handler raised: a function that handles a missing file of its own, and returns, leaves no step
+    undone.
     """
     found = [item for item in _list_own_exceptions(failure) if _identify(item) not in usual]
     if out_of_step.is_behind:
-        found = [item for item in found if item.calls_since is None or item.calls_since <= _MAX_CALLS_BEHIND]
+        found = [
+            item
+            for item in found
+            if item.calls_since is None or item.calls_since <= _MAX_CALLS_BEHIND
+        ]
     active = [item for item in found if _is_active(failure, item)]
     left = [item for item in found if len(item.exception.frames) > 1]
     return next(iter(active or left[-1:]), None)
 
 
 def _list_own_exceptions(failure: WorkerError) -> list[HandledException]:
-    """Return the handled exceptions that aren't about a peer; without any, those printed in a frame that runs on."""
+    """Return the handled exceptions that aren't about a peer; without any,
+    those printed in a frame that runs on.
+    """
     handled = list(failure.handled_exceptions)
     if not handled:
-        printed = (HandledException(None, exception) for exception in find_printed_tries(failure.printed))
+        printed = (
+            HandledException(None, exception) for exception in find_printed_tries(failure.printed)
+        )
         handled = [item for item in printed if _is_active(failure, item)]
-    return [item for item in handled if is_own_fault(item.exception) and not _is_from_collective(item)]
+    return [
+        item for item in handled if is_own_fault(item.exception) and not _is_from_collective(item)
+    ]
 
 
 def _is_from_collective(item: HandledException) -> bool:
@@ -118,7 +142,9 @@ def _is_from_collective(item: HandledException) -> bool:
 
 
 def _is_active(failure: WorkerError, item: HandledException) -> bool:
-    """Whether the function that handled an exception runs on: the rank's failure came from within it."""
+    """Whether the function that handled an exception runs on:
+    the rank's failure came from within it.
+    """
     handler = item.exception.frames[:1]
     return any((frame.file, frame.function) in _list_functions(failure) for frame in handler)
 
@@ -126,10 +152,17 @@ def _is_active(failure: WorkerError, item: HandledException) -> bool:
 def _list_functions(failure: WorkerError) -> set[tuple[str, str]]:
     links = iter_exceptions(failure.exception) if failure.exception is not None else ()
     frames = [frame for link in links for frame in link.frames]
-    frames += [frame for dump in get_stack_dumps(failure) for frame in parse_frames(THREAD_HEADER.split(dump)[-1])]
+    frames += [
+        frame
+        for dump in get_stack_dumps(failure)
+        for frame in parse_frames(THREAD_HEADER.split(dump)[-1])
+    ]
     return {(frame.file, frame.function) for frame in frames}
 
 
 def _identify(item: HandledException) -> tuple[str, str, int]:
     raised_at = item.exception.frames[-1:]
-    return (item.exception.type, *((raised_at[0].file, raised_at[0].line) if raised_at else ("", 0)))
+    return (
+        item.exception.type,
+        *((raised_at[0].file, raised_at[0].line) if raised_at else ("", 0)),
+    )

@@ -24,7 +24,12 @@ from firstfault.evidence.classification import (
     prints_a_peers_error,
     prints_a_timeout,
 )
-from firstfault.evidence.diagnosis import Candidate, Diagnosis, find_ranks_without_failure, find_self_ended_ranks
+from firstfault.evidence.diagnosis import (
+    Candidate,
+    Diagnosis,
+    find_ranks_without_failure,
+    find_self_ended_ranks,
+)
 from firstfault.evidence.progress import (
     Progress,
     find_message_peers,
@@ -49,13 +54,18 @@ COMPARED_FIELDS = (
     ("sizes", "passed", 0),
     ("sizes", "passed", 1),
 )
-"""Fields of a collective, the verb for them in a sentence, and whether inputs (0) or outputs (1) are compared."""
+"""Fields of a collective, the verb for them in a sentence,
+and whether inputs (0) or outputs (1) are compared.
+"""
 MAX_CULPRITS = 3
-"""If more ranks than this qualify, they hardly have one fault: more likely the majority waits for something else."""
+"""If more ranks than this qualify, they hardly have one fault:
+more likely the majority waits for something else.
+"""
 MIN_TIMED_OUT_PER_CULPRIT = 2
 """Minimum of timed-out ranks for each rank without a timeout."""
 LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
-"""The line in a position such as "train.py:12 in step": positions in one function count as equal."""
+"""The line in a position such as "train.py:12 in step": positions in one function count as equal.
+"""
 EXCEPTIONS_ON_STOP = {"KeyboardInterrupt", "SignalException", "SystemExit"}
 """Exceptions raised in response to the agent's signal."""
 CHECKPOINT_PACKAGE = "torch/distributed/checkpoint/"
@@ -68,18 +78,23 @@ MISSING_RANKS_REPORTS = {
 }
 """Signatures of reports that compare all ranks."""
 DivergedRanks = dict[str, list[tuple[int, str]]]
-"""Groups in which ranks called different collectives, each with the ranks that differ from a majority, if any."""
+"""Groups in which ranks called different collectives,
+each with the ranks that differ from a majority, if any.
+"""
 
 
 def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the stragglers, by stacks, collective counters and failed threads; none if all ranks are alike.
+    """Return the stragglers, by stacks, collective counters and failed threads;
+    none if all ranks are alike.
 
-    Stacks beat counters. A rank that waits in a collective of one group is often also behind in another group, or has a
-    dead helper thread, as a consequence; its stack shows that it waits itself. So if any stack shows a rank outside of
-    all collectives, ranks that waited aren't stragglers, even if their counters are behind.
+    Stacks beat counters. A rank that waits in a collective of one group is often also behind in
+    another group, or has a dead helper thread, as a consequence; its stack shows that it waits
+    itself. So if any stack shows a rank outside of all collectives, ranks that waited aren't
+    stragglers, even if their counters are behind.
     """
     if not diagnosis.waits and not _find_reported_missing(diagnosis.classified):
-        return []  # no rank timed out: each stack shows where its rank was stopped, not whom it waited for
+        # no rank timed out: each stack shows where its rank was stopped, not whom it waited for
+        return []
     if failed := _find_failed_checkpoint_threads(diagnosis.workers):
         return _build_candidates(diagnosis, failed)
     classified = diagnosis.classified
@@ -87,13 +102,23 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
     recorded, printed = group_progress(alive)
     groups = sorted({*recorded, *printed})
     known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
-    # a rank that received an error about a peer was stopped while handling it: its position proves nothing
-    raised = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
-    victims = (item for item in raised if not (item.failure.sent_signals and item.failure.what in EXCEPTIONS_ON_STOP))
+    # a rank that received an error about a peer was stopped while handling it: its position proves
+    # nothing
+    raised = (
+        item
+        for item in classified
+        if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR
+    )
+    victims = (
+        item
+        for item in raised
+        if not (item.failure.sent_signals and item.failure.what in EXCEPTIONS_ON_STOP)
+    )
     met = {item.failure.rank for item in (*diagnosis.waits, *victims)}
     elsewhere = _find_ranks_outside_collective(alive, met, diagnosis.waits)
     apart = _find_diverged(recorded, printed)
-    # stacks, then counters, then weaker signs: a rank with several reasons gets all of them, in this order
+    # stacks, then counters, then weaker signs: a rank with several reasons gets all of them, in
+    # this order
     late, is_one_fault = find_ranks_behind(known, apart, find_message_peers(alive))
     missing = _list_ranks_without_dump(alive)
     reasons = [
@@ -136,14 +161,18 @@ class OutOfStep:
     has_majority: bool = True
     """Whether the remaining ranks agree: otherwise each of these ranks may be in step."""
     is_behind: bool = False
-    """Whether they are known by their last collectives only: what they called before was the same."""
+    """Whether they are known by their last collectives only: what they called before was the same.
+    """
 
 
 def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
     """Yield ranks out of step, by the strongest evidence first."""
     alive = _sort_failures(diagnosis)
     recorded, printed = group_progress(alive)
-    known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in sorted({*recorded, *printed})}
+    known = {
+        group: {**printed.get(group, {}), **recorded.get(group, {})}
+        for group in sorted({*recorded, *printed})
+    }
     apart = _find_diverged(recorded, printed)
     late, _ = find_ranks_behind(known, apart, find_message_peers(alive))
     waiting = {item.rank: item.why for item in find_stragglers(diagnosis) if item.rank is not None}
@@ -179,11 +208,14 @@ def _list_ranks_without_dump(alive: Sequence[WorkerError]) -> set[int]:
 def _find_ranks_without_dump(
     alive: Sequence[WorkerError], missing: Collection[int], *, has_late: bool
 ) -> list[tuple[int, str]]:
-    """Return the few ranks without a dump; if all have a dump and no rank is behind, the few ranks that didn't wait."""
+    """Return the few ranks without a dump; if all have a dump and no rank is behind,
+    the few ranks that didn't wait.
+    """
     idle = [
         failure.rank
         for failure in alive
-        if failure.rank is not None and not any(progress.is_outstanding for progress in failure.collectives)
+        if failure.rank is not None
+        and not any(progress.is_outstanding for progress in failure.collectives)
     ]
     is_of_dumps = all(failure.code == RECORDED_ONLY for failure in alive)
     found = sorted(missing) if missing or has_late or not is_of_dumps else idle
@@ -204,62 +236,97 @@ def _build_candidates(
         found[rank].append(why)
     return [
         Candidate(
-            ", and ".join(why), rank, getattr(by_rank.get(rank), "node", ""), by_rank.get(rank), category, len(why)
+            ", and ".join(why),
+            rank,
+            getattr(by_rank.get(rank), "node", ""),
+            by_rank.get(rank),
+            category,
+            len(why),
         )
         for rank, why in sorted(found.items())
     ]
 
 
 def _sort_failures(diagnosis: Diagnosis) -> list[WorkerError]:
-    """Return the workers' failures by rank, so that results don't depend on the order of reading."""
+    """Return the workers' failures by rank,
+    so that results don't depend on the order of reading.
+    """
     return sorted(
         (judged.failure for judged in diagnosis.workers),
-        key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
+        key=lambda failure: (
+            failure.rank or 0,
+            failure.node,
+            failure.message,
+            repr(failure.documents),
+        ),
     )
 
 
 def find_size_mismatch(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank with a wrong size, if a rank received a message longer than it expects.
 
-    The receiver aborts, so the flight recorders of the remaining ranks decide: a single rank that differs is the
-    culprit; if they agree, the receiver is. With two differing ranks, neither can be singled out.
+    The receiver aborts, so the flight recorders of the remaining ranks decide: a single rank that
+    differs is the culprit; if they agree, the receiver is. With two differing ranks, neither can be
+    singled out.
     """
     receivers = [judged.failure for judged in diagnosis.classified if judged.signature == MISMATCH]
     if not receivers:
         return []
     recorded, printed = group_progress([judged.failure for judged in diagnosis.workers])
     odd = dict(_flatten_diverged(_find_diverged(recorded, printed)))
-    # the aborted receiver left no flight recorder; at least two peers must agree, or nothing shows who is wrong
+    # the aborted receiver left no flight recorder; at least two peers must agree, or nothing shows
+    # who is wrong
     agreeing = max((len(members) for members in recorded.values()), default=0)
     receiver = receivers[0].rank
-    if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
+    if (
+        not odd
+        and len(receivers) == 1
+        and receiver is not None
+        and not receivers[0].collectives
+        and agreeing > 1
+    ):
         odd = {receiver: "it received a longer message than expected, and its peers' sizes agree"}
     return _build_candidates(diagnosis, odd.items(), "collective") if len(odd) == 1 else []
 
 
 def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return all ranks of a small group in which each waited in a different collective: none can be singled out."""
+    """Return all ranks of a small group in which each waited in a different collective:
+    none can be singled out.
+    """
     waited = {judged.failure.rank for judged in diagnosis.waits}
     for progress in group_progress(_sort_failures(diagnosis)):
         for group, members in sorted(progress.items()):
             # []: the members differ, without a majority
             is_split = (
-                len(members) <= MAX_CULPRITS + 1 and members.keys() <= waited and _find_first_divergence(members) == []
+                len(members) <= MAX_CULPRITS + 1
+                and members.keys() <= waited
+                and _find_first_divergence(members) == []
             )
-            calls = {rank: one.last[-1] for rank, one in sorted(members.items()) if one.last} if is_split else {}
+            calls = (
+                {rank: one.last[-1] for rank, one in sorted(members.items()) if one.last}
+                if is_split
+                else {}
+            )
             if len(calls) > 1:
-                texts = [f"rank {rank} {call.operation} with {call.sizes}" for rank, call in calls.items()]
+                texts = [
+                    f"rank {rank} {call.operation} with {call.sizes}"
+                    for rank, call in calls.items()
+                ]
                 number = next(iter(calls.values())).sequence
-                why = f"it called a different collective as number {number} of {group}: {', '.join(texts)}"
+                why = (
+                    f"it called a different collective as number {number} of {group}:"
+                    f" {', '.join(texts)}"
+                )
                 return _build_candidates(diagnosis, [(rank, why) for rank in calls], "collective")
     return []
 
 
 def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks that hadn't called the collective in which most ranks failed with the same error.
+    """Return the ranks that hadn't called the collective in which most ranks
+    failed with the same error.
 
-    When NCCL aborts a communicator after a timeout, main threads continue with data that never arrived, and may raise
-    any exception before the watchdog kills their process.
+    When NCCL aborts a communicator after a timeout, main threads continue with data that never
+    arrived, and may raise any exception before the watchdog kills their process.
     """
     # if any rank reports a timeout, `find_stragglers` has better evidence
     workers = [] if diagnosis.waits else diagnosis.workers
@@ -275,35 +342,59 @@ def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     failed = {judged.failure.rank for judged in misled}
     recorded, _ = group_progress([judged.failure for judged in workers])
-    late, _ = find_ranks_behind(recorded, {}, find_message_peers(judged.failure for judged in workers))
-    return _build_candidates(diagnosis, [(rank, why) for rank, why in late.items() if rank not in failed])
+    late, _ = find_ranks_behind(
+        recorded, {}, find_message_peers(judged.failure for judged in workers)
+    )
+    return _build_candidates(
+        diagnosis, [(rank, why) for rank, why in late.items() if rank not in failed]
+    )
 
 
 def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the ranks that had returned from training when all remaining ranks lost a peer: they had fewer batches.
+    """Return the ranks that had returned from training when all remaining ranks lost a peer:
+    they had fewer batches.
 
-    A rank that destroys its process group at the end, or exits, closes its connections. A program that exits with 0
-    leaves no document.
+    A rank that destroys its process group at the end, or exits, closes its connections. A program
+    that exits with 0 leaves no document.
     """
     if left := find_self_ended_ranks(diagnosis.job):
         why = "its process had exited, and its peers waited for it or lost it"
-        victims = [item for item in diagnosis.workers if item.waited or item.failure_class is FailureClass.CONSEQUENCE]
-        is_cause = len(left) <= min(MAX_CULPRITS, len(victims)) and len(victims) == len(diagnosis.workers)
-        return [Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause]
+        victims = [
+            item
+            for item in diagnosis.workers
+            if item.waited or item.failure_class is FailureClass.CONSEQUENCE
+        ]
+        is_cause = len(left) <= min(MAX_CULPRITS, len(victims)) and len(victims) == len(
+            diagnosis.workers
+        )
+        return [
+            Candidate(why, at.place.rank, at.place.node, None, "exit") for at in left if is_cause
+        ]
     workers = diagnosis.workers
     stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
-    # a rank with an exception propagating, or with a printed peer's error, exits because of the peer: it is a victim
+    # a rank with an exception propagating, or with a printed peer's error, exits because of the
+    # peer: it is a victim
     found = [
-        Candidate(f"{where.exit_stage} when its peers lost it", failure.rank, failure.node, failure, "exit")
+        Candidate(
+            f"{where.exit_stage} when its peers lost it",
+            failure.rank,
+            failure.node,
+            failure,
+            "exit",
+        )
         for failure, where in stood
-        if where.exit_stage and where.raised_at is None and not prints_a_peers_error(failure.printed)
+        if where.exit_stage
+        and where.raised_at is None
+        and not prints_a_peers_error(failure.printed)
     ]
     is_lost = any(judged.waited or judged.failure.exception is not None for judged in workers)
     size = max((judged.failure.place.world_size for judged in workers), default=0)
     silent = find_ranks_without_failure(diagnosis.job)
     # a rank that left nothing only counts as exited if every other rank is accounted for
     is_complete = len({judged.failure.rank for judged in workers} | silent.keys()) == size
-    are_victims = all(judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
+    are_victims = all(
+        judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers
+    )
     if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > MAX_CULPRITS:
         return []
     when = "while its peers waited for it" if diagnosis.waits else "when its peers lost it"
@@ -312,9 +403,11 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the rank that timed out in a different operation than the majority, by the timeouts' tracebacks.
+    """Return the rank that timed out in a different operation than the majority,
+    by the timeouts' tracebacks.
 
-    It skipped an operation, or called an additional one. Subgroups, sends and receives are ignored: they may differ.
+    It skipped an operation, or called an additional one. Subgroups, sends and receives are ignored:
+    they may differ.
     """
     calls: dict[int, tuple[str, str]] = {}
     for judged in diagnosis.workers:
@@ -326,7 +419,9 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
         if not names_a_wait(find_first_cause(exception)):
             return []
         own, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
-        called = [frame.function for frame in frames if PATTERNS["collectives_file"].search(frame.file)] or [""]
+        called = [
+            frame.function for frame in frames if PATTERNS["collectives_file"].search(frame.file)
+        ] or [""]
         if not own or PATTERNS["subgroup_call"].search(f"{own[0].code} {called[-1]}"):
             return []
         calls[judged.failure.rank] = (called[-1], format_place(own[0]))
@@ -335,7 +430,8 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
     usual, number = Counter(calls.values()).most_common(1)[0]
     odd = {rank: call for rank, call in calls.items() if call[0] != usual[0]}
     size = max(judged.failure.place.world_size for judged in diagnosis.workers)
-    # every rank must be known, and all but one must agree: with fewer, the odd rank may be in the majority
+    # every rank must be known, and all but one must agree: with fewer, the odd rank may be in the
+    # majority
     if len(odd) != 1 or number != size - 1:
         return []
     ((rank, (name, at)),) = odd.items()
@@ -344,7 +440,8 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
 
 
 def find_unfinished_collective(diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the node of a single-node job if all ranks timed out in the same collective, with the same sizes.
+    """Return the node of a single-node job if all ranks timed out in the same collective,
+    with the same sizes.
 
     No rank was missing, so the transfer itself failed.
     """
@@ -352,7 +449,9 @@ def find_unfinished_collective(diagnosis: Diagnosis) -> list[Candidate]:
     for judged in diagnosis.waits:
         if judged.failure.rank is not None:
             found = parse_progress(get_printed_text(judged.failure))
-            works[judged.failure.rank] = [(progress.group, work) for progress in found for work in progress.last]
+            works[judged.failure.rank] = [
+                (progress.group, work) for progress in found for work in progress.last
+            ]
     size = max((judged.failure.place.world_size for judged in diagnosis.classified), default=0)
     nodes = {judged.failure.node for judged in diagnosis.classified}
     waits = list(works.values())
@@ -364,21 +463,29 @@ def find_unfinished_collective(diagnosis: Diagnosis) -> list[Candidate]:
     ):
         return []
     work = waits[0][0][1]
-    why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"
+    why = (
+        f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none"
+        " finished"
+    )
     return [Candidate(why, None, nodes.pop(), None, "network")]
 
 
 def _find_diverged(recorded: Progress, printed: Progress) -> DivergedRanks:
-    """Return for each group the ranks that differ from the majority in the first collective that differs.
+    """Return for each group the ranks that differ from the majority in the first
+    collective that differs.
 
-    Recorders and printed texts spell operations and sizes differently, so each source is compared separately.
+    Recorders and printed texts spell operations and sizes differently, so each source is compared
+    separately.
     """
     found: DivergedRanks = {}
     for progress in (recorded, printed):
         for group, members in progress.items():
             odd = _find_first_divergence(members)
             if odd is not None and not found.get(group):
-                found[group] = [(rank, f"as collective {number} of group {group} {why}") for rank, number, why in odd]
+                found[group] = [
+                    (rank, f"as collective {number} of group {group} {why}")
+                    for rank, number, why in odd
+                ]
     return found
 
 
@@ -386,8 +493,12 @@ def _flatten_diverged(apart: DivergedRanks) -> list[tuple[int, str]]:
     return [each for group in sorted(apart) for each in apart[group]]
 
 
-def _find_first_divergence(members: dict[int, CollectiveProgress]) -> list[tuple[int, int, str]] | None:
-    """Return the ranks that differ in the first differing collective, with its number; None: all agree."""
+def _find_first_divergence(
+    members: dict[int, CollectiveProgress],
+) -> list[tuple[int, int, str]] | None:
+    """Return the ranks that differ in the first differing collective, with its number; None:
+    all agree.
+    """
     steps: dict[int, dict[int, Collective]] = defaultdict(dict)
     for rank, progress in members.items():
         if progress.last_operation:
@@ -399,15 +510,20 @@ def _find_first_divergence(members: dict[int, CollectiveProgress]) -> list[tuple
     for number, calls in sorted(steps.items()):
         found = _find_divergent_calls(calls)
         if found:
-            return [(rank, number, why) for rank, why in found]  # later collectives differ as a consequence
+            # later collectives differ as a consequence
+            return [(rank, number, why) for rank, why in found]
         if found is not None:
             odd = []
     return odd
 
 
 def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
-    """Return the ranks that differ from the majority in operation, type or size; None: all agree."""
-    is_same_everywhere = any(PATTERNS["equal_sizes_operation"].search(call.operation) for call in calls.values())
+    """Return the ranks that differ from the majority in operation, type or size; None:
+    all agree.
+    """
+    is_same_everywhere = any(
+        PATTERNS["equal_sizes_operation"].search(call.operation) for call in calls.values()
+    )
     for field, verb, side in COMPARED_FIELDS:
         if field == "sizes" and not is_same_everywhere:
             break  # in this operation, ranks may pass different sizes
@@ -415,8 +531,11 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
         texts = {rank: getattr(call, field).rpartition(":")[2] for rank, call in calls.items()}
         sides = {rank: text.split(" -> ") for rank, text in texts.items()}
         # only the root of a gather has outputs; an operation name has only one side
-        values = {rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]}
-        # only the first differing field counts: after a different operation, sizes differ as a consequence
+        values = {
+            rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]
+        }
+        # only the first differing field counts: after a different operation, sizes differ as a
+        # consequence
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
             shown = next(texts[rank] for rank, value in values.items() if value == usual)
@@ -429,9 +548,11 @@ def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]]
 
 
 def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
-    """Return the few ranks that called a collective which their GPU hadn't started, unlike most GPUs.
+    """Return the few ranks that called a collective which their GPU hadn't started,
+    unlike most GPUs.
 
-    All ranks have called the same number of collectives, so the difference isn't in the program but on the GPU.
+    All ranks have called the same number of collectives, so the difference isn't in the program but
+    on the GPU.
     """
     found = []
     for group, members in sorted(recorded.items()):
@@ -443,7 +564,10 @@ def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
         waiting = sorted(rank for rank, state in states.items() if state == "scheduled")
         # some backends never report "started": then "scheduled" proves nothing
         if len(numbers) == 1 and "started" in states.values() and len(waiting) * 2 < len(states):
-            found += [(rank, f"it had not started the last collective of group {group}") for rank in waiting]
+            found += [
+                (rank, f"it had not started the last collective of group {group}")
+                for rank in waiting
+            ]
     return found
 
 
@@ -452,18 +576,37 @@ def _find_ranks_outside_collective(
 ) -> list[tuple[int, str]]:
     """Return the few ranks outside of any collective while other ranks waited in one.
 
-    If all waits were for keys in the store, a rank in a collective may be the rank that didn't set them. Ranks in
-    `waited` are excluded, because their main threads may be at any wait for the GPU; so are ranks at a position where
-    a rank of `waits` waited.
+    If all waits were for keys in the store, a rank in a collective may be the rank that didn't set
+    them. Ranks in `waited` are excluded, because their main threads may be at any wait for the GPU;
+    so are ranks at a position where a rank of `waits` waited.
     """
     raised = [judged.failure.exception for judged in waits if judged.failure.exception is not None]
-    lines = {format_place(frame) for exception in raised for frame in find_own_frames(exception)[-1:]}
+    lines = {
+        format_place(frame) for exception in raised for frame in find_own_frames(exception)[-1:]
+    }
     functions = {LINE_IN_FUNCTION.sub(" in ", line) for line in lines}
-    stood = {failure.rank: (locate_main_thread(failure), failure) for failure in alive if failure.rank not in waited}
-    stood = {rank: at for rank, at in stood.items() if at[0].exit_stage or at[0].frame not in {"", *lines}}
-    away = {rank: at for rank, at in stood.items() if rank is not None and at[0].kind is PositionKind.ELSEWHERE}
-    # prefer ranks in a function where no rank timed out: a rank near such a wait may be on its way into it
-    away = {rank: at for rank, at in away.items() if LINE_IN_FUNCTION.sub(" in ", at[0].frame) not in functions} or away
+    stood = {
+        failure.rank: (locate_main_thread(failure), failure)
+        for failure in alive
+        if failure.rank not in waited
+    }
+    stood = {
+        rank: at
+        for rank, at in stood.items()
+        if at[0].exit_stage or at[0].frame not in {"", *lines}
+    }
+    away = {
+        rank: at
+        for rank, at in stood.items()
+        if rank is not None and at[0].kind is PositionKind.ELSEWHERE
+    }
+    # prefer ranks in a function where no rank timed out: a rank near such a wait may be on its way
+    # into it
+    away = {
+        rank: at
+        for rank, at in away.items()
+        if LINE_IN_FUNCTION.sub(" in ", at[0].frame) not in functions
+    } or away
     if not away and all(judged.signature == STORE_WAIT for judged in waits):
         away = {rank: at for rank, at in stood.items() if rank is not None}
     if len(away) > MAX_CULPRITS:
@@ -492,9 +635,11 @@ def _find_dead_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, 
 
 
 def _find_failed_checkpoint_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks with a thread that failed on its own in torch's checkpoint, which all ranks' threads join.
+    """Return the ranks with a thread that failed on its own in torch's checkpoint,
+    which all ranks' threads join.
 
-    The main threads' positions don't matter: each main thread waits for its checkpoint thread, or continues training.
+    The main threads' positions don't matter: each main thread waits for its checkpoint thread, or
+    continues training.
     """
     return [
         (failure.rank, _describe_dead_thread(thread))
@@ -503,35 +648,57 @@ def _find_failed_checkpoint_threads(workers: Sequence[ClassifiedFailure]) -> lis
         for thread in failure.thread_failures
         if failure.rank is not None
         and is_own_fault(thread.exception)
-        and any(CHECKPOINT_PACKAGE in frame.file for link in iter_exceptions(thread.exception) for frame in link.frames)
+        and any(
+            CHECKPOINT_PACKAGE in frame.file
+            for link in iter_exceptions(thread.exception)
+            for frame in link.frames
+        )
     ]
 
 
 def _describe_dead_thread(thread: ThreadFailure) -> str:
-    return f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}"
+    return (
+        f"its thread {thread.thread!r} ended with {thread.exception.type}:"
+        f" {thread.exception.message}"
+    )
 
 
 def _find_ranks_without_timeout(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the few ranks without a timeout although most ranks timed out.
 
-    A rank that joined a collective of NCCL times out together with its group: the watchdogs wait for each other's
-    dumps before they kill their processes. A rank that didn't join is stopped, or fails later because its peers are
-    gone. gloo has no watchdog: there the first timeout ends the wait of all ranks.
+    A rank that joined a collective of NCCL times out together with its group: the watchdogs wait
+    for each other's dumps before they kill their processes. A rank that didn't join is stopped, or
+    fails later because its peers are gone. gloo has no watchdog: there the first timeout ends the
+    wait of all ranks.
     """
-    timed_out = (judged for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL})
+    timed_out = (
+        judged
+        for judged in workers
+        if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL}
+    )
     waited = {judged.failure.rank for judged in timed_out}
     others = {
         judged.failure.rank: judged.signature
         for judged in workers
         if judged.failure.rank is not None
         and judged.failure.rank not in waited
-        and (judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK or judged.failure.is_silent)
+        and (
+            judged.failure_class is FailureClass.CONSEQUENCE
+            or judged.signature == STUCK
+            or judged.failure.is_silent
+        )
     }
     if len(others) > MAX_CULPRITS or len(waited) < MIN_TIMED_OUT_PER_CULPRIT * len(others):
         return []
     why = {DUMP_SIGNAL: "it had no collective outstanding", STUCK: "its watchdog could not run"}
     return [
-        (rank, f"{why.get(signature, 'it did not time out')} while {len(waited)} peers waited in a collective")
+        (
+            rank,
+            (
+                f"{why.get(signature, 'it did not time out')} while {len(waited)} peers waited in a"
+                " collective"
+            ),
+        )
         for rank, signature in sorted(others.items())
     ]
 
@@ -547,16 +714,25 @@ def _find_rank_without_error(workers: Sequence[ClassifiedFailure]) -> list[tuple
     quiet = [failure for failure in failures if failure.stopped_by_agent or failure.is_silent]
     if len(quiet) != 1 or quiet[0].rank is None or prints_a_timeout(quiet[0]):
         return []
-    return [(quiet[0].rank, f"it logged no error, and {len(failures) - 1} peers timed out or failed")]
+    return [
+        (quiet[0].rank, f"it logged no error, and {len(failures) - 1} peers timed out or failed")
+    ]
 
 
 def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks listed as missing by a report that compares ranks, except ranks that sent such a report."""
-    reports = [item for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer]
+    """Return the ranks listed as missing by a report that compares ranks,
+    except ranks that sent such a report.
+    """
+    reports = [
+        item for item in classified if item.signature in MISSING_RANKS_REPORTS and item.pointer
+    ]
     reporters = {item.failure.rank for item in reports}
     reasons: dict[int, str] = {}
     for item in reports:
-        wait, named = parse_reported_wait(item.failure), item.pointer.rank if item.pointer is not None else None
+        wait, named = (
+            parse_reported_wait(item.failure),
+            (item.pointer.rank if item.pointer is not None else None),
+        )
         ranks = wait.missing | ({named} if named is not None else set())
         for rank in sorted(ranks - reporters):
             reasons.setdefault(rank, wait.describe("it"))
@@ -567,7 +743,9 @@ def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tupl
 
 
 def _find_unresponsive_ranks(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the few ranks that ignored the agent's signals until SIGKILL, and have neither a stack nor counters."""
+    """Return the few ranks that ignored the agent's signals until SIGKILL,
+    and have neither a stack nor counters.
+    """
     frozen = {
         failure.rank
         for failure in alive

@@ -1,4 +1,6 @@
-"""Classify exceptions by the library function that raised them: an unreadable checkpoint, a bad configuration."""
+"""Classify exceptions by the library function that raised them: an unreadable checkpoint,
+a bad configuration.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,37 @@ from firstfault.model import ExceptionInfo
 
 DATA_LOADER_FOLDER = "torch/utils/data/"
 _MAX_LIBRARY_FRAMES = 8
-"""Maximum number of library frames to search: farther out, the library may be the one that calls the training."""
+"""Maximum number of library frames to search: farther out,
+the library may be the one that calls the training.
+"""
 
 
 def classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
     """Classify an exception with an unspecific text by the library function that raised it."""
-    is_cut = found.signature == "bare-timeout" and get_short_name(find_causes(exception).first) == "EOFError"
+    is_cut = (
+        found.signature == "bare-timeout"
+        and get_short_name(find_causes(exception).first) == "EOFError"
+    )
     # a data loader may read its samples with a checkpoint loader: that isn't the job's checkpoint
-    is_data = any(DATA_LOADER_FOLDER in frame.file for link in iter_exceptions(exception) for frame in link.frames)
+    is_data = any(
+        DATA_LOADER_FOLDER in frame.file
+        for link in iter_exceptions(exception)
+        for frame in link.frames
+    )
     if is_data or not (is_cut or (found.role is Role.PRIMARY and not found.is_specific)):
         return found
     called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
     if any(map(PATTERNS["checkpoint_loader"].search, called)):
         return replace(found, role=Role.PRIMARY, category="checkpoint")
-    return replace(found, role=Role.PRIMARY, category="config") if _is_parser_called(called) else found
+    return (
+        replace(found, role=Role.PRIMARY, category="config") if _is_parser_called(called) else found
+    )
 
 
 def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
-    """Whether a command line or configuration parser raised, directly or in a function that it called."""
+    """Whether a command line or configuration parser raised,
+    directly or in a function that it called.
+    """
     return _is_parser_called(list_library_calls(exception))
 
 

@@ -15,10 +15,11 @@ MAX_LISTED_RANKS = 4
 
 
 def describe_positions(failures: Sequence[WorkerError]) -> str:
-    """Return where ranks waited and where the rest was, from their agents' snapshots, largest groups last.
+    """Return where ranks waited and where the rest was, from their agents' snapshots,
+    largest groups last.
 
-    "rank 1 was at train.py:5 in load_batch, rank 0 waited in all_reduce #6 (default_pg)". Empty if no rank waited in a
-    collective: then nothing shows that ranks waited for each other.
+    "rank 1 was at train.py:5 in load_batch, rank 0 waited in all_reduce #6 (default_pg)". Empty if
+    no rank waited in a collective: then nothing shows that ranks waited for each other.
     """
     waiting: dict[str, list[int]] = defaultdict(list)
     elsewhere: dict[str, list[int]] = defaultdict(list)
@@ -43,7 +44,9 @@ def describe_positions(failures: Sequence[WorkerError]) -> str:
 
 
 def _find_outstanding_call(failure: WorkerError) -> str:
-    """Return the first incomplete collective of a rank: "all_reduce #6 (default_pg)"; empty: none."""
+    """Return the first incomplete collective of a rank: "all_reduce #6 (default_pg)"; empty:
+    none.
+    """
     for progress in map(drop_messages, failure.collectives):
         for entry in progress.last if progress.is_outstanding else ():
             if entry.state != "completed" and entry.sequence > (progress.completed or 0):

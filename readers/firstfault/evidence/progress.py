@@ -1,4 +1,5 @@
-"""Compare the ranks' progress in each group's collectives, and find the stragglers by these counters.
+"""Compare the ranks' progress in each group's collectives,
+and find the stragglers by these counters.
 
 Counters come from torch's flight recorder, or from the text that its watchdog printed.
 """
@@ -21,7 +22,8 @@ MAX_LISTED_MEMBERS = 8
 """Maximum number of ranks listed in a sentence."""
 _NS_PER_SECOND = 1_000_000_000
 _MAX_STAMPS_APART_NS = 3600 * _NS_PER_SECOND
-"""A watchdog's line further from its process's end has another time zone, or is of another failure."""
+"""A watchdog's line further from its process's end has another time zone, or is of another failure.
+"""
 UNKNOWN_GROUP_SIZE = 1 << 30
 SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 
@@ -36,22 +38,32 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     for found in RE2_PATTERNS["printed_counters"].find_all(text):
         guid, description = found["guid"], found.get("description", "")
         name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
-        counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
+        counted[name] = CollectiveProgress(
+            name,
+            "",
+            max(int(found["enqueued"]), 0),
+            max(int(found["completed"]), 0),
+        )
         numbers[found.get("number", "")] = name
-    # The line about the timed-out collective has no group. Counters printed for the same collective number name the
-    # group; without them, it is clear only if at most one group was printed.
+    # The line about the timed-out collective has no group. Counters printed for the same collective
+    # number name the group; without them, it is clear only if at most one group was printed.
     for found in RE2_PATTERNS["timed_out_work"].find_all(text)[:1]:
         number, operation = int(found["number"]), found["operation"]
         sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
         work = Collective(number, operation, sizes, state="started")
-        name = numbers.get(found["number"], next(iter(counted), UNNAMED_GROUP) if len(counted) <= 1 else UNNAMED_GROUP)
+        name = numbers.get(
+            found["number"],
+            next(iter(counted), UNNAMED_GROUP) if len(counted) <= 1 else UNNAMED_GROUP,
+        )
         known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
         counted[name] = replace(known, last=(work,))
     return tuple(counted.values())
 
 
 def get_printed_text(failure: WorkerError) -> str:
-    """Return the texts that may contain a watchdog's lines: the end of the log, then the message."""
+    """Return the texts that may contain a watchdog's lines: the end of the log,
+    then the message.
+    """
     return f"{failure.printed}\n{failure.message}"
 
 
@@ -72,17 +84,26 @@ class WaitBegin:
 
 
 def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
-    """Return when a rank's wait began; None without the time of the watchdog's line, or how long the wait had taken."""
+    """Return when a rank's wait began; None without the time of the watchdog's line,
+    or how long the wait had taken.
+    """
     waited_ns = get_waited_ns(failure)
     if not waited_ns or failure.timestamp_ns is None:
         return None
     ended_ns = failure.timestamp_ns
-    lines = (line for line in get_printed_text(failure).splitlines() if RE2_PATTERNS["run_time"].search(line))
-    # torch's lines have no year; the failure's time may be that of the launcher's report, which came later
+    lines = (
+        line
+        for line in get_printed_text(failure).splitlines()
+        if RE2_PATTERNS["run_time"].search(line)
+    )
+    # torch's lines have no year; the failure's time may be that of the launcher's report, which
+    # came later
     if stamp := PATTERNS["stamp_of_watchdog"].search(next(lines, "")):
         year = datetime.fromtimestamp(ended_ns // _NS_PER_SECOND, timezone.utc).year
         try:
-            printed = datetime.strptime(f"{year} {stamp[1]:0>4} {stamp[2]} +0000", "%Y %m%d %H:%M:%S %z")
+            printed = datetime.strptime(
+                f"{year} {stamp[1]:0>4} {stamp[2]} +0000", "%Y %m%d %H:%M:%S %z"
+            )
         except ValueError:
             return None
         printed_ns = int(printed.timestamp()) * _NS_PER_SECOND
@@ -103,7 +124,9 @@ class ReportedWait:
     """Where they waited: "barrier save_12"; empty: unknown."""
 
     def describe(self, awaited: str) -> str:
-        """Return "ranks 0, 2 waited for it at barrier save_12", with a word for the missing ranks."""
+        """Return "ranks 0, 2 waited for it at barrier save_12",
+        with a word for the missing ranks.
+        """
         at = f" at {self.place}" if self.place else ""
         return f"{self.waiters or 'other ranks'} waited for {awaited}{at}"
 
@@ -111,7 +134,9 @@ class ReportedWait:
 def parse_reported_wait(failure: WorkerError) -> ReportedWait:
     """Parse which ranks a failure's report lists as missing, and at which barrier or tensor."""
     text = failure.message
-    lists = (next(filter(None, found.groups()), "") for found in PATTERNS["missing_ranks"].finditer(text))
+    lists = (
+        next(filter(None, found.groups()), "") for found in PATTERNS["missing_ranks"].finditer(text)
+    )
     missing = frozenset(int(rank) for part in lists for rank in part.split(",") if part)
     counted = PATTERNS["arrived_ranks"].search(text)
     waiters = "" if failure.rank is None else f"rank {failure.rank}"
@@ -130,13 +155,18 @@ def _name_wait_place(text: str) -> str:
         return ""
     if place["barrier"]:
         return f"barrier {place['barrier'].rstrip('.')}"
-    return "a monitored barrier" if place["monitored"] else f"tensor {place['tensor'] or place['stalled']}"
+    return (
+        "a monitored barrier"
+        if place["monitored"]
+        else f"tensor {place['tensor'] or place['stalled']}"
+    )
 
 
 def describe_waits(failures: Sequence[WorkerError]) -> str:
     """Return what ranks waited for, as their texts state it; empty: no text does.
 
-    "rank 0 waited for ranks 2, 3 at barrier save_12", "5 of 8 workers joined", "ranks 0, 1 waited in ALLREDUCE #7".
+    "rank 0 waited for ranks 2, 3 at barrier save_12", "5 of 8 workers joined", "ranks 0, 1 waited
+    in ALLREDUCE #7".
     """
     for failure in failures:
         wait = parse_reported_wait(failure)
@@ -159,8 +189,12 @@ def describe_waits(failures: Sequence[WorkerError]) -> str:
 
 
 def describe_timed_out_call(failure: WorkerError) -> str:
-    """Return the collective in which a watchdog's timeout ended a rank: "one-element ALLREDUCE #7"; empty: unknown."""
-    works = [work for progress in parse_progress(get_printed_text(failure)) for work in progress.last]
+    """Return the collective in which a watchdog's timeout ended a rank: "one-element ALLREDUCE #7";
+    empty: unknown.
+    """
+    works = [
+        work for progress in parse_progress(get_printed_text(failure)) for work in progress.last
+    ]
     if len(works) != 1:
         return ""
     is_of_one = works[0].sizes == "1 -> 1 elements"
@@ -170,15 +204,17 @@ def describe_timed_out_call(failure: WorkerError) -> str:
 def _name_ranks(ranks: Collection[int]) -> str:
     listed = sorted(ranks)
     more = len(listed) - MAX_LISTED_MEMBERS
-    text = ", ".join(map(str, listed[:MAX_LISTED_MEMBERS])) + (f" and {more} more" if more > 0 else "")
+    text = ", ".join(map(str, listed[:MAX_LISTED_MEMBERS])) + (
+        f" and {more} more" if more > 0 else ""
+    )
     return f"rank{'s' if len(listed) > 1 else ''} {text}"
 
 
 def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
     """Return the progress from flight recorders, and that from printed texts, by group and rank.
 
-    Groups with the same name and different members are different groups. In the flight recorders' progress, a member
-    without any collective of its group has a count of 0.
+    Groups with the same name and different members are different groups. In the flight recorders'
+    progress, a member without any collective of its group has a count of 0.
     """
     recorded: Progress = defaultdict(dict)
     printed: Progress = defaultdict(dict)
@@ -203,14 +239,20 @@ def group_progress(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
     return {group: members for group, members in compared.items() if members}, dict(printed)
 
 
-def _keep_counted(group: str, members: dict[int, CollectiveProgress], known: set[int]) -> dict[int, CollectiveProgress]:
-    """Return the members with comparable counters; ranks of `known` without a counter get a count of 0."""
+def _keep_counted(
+    group: str, members: dict[int, CollectiveProgress], known: set[int]
+) -> dict[int, CollectiveProgress]:
+    """Return the members with comparable counters;
+    ranks of `known` without a counter get a count of 0.
+    """
     silent = known.intersection(get_members(members)) - members.keys()
     ranks = members | {rank: CollectiveProgress(group, "", 0, 0) for rank in silent}
     if not any(entry.is_p2p for progress in members.values() for entry in progress.last):
         return ranks
     # without a collective in the recorder, the counter may count sends and receives
-    return {rank: item for rank, item in ranks.items() if any(not entry.is_p2p for entry in item.last)}
+    return {
+        rank: item for rank, item in ranks.items() if any(not entry.is_p2p for entry in item.last)
+    }
 
 
 def get_members(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
@@ -218,17 +260,25 @@ def get_members(progress: Mapping[int, CollectiveProgress]) -> tuple[int, ...]:
     return next((item.members for item in progress.values() if item.members), ())
 
 
-def _name_group(progress: CollectiveProgress, rank: int, variants: Collection[tuple[int, ...]]) -> str:
+def _name_group(
+    progress: CollectiveProgress, rank: int, variants: Collection[tuple[int, ...]]
+) -> str:
     """Return a group's name; with its members if several groups share the name."""
     if len(variants) <= 1:
         return progress.group
     members = progress.members or next((found for found in variants if rank in found), ())
-    return f"{progress.group} {_format_members(members)}" if progress.group and members else UNNAMED_GROUP
+    return (
+        f"{progress.group} {_format_members(members)}"
+        if progress.group and members
+        else UNNAMED_GROUP
+    )
 
 
 def _format_members(members: Sequence[int]) -> str:
     some = ", ".join(map(str, members[:MAX_LISTED_MEMBERS]))
-    return f"of ranks {some}" + (f", ... ({len(members)} ranks)" if len(members) > MAX_LISTED_MEMBERS else "")
+    return f"of ranks {some}" + (
+        f", ... ({len(members)} ranks)" if len(members) > MAX_LISTED_MEMBERS else ""
+    )
 
 
 def drop_messages(progress: CollectiveProgress) -> CollectiveProgress:
@@ -236,13 +286,15 @@ def drop_messages(progress: CollectiveProgress) -> CollectiveProgress:
 
     The ranks of a pipeline send and receive different numbers of messages.
     """
-    called = max((work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued)
+    called = max(
+        (work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued
+    )
     if called >= progress.enqueued or progress.completed is None:
         return progress
     return replace(progress, enqueued=called, completed=called - progress.is_outstanding)
 
 
-# --- stragglers ---------------------------------------------------------------------------------------
+# --- stragglers -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,24 +313,36 @@ def find_ranks_behind(
 ) -> tuple[dict[int, str], bool]:
     """Return the stragglers with reasons, and whether all of them are culprits of one fault.
 
-    The smallest groups decide: in larger groups, victims that waited for a straggler are behind, too. A rank is also a
-    culprit if a collective that needs its data completed on other ranks but not on this rank: its GPU, or the thread
-    that watches the GPU, is stuck. If both kinds exist on different ranks, or ranks wait for each other, some may be
-    victims.
+    The smallest groups decide: in larger groups, victims that waited for a straggler are behind,
+    too. A rank is also a culprit if a collective that needs its data completed on other ranks but
+    not on this rank: its GPU, or the thread that watches the GPU, is stuck. If both kinds exist on
+    different ranks, or ranks wait for each other, some may be victims.
 
     `apart` has the diverged ranks of each group; `peers` is the result of `find_message_peers`.
     """
     late = _find_uncalled(groups, apart)
     stuck = _find_unseen(groups)
     if stuck and stuck.keys() >= late.keys():
-        return {rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()}, True
-    # pipeline stages: drop a rank that waits for a message from another late rank, unless they wait for each other
+        return {
+            rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()
+        }, True
+    # pipeline stages: drop a rank that waits for a message from another late rank, unless they wait
+    # for each other
     awaited = {rank: peers.get(rank, set()) & late.keys() for rank in late}
-    late = {rank: at for rank, at in late.items() if all(rank in awaited[peer] for peer in awaited[rank])}
+    late = {
+        rank: at
+        for rank, at in late.items()
+        if all(rank in awaited[peer] for peer in awaited[rank])
+    }
     places = {(at.group, at.count) for at in late.values()}
-    is_one_fault = not stuck and not any(awaited[rank] for rank in late) and len(places) == len(dict(places))
+    is_one_fault = (
+        not stuck and not any(awaited[rank] for rank in late) and len(places) == len(dict(places))
+    )
     reasons = {rank: _format_sentence("saw the end of", at, groups) for rank, at in stuck.items()}
-    return reasons | {rank: _format_sentence("called", at, groups) for rank, at in late.items()}, is_one_fault
+    return (
+        reasons | {rank: _format_sentence("called", at, groups) for rank, at in late.items()},
+        is_one_fault,
+    )
 
 
 def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
@@ -287,21 +351,28 @@ def find_message_peers(workers: Iterable[WorkerError]) -> dict[int, set[int]]:
     for failure in workers:
         for progress in failure.collectives if failure.rank is not None else ():
             waiting = progress.last if progress.is_outstanding else ()
-            ends = [SEND_OR_RECEIVE.search(entry.operation) for entry in waiting if entry.state != "completed"]
+            ends = [
+                SEND_OR_RECEIVE.search(entry.operation)
+                for entry in waiting
+                if entry.state != "completed"
+            ]
             places = [int(end["peer"]) for end in ends if end is not None]
             members = [progress.members[place] for place in places if place < len(progress.members)]
             found.setdefault(failure.rank or 0, set()).update(members)
     return found
 
 
-def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]) -> dict[int, RankBehind]:
+def _find_uncalled(
+    groups: Progress, apart: Mapping[str, Sequence[tuple[int, str]]]
+) -> dict[int, RankBehind]:
     """Return the ranks that haven't called a collective in which most members of the group wait.
 
-    A rank may be behind in one group because it waits in another group: then it is a victim of the straggler there. Of
-    tensor, pipeline and data parallel groups, the group that got stuck first explains the rest.
+    A rank may be behind in one group because it waits in another group: then it is a victim of the
+    straggler there. Of tensor, pipeline and data parallel groups, the group that got stuck first
+    explains the rest.
 
-    In a group with diverged ranks (`apart`), only diverged ranks can be behind: the majority waits in the diverged
-    collective, which other ranks may have completed with less data.
+    In a group with diverged ranks (`apart`), only diverged ranks can be behind: the majority waits
+    in the diverged collective, which other ranks may have completed with less data.
     """
     usual: dict[str, int] = {}
     late: dict[str, dict[int, int]] = {}
@@ -310,33 +381,52 @@ def _find_uncalled(groups: Progress, apart: Mapping[str, Sequence[tuple[int, str
         # the count of the majority; without a majority, the highest
         most, number = Counter(counts.values()).most_common(1)[0]
         usual[group] = most if number * 2 > len(members) else max(counts.values())
-        # the first collective that completed on no rank: a rank that called it is waiting, even if others are ahead
-        first = 1 + max(item.enqueued if item.completed is None else item.completed for item in members.values())
+        # the first collective that completed on no rank: a rank that called it is waiting, even if
+        # others are ahead
+        first = 1 + max(
+            item.enqueued if item.completed is None else item.completed for item in members.values()
+        )
         few = {rank: count for rank, count in counts.items() if count < min(usual[group], first)}
         if group in apart:
             few = {rank: few[rank] for rank, _ in apart[group] if rank in few}
         if few and len(few) * 2 <= len(counts):
             late[group] = few
     return _keep_innermost(
-        (rank, RankBehind(group, count, usual[group], len(get_members(groups[group])) or UNKNOWN_GROUP_SIZE))
+        (
+            rank,
+            RankBehind(
+                group,
+                count,
+                usual[group],
+                len(get_members(groups[group])) or UNKNOWN_GROUP_SIZE,
+            ),
+        )
         for group, counts in sorted(late.items())
         for rank, count in sorted(counts.items())
         if not any(
-            other != group and rank not in ranks and rank in groups[other] and groups[other][rank].is_outstanding
+            other != group
+            and rank not in ranks
+            and rank in groups[other]
+            and groups[other][rank].is_outstanding
             for other, ranks in late.items()
         )
     )
 
 
 def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
-    """Return the ranks on which a collective hasn't completed although it has completed on other ranks.
+    """Return the ranks on which a collective hasn't completed although it has
+    completed on other ranks.
 
-    Only groups with a dump of every member count: if a member died, the dumps may have different times.
+    Only groups with a dump of every member count: if a member died, the dumps may have different
+    times.
     """
     found: list[tuple[int, RankBehind]] = []
     waits: set[int] = set()
     for group, members in sorted(groups.items()):
-        ends = {rank: item.enqueued if item.completed is None else item.completed for rank, item in members.items()}
+        ends = {
+            rank: item.enqueued if item.completed is None else item.completed
+            for rank, item in members.items()
+        }
         most, size = max(ends.values()), len(members)
         is_whole = set(get_members(members)) == members.keys()
         if not is_whole:
@@ -344,15 +434,25 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
         unseen = [rank for rank, progress in members.items() if _has_unseen(progress, most)]
         unseen = unseen if len(unseen) * 2 <= size else []
         found += [(rank, RankBehind(group, ends[rank], most, size)) for rank in unseen]
-        waits.update(rank for rank, progress in members.items() if progress.is_outstanding and rank not in unseen)
+        waits.update(
+            rank
+            for rank, progress in members.items()
+            if progress.is_outstanding and rank not in unseen
+        )
     # waiting for a peer can't be the reason, so every group counts, not only the smallest
     return _by_rank((rank, at) for rank, at in found if rank not in waits)
 
 
 def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
-    """Whether a rank's first incomplete collective needs all ranks' data and has completed on another rank."""
+    """Whether a rank's first incomplete collective needs all ranks' data and has
+    completed on another rank.
+    """
     done = progress.completed
-    left = (entry for entry in progress.last if done is not None and entry.sequence > done and not entry.is_p2p)
+    left = (
+        entry
+        for entry in progress.last
+        if done is not None and entry.sequence > done and not entry.is_p2p
+    )
     first = next(left, None)
     return (
         first is not None
@@ -369,8 +469,14 @@ def _keep_innermost(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBe
 
 
 def _by_rank(found: Iterable[tuple[int, RankBehind]]) -> dict[int, RankBehind]:
-    """Return each rank with its smallest group; of groups of one size, that in which it is farthest behind."""
-    return dict(sorted(found, key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group)))
+    """Return each rank with its smallest group; of groups of one size,
+    that in which it is farthest behind.
+    """
+    return dict(
+        sorted(
+            found, key=lambda item: (-item[1].size, item[1].usual - item[1].count, item[1].group)
+        )
+    )
 
 
 def _format_sentence(verb: str, at: RankBehind, groups: Progress) -> str:

@@ -1,4 +1,5 @@
-"""Load the signatures of failures from a TOML file: patterns, each with its role, an example and a reason.
+"""Load the signatures of failures from a TOML file: patterns, each with its role,
+an example and a reason.
 
 Patterns are RE2 regular expressions: unlike Python's ``re``, RE2 takes linear time for any text.
 """
@@ -25,7 +26,9 @@ ANY_EXCEPTION = "*"
 _REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
 _OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
-"""Allowed names of groups, without the trailing number ("rank2") that alternatives of one pattern need."""
+"""Allowed names of groups, without the trailing number ("rank2") that
+alternatives of one pattern need.
+"""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
 _COUNTED = re.compile(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\{\d+,\d*\}")
 """An escaped character or a class, to leave alone; or a repetition "{0,300}"."""
@@ -41,12 +44,12 @@ _NOT_IN_RE2 = {
 }
 
 
-# --- patterns ---------------------------------------------------------------------------------------------------------
+# --- patterns -------------------------------------------------------------------------------------
 
 
 def _build_options() -> re2.Options:
-    # max_mem stays at RE2's 8 MiB a pattern. Searches use little of it: with three texts of 1 MB that nearly fit for
-    # each signature, a process's memory grew by 24 MB
+    # max_mem stays at RE2's 8 MiB a pattern. Searches use little of it: with three texts of 1 MB
+    # that nearly fit for each signature, a process's memory grew by 24 MB
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False
@@ -59,9 +62,11 @@ def encoded(text: str | bytes) -> bytes:
 
 
 def widen(pattern: str) -> str:
-    """Return a pattern that also matches all that `pattern` matches, and compiles several times faster.
+    """Return a pattern that also matches all that `pattern` matches,
+    and compiles several times faster.
 
-    RE2 copies what is repeated "{0,300}" 300 times. For a first look, any number of repetitions will do.
+    RE2 copies what is repeated "{0,300}" 300 times. For a first look, any number of repetitions
+    will do.
     """
     return _COUNTED.sub(lambda found: found[1] or "*", pattern)
 
@@ -69,8 +74,8 @@ def widen(pattern: str) -> str:
 class Pattern:
     """A regular expression of RE2; case is ignored, ^ and $ match at lines.
 
-    RE2's binding releases the GIL during a search. Measured: during a search of 1 s, a thread that slept for 1 ms at a
-    time ran again within 60 ms.
+    RE2's binding releases the GIL during a search. Measured: during a search of 1 s, a thread that
+    slept for 1 ms at a time ran again within 60 ms.
     """
 
     def __init__(self, source: str) -> None:
@@ -91,7 +96,9 @@ class Pattern:
         return frozenset(self._regexp.groupindex)
 
     def search(self, text: str | bytes) -> dict[str, str] | None:
-        """Return the named groups that took part in the first match; None if the pattern isn't found."""
+        """Return the named groups that took part in the first match;
+        None if the pattern isn't found.
+        """
         found = self._regexp.search(encoded(text))
         return _list_groups(found) if found is not None else None
 
@@ -109,7 +116,11 @@ class Pattern:
 
 
 def _list_groups(found: Any) -> dict[str, str]:
-    return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
+    return {
+        name: value.decode("utf-8")
+        for name, value in found.groupdict().items()
+        if value is not None
+    }
 
 
 def _why_refused(source: str, error: Exception) -> str:
@@ -122,7 +133,7 @@ def _why_refused(source: str, error: Exception) -> str:
     return f"is not a regular expression that RE2 accepts: {reason}"
 
 
-# --- signatures -------------------------------------------------------------------------------------------------------
+# --- signatures -----------------------------------------------------------------------------------
 
 
 class Role(str, enum.Enum):
@@ -164,7 +175,9 @@ class Signature:
 
 
 class Prefilter:
-    """Find the signatures that can match a text, in one pass: by the literal words that their patterns require."""
+    """Find the signatures that can match a text, in one pass:
+    by the literal words that their patterns require.
+    """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._signatures = signatures
@@ -178,7 +191,9 @@ class Prefilter:
         return made
 
     def possible(self, text: bytes) -> list[Signature]:
-        """Return the signatures that may fit a text, in their order. The caller searches for each."""
+        """Return the signatures that may fit a text,
+        in their order. The caller searches for each.
+        """
         # RE2 logs an error for an empty filter
         possible = self._build_filter.Match(text, potential=True) or () if self._signatures else ()
         return [self._signatures[index] for index in sorted(possible)]
@@ -215,7 +230,8 @@ def built_in_signatures() -> Signatures:
 
 
 def load_signatures(path: str | Path) -> Signatures:
-    """Return the signatures of a file like ``signatures.toml``; put them before the built-in ones with ``+``.
+    """Return the signatures of a file like ``signatures.toml``;
+    put them before the built-in ones with ``+``.
 
     Raises:
         SignatureError: it can't be read, or isn't valid; the text names file, line and reason.
@@ -240,10 +256,14 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
     except ValueError as error:
         raise SignatureError(f"{name}: no valid TOML: {error}") from error
     if content.get("schema") != SCHEMA:
-        raise SignatureError(f"{name}:1: must have schema = {SCHEMA}, not {content.get('schema')!r}")
+        raise SignatureError(
+            f"{name}:1: must have schema = {SCHEMA}, not {content.get('schema')!r}"
+        )
     unknown = sorted(content.keys() - {"schema", "noise", "signature"})
     if unknown:
-        raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
+        raise SignatureError(
+            f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]"
+        )
     tables_at = _find_tables(text)
     seen: dict[str, int] = {}
     tables: dict[str, tuple[Signature, ...]] = {}
@@ -256,7 +276,9 @@ def parse_signatures(text: str, name: str, *, check_examples: bool = True) -> Si
             line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
             signature = _parse_signature(entry, f"{name}:{line}")
             if signature.id in seen:
-                raise SignatureError(f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}")
+                raise SignatureError(
+                    f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}"
+                )
             seen[signature.id] = line
             found.append(signature)
         tables[kind] = tuple(found)
@@ -290,9 +312,14 @@ def _parse_signature(entry: Mapping[str, Any], where: str) -> Signature:
     if not isinstance(types, list) or not all(isinstance(item, str) and item for item in types):
         raise SignatureError(f"{where}: 'types' must be a list of exception names")
     if entry["role"] not in {role.value for role in Role}:
-        raise SignatureError(f"{where}: role {entry['role']!r} must be one of {', '.join(role.value for role in Role)}")
+        raise SignatureError(
+            f"{where}: role {entry['role']!r} must be one of"
+            f" {', '.join(role.value for role in Role)}"
+        )
     if entry["category"] not in CATEGORIES:
-        raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/reference/categories.md")
+        raise SignatureError(
+            f"{where}: category {entry['category']!r} is none; see docs/reference/categories.md"
+        )
     if not isinstance(entry.get("unless", ""), str):
         raise SignatureError(f"{where}: 'unless' must be a pattern")
     return Signature(
@@ -312,7 +339,9 @@ def _check_patterns(signature: Signature, where: str) -> None:
     if signature.unless is not None:
         _check_pattern(signature.unless, "unless", where)
     if signature.pattern.search(signature.example) is None:
-        raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
+        raise SignatureError(
+            f"{where}: the pattern of {signature.id!r} is not found in its own example"
+        )
     if signature.search(signature.example) is None:
         raise SignatureError(f"{where}: 'unless' of {signature.id!r} is found in its own example")
 
@@ -326,4 +355,6 @@ def _check_pattern(pattern: Pattern, key: str, where: str) -> None:
         raise SignatureError(f"{where}: {key!r} is found in an empty text")
     strange = sorted(name for name in pattern.groups if name.rstrip("0123456789") not in _POINTERS)
     if strange:
-        raise SignatureError(f"{where}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}")
+        raise SignatureError(
+            f"{where}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}"
+        )

@@ -1,8 +1,8 @@
 """Classify one text, and choose the text that is a failed process's message.
 
-Headline, report, category and class of a failure all use the same message. In this order: the first cause of the
-exception that the process raised; the first cause of the last exception that it printed; the line of its output with
-the reason for its end; its exit code or signal.
+Headline, report, category and class of a failure all use the same message. In this order: the first
+cause of the exception that the process raised; the first cause of the last exception that it
+printed; the line of its output with the reason for its end; its exit code or signal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from firstfault.evidence.signatures import (
 from firstfault.exceptions import first_cause
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import add_remote_cause, get_short_name
-from firstfault.exceptions.fatal_text import extract_fatal_text, find_cpp_exception, find_telling_line
+from firstfault.exceptions.fatal_text import (
+    extract_fatal_text,
+    find_cpp_exception,
+    find_telling_line,
+)
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, strip_line_prefixes
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
@@ -36,11 +40,22 @@ _MAX_CHARACTERS_READ = 20_000
 """Maximum number of characters of a text that are searched: half at its start, half at its end."""
 _TABLE = parse_toml(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
 PATTERNS = Patterns(_TABLE["pattern"])
-RE2_PATTERNS = {name: Pattern("".join(map(str.strip, text.splitlines()))) for name, text in _TABLE["re2"].items()}
+RE2_PATTERNS = {
+    name: Pattern("".join(map(str.strip, text.splitlines())))
+    for name, text in _TABLE["re2"].items()
+}
 _MANY_LINES = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures of exceptions that no specific signature matches."""
-_OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed", "terminated", "told-by-signal"}
+_OF_ENDS = {
+    "aborted",
+    "aborted-by-the-shell",
+    "crashed",
+    "exit-code",
+    "killed",
+    "terminated",
+    "told-by-signal",
+}
 """Signatures of texts that only repeat how a process ended: "Killed", "exit code 1"."""
 
 
@@ -58,7 +73,11 @@ class Pointer:
     def as_dict(self) -> dict[str, int | str | bool]:
         """Return the known fields, for JSON."""
         known = asdict(self)
-        return {name: value for name, value in known.items() if value not in {None, ""} and value is not False}
+        return {
+            name: value
+            for name, value in known.items()
+            if value not in {None, ""} and value is not False
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +103,10 @@ class Classification:
 
 
 def classify(
-    message: str, exception_type: str = "", bases: Iterable[str] = (), signatures: Signatures | None = None
+    message: str,
+    exception_type: str = "",
+    bases: Iterable[str] = (),
+    signatures: Signatures | None = None,
 ) -> Classification:
     """Classify a text as evidence about the process that wrote it.
 
@@ -115,8 +137,9 @@ def classify(
     for signature in signatures.filter.possible(left):
         if not signature.fits(types):
             continue
-        # a warning or a retry isn't the fault that ended the process, so lines that show it continued don't count as
-        # local evidence; but NCCL may report a lost connection only at level INFO, so other roles search all lines
+        # a warning or a retry isn't the fault that ended the process, so lines that show it
+        # continued don't count as local evidence; but NCCL may report a lost connection only at
+        # level INFO, so other roles search all lines
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
             judged = _to_classification(signature, _build_pointer(found))
@@ -131,23 +154,39 @@ def _to_classification(signature: Signature, pointer: Pointer | None = None) -> 
 
 
 def _adjust_by_size(found: Classification, text: bytes) -> Classification:
-    """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU: the size may be corrupt."""
-    sizes = RE2_PATTERNS["memory_sizes"].search(text) if found.signature == "gpu-out-of-memory" else None
+    """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU:
+    the size may be corrupt.
+    """
+    sizes = (
+        RE2_PATTERNS["memory_sizes"].search(text)
+        if found.signature == "gpu-out-of-memory"
+        else None
+    )
     if sizes is not None:
         amounts = ((sizes["asked"], sizes["unit"]), (sizes["total"], sizes["of"]))
-        asked, total = (float(number) * 1024.0 ** "KMGTPE".index(unit.upper()) for number, unit in amounts)
+        asked, total = (
+            float(number) * 1024.0 ** "KMGTPE".index(unit.upper()) for number, unit in amounts
+        )
         if asked > total:
-            why = "more memory was asked for than the GPU has; the size may have come from another rank"
+            why = (
+                "more memory was asked for than the GPU has; the size may have come from another"
+                " rank"
+            )
             return replace(found, role=Role.AMBIGUOUS, why=why)
     return found
 
 
 def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
-    """Classify another rank's dump signal as a consequence if this rank had a collective outstanding."""
+    """Classify another rank's dump signal as a consequence if this rank had a
+    collective outstanding.
+    """
     progress = RE2_PATTERNS["last_work"].search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
-    enqueued, completed = _parse_number(progress["enqueued"]), _parse_number(progress["completed"]) or 0
+    enqueued, completed = (
+        _parse_number(progress["enqueued"]),
+        _parse_number(progress["completed"]) or 0,
+    )
     role = Role.SECONDARY if enqueued is not None and enqueued > completed else Role.AMBIGUOUS
     return replace(found, role=role)
 
@@ -187,10 +226,11 @@ def _build_pointer(found: Mapping[str, str]) -> Pointer | None:
 
 
 def _parse_number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() and len(text) < 10 else None  # noqa: PLR2004 - a 32-bit number
+    # a 32-bit number
+    return int(text) if text is not None and text.isdigit() and len(text) < 10 else None  # noqa: PLR2004
 
 
-# --- the message of a failed process ----------------------------------------------------------------------------------
+# --- the message of a failed process --------------------------------------------------------------
 _ENDED = "it exited without an error"
 """The text for an exit with code 0, as of a program that returns too early."""
 _REACHED_END = "its program reached its end"
@@ -207,9 +247,12 @@ class Message:
     text: str = ""
     """A sentence; empty: the process left no message."""
     about: str = ""
-    """This process's own text about an exception that was raised in another process; empty if it raised it itself."""
+    """This process's own text about an exception that was raised in another process;
+    empty if it raised it itself.
+    """
     wrapper: str = ""
-    """The exception raised because of it: "raised as TrainingError: training failed"; empty: none."""
+    """The exception raised because of it: "raised as TrainingError: training failed"; empty: none.
+    """
     exception: ExceptionInfo | None = None
     """The exception that the process raised or printed, with its wrappers; None: no exception."""
 
@@ -220,7 +263,9 @@ class Message:
 
 
 def find_message(failure: WorkerError) -> Message:
-    """Return the message of a failed process; the module's docstring has the order of the sources."""
+    """Return the message of a failed process;
+    the module's docstring has the order of the sources.
+    """
     exception = find_ending_exception(failure)
     if exception is None:
         return _build_end_message(failure)
@@ -228,7 +273,11 @@ def find_message(failure: WorkerError) -> Message:
         return Message(_ENDED_EARLY, _REACHED_END, exception=exception)
     found = _build_exception_message(exception)
     disk = full_disk(failure, exception)
-    if disk and disk.path not in found.whole and _classify_exception(exception).category in {"disk_full", "storage"}:
+    if (
+        disk
+        and disk.path not in found.whole
+        and _classify_exception(exception).category in {"disk_full", "storage"}
+    ):
         found = replace(found, text=f"{disk.text} ({found.text})")
     if failure.exception is None or exception.message != failure.exception.message:
         parts = (found.wrapper, f"printed before {_describe_end(failure)}")
@@ -244,13 +293,17 @@ def find_message(failure: WorkerError) -> Message:
 
 
 def has_reached_end(failure: WorkerError) -> bool:
-    """Whether a program ran to its end: it's recorded as a SystemExit, but nobody called `sys.exit`."""
+    """Whether a program ran to its end: it's recorded as a SystemExit,
+    but nobody called `sys.exit`.
+    """
     raised = failure.exception
     return raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:
-    """Return the full file system behind a path in the exception; if no path matches, any full file system."""
+    """Return the full file system behind a path in the exception; if no path matches,
+    any full file system.
+    """
     disks, links = failure.system.file_systems, list(first_cause.iter_exceptions(exception))
     named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in links)]
     return next((disk for disk in named or disks if disk.is_full), None)
@@ -271,15 +324,24 @@ def _build_end_message(failure: WorkerError) -> Message:
     """Return the message of a process that neither raised nor printed an exception."""
     is_stopped = failure.sent_signals and not failure.crashed_while_stopped
     has_ended = failure.signal or failure.exit_code is not None
-    if is_stopped or failure.expired is not None or failure.subject is Subject.AGENT or not has_ended:
+    if (
+        is_stopped
+        or failure.expired is not None
+        or failure.subject is Subject.AGENT
+        or not has_ended
+    ):
         return Message(failure.what)
     if not failure.signal and failure.exit_code == 0:
         return Message(failure.what, _ENDED)  # its last output isn't a reason for a failure
-    return Message(failure.what, _last_line(failure, failure.signal or get_shell_signal(failure.exit_code)))
+    return Message(
+        failure.what, _last_line(failure, failure.signal or get_shell_signal(failure.exit_code))
+    )
 
 
 def _last_line(failure: WorkerError, signal: str) -> str:
-    """Return the line with the reason for a process's end: the line that a signature matches, or else the last line."""
+    """Return the line with the reason for a process's end: the line that a signature matches,
+    or else the last line.
+    """
     text = extract_fatal_text(failure.printed, signal)
     found = classify(text) if text else None
     if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
@@ -291,7 +353,11 @@ def _last_line(failure: WorkerError, signal: str) -> str:
         # a line that repeats the printed exception adds nothing
         printed = find_printed_exception(failure.printed) if signal else None
         line = find_cpp_exception(text) or find_telling_line(text)
-        return strip_line_prefixes(line) if printed is None or printed.exception.message not in line else ""
+        return (
+            strip_line_prefixes(line)
+            if printed is None or printed.exception.message not in line
+            else ""
+        )
     return ""
 
 
@@ -304,14 +370,22 @@ def _describe_end(failure: WorkerError) -> str:
 
 def _build_exception_message(exception: ExceptionInfo) -> Message:
     causes, original = first_cause.find_causes(exception), first_cause.find_first_cause(exception)
-    text, here = extract_sentence(original.message), extract_sentence(add_remote_cause(causes.first).message)
+    text, here = (
+        extract_sentence(original.message),
+        extract_sentence(add_remote_cause(causes.first).message),
+    )
     about = here if here != text else ""
     wrapper = ""
     # the wrapper nearest to the first cause has the most detail; an exception group has none
-    near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(causes.wrappers[:1])
+    near = [outer for outer in causes.wrappers if not outer.members][-1:] or list(
+        causes.wrappers[:1]
+    )
     if near and not (text and text in near[0].message):
         inner = (*causes.wrappers[causes.wrappers.index(near[0]) + 1 :], causes.first)[0]
-        wrapper = f"{'raised as' if first_cause.is_wrapper(near[0], inner) else 'then'} {get_short_name(near[0])}"
+        wrapper = (
+            f"{'raised as' if first_cause.is_wrapper(near[0], inner) else 'then'}"
+            f" {get_short_name(near[0])}"
+        )
         if said := extract_sentence(near[0].message):
             wrapper += f": {said}"
         if near[0] is not causes.wrappers[0]:

@@ -1,4 +1,6 @@
-"""Victims that exited on their own, by the program's own watchdog or timeout: their last output mentions a wait."""
+"""Victims that exited on their own, by the program's own watchdog or timeout:
+their last output mentions a wait.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,31 @@ DISTRIBUTED_PACKAGE = "torch/distributed/"
 def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     """Reclassify ranks that gave up waiting as victims, if there is a different cause.
 
-    The cause is another rank's fault, or a few ranks outside of collectives. The last output of a victim mentions its
-    wait; without output, or in another language, most ranks must have exited with one code after a collective. If
-    several ranks mention a wait and no rank was elsewhere, each of them may be the cause.
+    The cause is another rank's fault, or a few ranks outside of collectives. The last output of a
+    victim mentions its wait; without output, or in another language, most ranks must have exited
+    with one code after a collective. If several ranks mention a wait and no rank was elsewhere,
+    each of them may be the cause.
     """
-    told = [judged for judged in diagnosis.classified if reports_timed_out_wait(judged) and _may_wait_for_peer(judged)]
-    # a program's own watchdog often exits without a usable message: ranks with the same exit code count, too
+    told = [
+        judged
+        for judged in diagnosis.classified
+        if reports_timed_out_wait(judged) and _may_wait_for_peer(judged)
+    ]
+    # a program's own watchdog often exits without a usable message: ranks with the same exit code
+    # count, too
     exits = list(filter(_is_exit, diagnosis.classified))
     codes, known = {judged.failure.exit_code for judged in told or exits}, set(map(id, told))
-    left = told + [judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes]
-    # unread documents with the same fingerprint count, too: in a large cascade only a few are opened
-    count = len(left) + len(diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left}))
-    size = max(MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left))
+    left = told + [
+        judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes
+    ]
+    # unread documents with the same fingerprint count, too: in a large cascade only a few are
+    # opened
+    count = len(left) + len(
+        diagnosis.job.unopened_like(*{judged.failure.fingerprint for judged in left})
+    )
+    size = max(
+        MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left)
+    )
     is_most = len(codes) == 1 and count * 2 > size
     if not told and not (is_most and all(_mentions(judged, "no_reason_given") for judged in left)):
         return diagnosis
@@ -42,15 +57,20 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     others = _reclassify_as_waits(diagnosis, left)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
         return others
-    # Rank 3 is stuck in its data loader, and ranks 0 to 2 gave up: the straggler explains the exits. Without a message
-    # it must have called a collective before: during startup, ranks may exit with one code for any shared reason.
+    # Rank 3 is stuck in its data loader, and ranks 0 to 2 gave up: the straggler explains the
+    # exits. Without a message it must have called a collective before: during startup, ranks may
+    # exit with one code for any shared reason.
     if _find_stragglers_elsewhere(others, has_begun=not told):
         return replace(others, late=tuple(left))
     return others if told and count >= MIN_RANKS and _is_exit(told[0]) else diagnosis
 
 
-def find_stragglers_before_exits(diagnosis: Diagnosis, left: Collection[ClassifiedFailure]) -> list[Candidate]:
-    """Return the stragglers at the time when the ranks in `left` exited, if a straggler had called a collective."""
+def find_stragglers_before_exits(
+    diagnosis: Diagnosis, left: Collection[ClassifiedFailure]
+) -> list[Candidate]:
+    """Return the stragglers at the time when the ranks in `left` exited,
+    if a straggler had called a collective.
+    """
     if not all(map(_is_exit, left)):
         return []
     return _find_stragglers_elsewhere(_reclassify_as_waits(diagnosis, left), has_begun=True)
@@ -60,17 +80,24 @@ def reports_timed_out_wait(judged: ClassifiedFailure) -> bool:
     """Whether a process that exited on its own mentions an unfinished wait in its own output."""
     is_victim = judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
     is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
-    return is_open and _mentions(judged, "stall", "unfinished_wait") and not _mentions(judged, "unrelated_error")
+    return (
+        is_open
+        and _mentions(judged, "stall", "unfinished_wait")
+        and not _mentions(judged, "unrelated_error")
+    )
 
 
 def _may_wait_for_peer(judged: ClassifiedFailure) -> bool:
     """Whether a rank may have waited for a peer, rather than for a server or a child process.
 
-    An exception raised outside of collectives isn't about a peer, unless its text mentions ranks or collectives.
+    An exception raised outside of collectives isn't about a peer, unless its text mentions ranks or
+    collectives.
     """
     exception = judged.failure.exception
     if exception is None or any(
-        DISTRIBUTED_PACKAGE in frame.file for link in iter_exceptions(exception) for frame in link.frames
+        DISTRIBUTED_PACKAGE in frame.file
+        for link in iter_exceptions(exception)
+        for frame in link.frames
     ):
         return True
     has_called = any(progress.is_outstanding for progress in judged.failure.collectives)
@@ -85,7 +112,12 @@ def _is_vague(judged: ClassifiedFailure) -> bool:
 
 def _is_exit(judged: ClassifiedFailure) -> bool:
     failure = judged.failure
-    return _is_vague(judged) and failure.exception is None and bool(failure.exit_code) and not failure.signal
+    return (
+        _is_vague(judged)
+        and failure.exception is None
+        and bool(failure.exit_code)
+        and not failure.signal
+    )
 
 
 def _mentions(judged: ClassifiedFailure, *names: str) -> bool:
@@ -98,13 +130,19 @@ def _get_last_message(judged: ClassifiedFailure) -> str:
     """Return a failed process's own message, or the last line that it printed."""
     found = find_message(judged.failure)
     is_bare = found.exception is not None and not find_first_cause(found.exception).message
-    return find_telling_line(judged.failure.printed) if is_bare or not found.text else f"{found.what}: {found.text}"
+    return (
+        find_telling_line(judged.failure.printed)
+        if is_bare or not found.text
+        else f"{found.what}: {found.text}"
+    )
 
 
 def _find_stragglers_elsewhere(diagnosis: Diagnosis, *, has_begun: bool) -> list[Candidate]:
     """Return the stragglers; with `has_begun`, only if a straggler had called a collective."""
     found = find_stragglers(diagnosis)
-    begun = any(progress.enqueued for item in found if item.failure for progress in item.failure.collectives)
+    begun = any(
+        progress.enqueued for item in found if item.failure for progress in item.failure.collectives
+    )
     return found if len(found) * 2 <= len(diagnosis.workers) and (begun or not has_begun) else []
 
 
@@ -114,4 +152,6 @@ def _reclassify_as_waits(diagnosis: Diagnosis, left: Collection[ClassifiedFailur
     for item in left:
         waited = locate_main_thread(item.failure).kind is not PositionKind.ELSEWHERE
         changed[id(item)] = replace(item, failure_class=FailureClass.UNCLEAR, waited=waited)
-    return replace(diagnosis, classified=tuple(changed.get(id(item), item) for item in diagnosis.classified))
+    return replace(
+        diagnosis, classified=tuple(changed.get(id(item), item) for item in diagnosis.classified)
+    )

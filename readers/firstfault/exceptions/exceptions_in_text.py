@@ -1,7 +1,7 @@
 """Exceptions of other processes, found as tracebacks in the text of an exception.
 
-A DataLoader, a process pool, ``torch.multiprocessing``, joblib, Ray and many programs raise an exception with
-the traceback of another process in its message, or in its cause's message.
+A DataLoader, a process pool, ``torch.multiprocessing``, joblib, Ray and many programs raise an
+exception with the traceback of another process in its message, or in its cause's message.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ REMOTE_RELATION = "remote"
 _MAX_TRACEBACKS = 16
 _MAX_FRAMES = 200
 _MAX_DEPTH = 4
-"""How deep tracebacks may be nested: a traceback in the text of an exception that was itself found in a text."""
+"""How deep tracebacks may be nested: a traceback in the text of an exception that was
+itself found in a text.
+"""
 _CHECKPOINT_RANK_MARK = "(RANK "
 """Begins each of several ranks' tracebacks in an error of torch's checkpoints."""
 POOL_TRACEBACK_SUFFIX = "RemoteTraceback"
-"""Ends the types in which `multiprocessing`, `concurrent.futures` and joblib wrap the text of a traceback."""
+"""Ends the types in which `multiprocessing`,
+`concurrent.futures` and joblib wrap the text of a traceback.
+"""
 CAUSE_SENTENCE = "The above exception was the direct cause of the following exception:"
 CONTEXT_SENTENCE = "During handling of the above exception, another exception occurred:"
 _MESSAGE_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
@@ -29,15 +33,20 @@ _MESSAGE_ENDS = {CAUSE_SENTENCE, CONTEXT_SENTENCE, '"""'}
 
 
 def unwrap_remote(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return the exception of the process that failed; `exception` itself if it reports no other process."""
-    remote = [cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE_RELATION]
+    """Return the exception of the process that failed;
+    `exception` itself if it reports no other process.
+    """
+    remote = [
+        cause for cause in add_remote_cause(exception).causes if cause.relation == REMOTE_RELATION
+    ]
     return remote[-1] if remote else exception
 
 
 def parse_exceptions(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
     """Return the exceptions of a text that ends with a traceback, nearest first.
 
-    `whole` is whether the text is a traceback as a whole, so that all lines after it belong to the last exception.
+    `whole` is whether the text is a traceback as a whole, so that all lines after it belong to the
+    last exception.
     """
     return _split_at_traceback(text, _MAX_DEPTH, whole=whole)[1]
 
@@ -50,8 +59,8 @@ def get_short_name(exception: ExceptionInfo) -> str:
 def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
     """Return an exception that has the remote exception as a cause, related by `REMOTE_RELATION`.
 
-    The message becomes the text above the traceback. An exception that reports no other process is returned unchanged,
-    and so is an exception with the traceback of one of its causes in its text.
+    The message becomes the text above the traceback. An exception that reports no other process is
+    returned unchanged, and so is an exception with the traceback of one of its causes in its text.
     """
     head, remote = _split_at_traceback(exception.message, _MAX_DEPTH)
     remote = _add_recorded_context(remote, exception)
@@ -66,18 +75,28 @@ def add_remote_cause(exception: ExceptionInfo) -> ExceptionInfo:
     return exception
 
 
-def _add_recorded_context(remote: tuple[ExceptionInfo, ...], exception: ExceptionInfo) -> tuple[ExceptionInfo, ...]:
-    """Return exceptions of a text with the source around their frames, which the worker recorded with `exception`."""
+def _add_recorded_context(
+    remote: tuple[ExceptionInfo, ...], exception: ExceptionInfo
+) -> tuple[ExceptionInfo, ...]:
+    """Return exceptions of a text with the source around their frames,
+    which the worker recorded with `exception`.
+    """
     recorded = {(frame.file, frame.line): frame for frame in exception.text_frames}
 
     def add_context(frame: FrameInfo) -> FrameInfo:
         known = recorded.get((frame.file, frame.line), frame)
         return replace(frame, context=known.context, context_line=known.context_line)
 
-    return tuple(replace(link, frames=tuple(map(add_context, link.frames))) for link in remote) if recorded else remote
+    return (
+        tuple(replace(link, frames=tuple(map(add_context, link.frames))) for link in remote)
+        if recorded
+        else remote
+    )
 
 
-def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
+def _split_at_traceback(
+    text: str, depth: int, *, whole: bool = False
+) -> tuple[str, tuple[ExceptionInfo, ...]]:
     """Return the text above the first traceback in a text, and its exceptions, nearest first.
 
     Without a traceback, return the text and no exceptions.
@@ -85,8 +104,8 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
     Args:
         text: the text.
         depth: how deep further tracebacks may be nested in the found ones.
-        whole: whether the text is a traceback as a whole. If not, lines below a traceback may be unrelated, so an
-            exception counts only if it is the last line.
+        whole: whether the text is a traceback as a whole. If not, lines below a traceback may be
+            unrelated, so an exception counts only if it is the last line.
     """
     starts = list(itertools.islice(PATTERNS["traceback_start"].finditer(text), _MAX_TRACEBACKS))
     chain: list[ExceptionInfo] = []
@@ -95,7 +114,8 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
         between = text[match.end() : end].rstrip()
         relation = "cause" if between.endswith(CAUSE_SENTENCE) else ""
         relation = "context" if between.endswith(CONTEXT_SENTENCE) else relation
-        # without Python's sentence between them, the next traceback belongs to the text of this exception
+        # without Python's sentence between them, the next traceback belongs to the text of this
+        # exception
         body = between if relation or _CHECKPOINT_RANK_MARK in match[0] else text[match.end() :]
         exception = parse_traceback(body, len(match["indent"] or ""))
         if exception is None:
@@ -106,7 +126,9 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
     if not chain:
         return text, ()
     head, nested = _split_at_traceback(chain[0].message, depth - 1) if depth else ("", ())
-    is_whole = whole or match["indent"] is None or PATTERNS["torch_wrapper"].search(text[: match.start()])
+    is_whole = (
+        whole or match["indent"] is None or PATTERNS["torch_wrapper"].search(text[: match.start()])
+    )
     # "worker failed:" above a nested traceback reports it; any other text may be unrelated
     if nested and (head.endswith(":") or PATTERNS["torch_wrapper"].search(head)):
         chain = [replace(chain[0], message=head), *nested, *chain[1:]]
@@ -116,7 +138,9 @@ def _split_at_traceback(text: str, depth: int, *, whole: bool = False) -> tuple[
 
 
 def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
-    """Return the exception of one traceback; None if it has no frame, or doesn't end like a traceback."""
+    """Return the exception of one traceback; None if it has no frame,
+    or doesn't end like a traceback.
+    """
     frames: list[FrameInfo] = []
     lines = body.split("\n")
     margin = 0
@@ -126,19 +150,38 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
         line = full_line[indent:] if full_line[:indent].isspace() else full_line
         match = PATTERNS["frame_line"].match(line)
         if match is not None:
-            frames[_MAX_FRAMES - 1 :] = []  # beyond the limit the innermost frame replaces the last one
+            frames[
+                _MAX_FRAMES - 1 :
+            ] = []  # beyond the limit the innermost frame replaces the last one
             frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
         elif is_after_frame and line.startswith((" ", "\t")):
-            frames[-1], margin = replace(frames[-1], code=line.strip()), len(line) - len(line.lstrip())
+            frames[-1], margin = (
+                replace(frames[-1], code=line.strip()),
+                len(line) - len(line.lstrip()),
+            )
         # "    ~~^~~~": Python 3.11 marks the part of the source line that failed
-        elif frames and frames[-1].code and line.strip() and not line.strip(" ~^") and line.startswith(" "):
+        elif (
+            frames
+            and frames[-1].code
+            and line.strip()
+            and not line.strip(" ~^")
+            and line.startswith(" ")
+        ):
             marked = (len(line) - len(line.lstrip()) - margin, len(line.rstrip()) - margin)
             frames[-1] = replace(frames[-1], marked=marked)
-        elif line.strip() and line[0] not in " \t" and not is_after_cut and frames and not PATTERNS["cut"].match(line):
+        elif (
+            line.strip()
+            and line[0] not in " \t"
+            and not is_after_cut
+            and frames
+            and not PATTERNS["cut"].match(line)
+        ):
             raised = PATTERNS["exception_line"].match(line.rstrip())
             if raised is None:
                 return None
-            rest = itertools.takewhile(lambda other: other.strip() not in _MESSAGE_ENDS, lines[index + 1 :])
+            rest = itertools.takewhile(
+                lambda other: other.strip() not in _MESSAGE_ENDS, lines[index + 1 :]
+            )
             message = "\n".join([raised["message"] or "", *rest]).rstrip()
             return ExceptionInfo(raised["type"], message, frames=tuple(frames))
         is_after_frame, is_after_cut = match is not None, PATTERNS["cut"].match(line) is not None

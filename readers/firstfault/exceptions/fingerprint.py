@@ -1,15 +1,19 @@
-"""Fingerprints: equal for the same fault on another rank, host or attempt, different for another fault.
+"""Fingerprints: equal for the same fault on another rank, host or attempt,
+different for another fault.
 
 A fingerprint is a hash of:
 
-- an exception, raised or only printed: the first cause (not its wrappers) with its qualified name, its normalized
-  message, and its innermost frames by file name and function. Line numbers would change with any edit above the fault.
+- an exception, raised or only printed: the first cause (not its wrappers) with its qualified name,
+  its normalized message, and its innermost frames by file name and function. Line numbers would
+  change with any edit above the fault.
 - a death or an exit: the signal or exit code, and for an exit the last line of stderr.
-- a process that its agent stopped: also the stack position, the last collective of the default process group, and
-  whether its watchdog had timed out. They separate a hung process from the processes that waited for it.
+- a process that its agent stopped: also the stack position, the last collective of the default
+  process group, and whether its watchdog had timed out. They separate a hung process from the
+  processes that waited for it.
 - an expired deadline: also its name and the stack position.
 
-The text of a fingerprint begins with a version, because fingerprints of two versions can't be compared.
+The text of a fingerprint begins with a version, because fingerprints of two versions can't be
+compared.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ FINGERPRINT_VERSION = 2
 _HEX_DIGITS = 12
 _FRAMES_HASHED = 5
 _MAX_MESSAGE_CHARS = 400
-"""Limit of the normalized message. Cutting before the normalization would move the cut with long paths and numbers."""
+"""Limit of the normalized message. Cutting before the normalization would move the cut with
+long paths and numbers.
+"""
 _MESSAGE_CHARS_READ = 10 * _MAX_MESSAGE_CHARS
 _WATCHDOG_TIMEOUT = "operation timeout"
 """Printed by the watchdogs of process groups."""
@@ -60,8 +66,8 @@ def _describe_death(error: WorkerError) -> list[str]:
     """Return what distinguishes deaths with the same signal or exit code."""
     parts = []
     if error.sent_signals:
-        # Rank 3 hung at step 40 while its peers were in the all-reduce of step 41. All of them died of the agent's
-        # SIGTERM, but they have different faults.
+        # Rank 3 hung at step 40 while its peers were in the all-reduce of step 41. All of them died
+        # of the agent's SIGTERM, but they have different faults.
         parts += ["stopped", locate_main_thread(error).frame]
         for progress in error.collectives:
             if progress.group == DEFAULT_GROUP:
@@ -76,7 +82,9 @@ def _describe_death(error: WorkerError) -> list[str]:
 
 
 def normalize_message(message: str) -> str:
-    """Return a message with placeholders for numbers, addresses and paths, which vary between ranks and runs."""
+    """Return a message with placeholders for numbers, addresses and paths,
+    which vary between ranks and runs.
+    """
     text = message[:_MESSAGE_CHARS_READ]
     for pattern, replacement in _PLACEHOLDERS:
         text = pattern.sub(replacement, text)

@@ -1,8 +1,8 @@
 """The first cause of an exception: the one in its chain that explains the failure.
 
-A program often raises a wrapper, `TrainingError("training failed")`, from the error that explains it. Or its clean-up
-fails while the first exception is being handled. Or it looks something up, catches the `KeyError`, and fails in the
-handler for another reason.
+A program often raises a wrapper, `TrainingError("training failed")`, from the error that explains
+it. Or its clean-up fails while the first exception is being handled. Or it looks something up,
+catches the `KeyError`, and fails in the handler for another reason.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo
 
 _FRAMEWORK_PACKAGES = {"Python", "torch", "flytekit", "firstfault", "numpy"}
-_INTERRUPTION_TYPES = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
+_INTERRUPTION_TYPES = {
+    "CancelledError",
+    "GeneratorExit",
+    "StopIteration",
+    "StopAsyncIteration",
+    "SystemExit",
+}
 """Exceptions that report how a task or an iterator ended, not why."""
 _VAGUE_LOOKUPS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
-"""Lookups with uninformative messages: the exception that a program raises in the handler explains more."""
+"""Lookups with uninformative messages: the exception that a program raises in the
+handler explains more.
+"""
 _MISSING_FEATURES = {"ImportError", "ModuleNotFoundError", "NotImplementedError"}
 """Exceptions that make a program take another way, whatever else its handler does."""
-_LOOKUP_TYPES = {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
+_LOOKUP_TYPES = (
+    {"AttributeError", "FileExistsError", "FileNotFoundError"} | _VAGUE_LOOKUPS | _MISSING_FEATURES
+)
 """Exceptions that programs expect: they try one way, and take another way in the handler."""
 _CLEAN_UP_FUNCTIONS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _HANDLER_LINES_READ = 12
@@ -43,24 +53,31 @@ class CauseChain:
     wrappers: tuple[ExceptionInfo, ...]
     """The exceptions raised because of it, outermost first; empty if the exception has no cause."""
     first: ExceptionInfo
-    """The first cause. Its own `causes` were raised and replaced by libraries before it reached the program."""
+    """The first cause. Its own `causes` were raised and replaced by libraries before
+    it reached the program.
+    """
 
     @property
     def informative(self) -> tuple[ExceptionInfo, ...]:
-        """The exceptions that explain the failure: the first cause, and what libraries raised before it."""
+        """The exceptions that explain the failure: the first cause,
+        and what libraries raised before it.
+        """
         return (self.first, *(link for link in self.first.causes if not _is_uninformative(link)))
 
 
 def find_causes(exception: ExceptionInfo) -> CauseChain:
     """Return the first cause of an exception, and its wrappers.
 
-    The first cause is the innermost exception of the chain that passed through the program's code. A library may have
-    caught and replaced others before, with messages that explain less. An exception group counts as its first member. A
-    lookup that failed as its handler expects isn't the cause of what failed in the handler.
+    The first cause is the innermost exception of the chain that passed through the program's code.
+    A library may have caught and replaced others before, with messages that explain less. An
+    exception group counts as its first member. A lookup that failed as its handler expects isn't
+    the cause of what failed in the handler.
     """
     links = [exception]
     for link in exception.causes:
-        outer = next((outer for outer in reversed(links) if not _is_uninformative(outer)), exception)
+        outer = next(
+            (outer for outer in reversed(links) if not _is_uninformative(outer)), exception
+        )
         links += [] if _was_handled(outer, link) else [link]
     innermost_first = range(len(links) - 1, -1, -1)
     candidates = (
@@ -72,7 +89,9 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
     index = _skip_generic_wrappers(links, next(candidates, 0))
     wrappers, first = tuple(links[:index]), links[index]
     # a task group cancels its other tasks when one fails: their CancelledErrors explain nothing
-    members = [member for member in first.members if get_short_name(member) not in _INTERRUPTION_TYPES] or first.members
+    members = [
+        member for member in first.members if get_short_name(member) not in _INTERRUPTION_TYPES
+    ] or first.members
     if members:
         inner = find_causes(members[0])
         return CauseChain((*wrappers, first, *inner.wrappers), inner.first)
@@ -80,16 +99,22 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
 
 
 def find_first_cause(exception: ExceptionInfo) -> ExceptionInfo:
-    """Return the first cause. If its message is a traceback of another process, return that process's exception."""
+    """Return the first cause. If its message is a traceback of another process,
+    return that process's exception.
+    """
     return unwrap_remote(find_causes(exception).first)
 
 
 def is_wrapper(outer: ExceptionInfo, inner: ExceptionInfo) -> bool:
-    """Whether `outer` was raised to report `inner`. Otherwise it is another failure, during the handling of `inner`."""
+    """Whether `outer` was raised to report `inner`. Otherwise it is another failure,
+    during the handling of `inner`.
+    """
     if inner.relation not in {"context", "suppressed"} or not outer.frames or not inner.frames:
         return True
     innermost = outer.frames[-1]
-    return innermost.code.startswith("raise") and _get_function(innermost) == _get_function(inner.frames[0])
+    return innermost.code.startswith("raise") and _get_function(innermost) == _get_function(
+        inner.frames[0]
+    )
 
 
 def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
@@ -101,7 +126,9 @@ def iter_exceptions(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
 
 
 def list_library_calls(exception: ExceptionInfo) -> list[str]:
-    """Return "file function" of the library frames below the program's last frame on the way to the first cause."""
+    """Return "file function" of the library frames below the program's last frame on the
+    way to the first cause.
+    """
     causes = find_causes(exception)
     frames = join_frames([*causes.wrappers, causes.first])[::-1]
     inner = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
@@ -111,8 +138,9 @@ def list_library_calls(exception: ExceptionInfo) -> list[str]:
 def find_own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     """Return the frames of the user's code on the way to the first cause, outermost first.
 
-    If there are none, return those of the nearest wrapper that has any. The user's code may be an installed package: if
-    no other frame is found, frames of packages count, except for Python, torch, flytekit, firstfault and numpy.
+    If there are none, return those of the nearest wrapper that has any. The user's code may be an
+    installed package: if no other frame is found, frames of packages count, except for Python,
+    torch, flytekit, firstfault and numpy.
     """
     causes, first = find_causes(exception), find_first_cause(exception)
     path = [*causes.wrappers, *([] if first is causes.first else [causes.first]), first]
@@ -132,10 +160,12 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
     is_member = False
     for link in path:
         if link.frames:
-            # The traceback of a cause begins in the function that caught it. The frames outside of that function are
-            # only in the wrapper's traceback.
+            # The traceback of a cause begins in the function that caught it. The frames outside of
+            # that function are only in the wrapper's traceback.
             catching = _get_function(link.frames[0])
-            caught = [number for number, frame in enumerate(frames) if _get_function(frame) == catching]
+            caught = [
+                number for number, frame in enumerate(frames) if _get_function(frame) == catching
+            ]
             if caught and link.relation != REMOTE_RELATION:
                 frames = frames[: caught[-1]]
             elif not is_member:
@@ -148,26 +178,32 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     """Whether the program handled `context`, and `outer` is the failure of what it did instead.
 
-    `try: return cache[key]` / `except KeyError: return download(key)`: the failed download isn't a consequence of the
-    lookup. But in `except Exception: save_checkpoint(); raise` a failed save hides why the training failed. The frames
-    decide, and the source lines around the handler.
+    `try: return cache[key]` / `except KeyError: return download(key)`: the failed download isn't a
+    consequence of the lookup. But in `except Exception: save_checkpoint(); raise` a failed save
+    hides why the training failed. The frames decide, and the source lines around the handler.
     """
     functions = [_get_function(frame) for frame in outer.frames]
     handling = _get_function(context.frames[0]) if context.frames else None
     # a program that exits takes no other way
     if get_short_name(outer) == "SystemExit" or handling not in functions:
         return False
-    # the frame that handled `context`, the frames that the handler called, and the source around the handler's call
+    # the frame that handled `context`, the frames that the handler called, and the source around
+    # the handler's call
     below = outer.frames[len(functions) - functions[::-1].index(handling) :]
     at = outer.frames[-len(below) - 1]
     here = at.line - at.context_line
     above = find_enclosing_handler(at.context, here)
     clause = PATTERNS["except_clause"].match(at.code if above is None else at.context[above])
-    expected = {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
+    expected = (
+        {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
+    )
     code = PATTERNS["except_clause"].sub("", at.code).strip()
     name, own = get_short_name(context), [frame for frame in context.frames if _is_own_frame(frame)]
-    # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a library
-    is_expected = expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
+    # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a
+    # library
+    is_expected = (
+        expected <= _LOOKUP_TYPES if _is_own_frame(context.frames[0]) else len(context.frames) == 1
+    )
     is_raised = any(frame.code.startswith("raise") for frame in own)
     is_lookup = name in _LOOKUP_TYPES and is_expected and len(own) <= 1 and not is_raised
     if is_lookup or context.relation != "context" or is_wrapper(outer, context):
@@ -176,43 +212,63 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     names = (code.partition("(")[0], *(frame.function for frame in below))
     if any(map(PATTERNS["aftermath_word"].search, names)):
         return False
-    if name not in _MISSING_FEATURES and any(PATTERNS["peer_error"].search(link.message) for link in (outer, context)):
+    if name not in _MISSING_FEATURES and any(
+        PATTERNS["peer_error"].search(link.message) for link in (outer, context)
+    ):
         return False
     is_own = bool(below) and _is_own_frame(below[0])
     is_again = is_own and _get_function(below[0]) in map(_get_function, context.frames[1:2])
     if not own:
         return True  # raised and caught within a library
     if is_again and not expected <= _LOOKUP_TYPES:
-        return False  # the same function was called again: a second try, which fails because of the first
-    # a clause for any exception, or an unknown clause: only a substitute shows that the program took another way
+        # the same function was called again: a second try, which fails because of the first
+        return False
+    # a clause for any exception, or an unknown clause: only a substitute shows that the program
+    # took another way
     has_substitute = is_own and PATTERNS["substitute_statement"].match(code)
     if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURES and not has_substitute:
         return False
     if above is not None:
-        after = (n for n in range(here + 1, len(at.context)) if find_enclosing_handler(at.context, n) == above)
-        if "finally" in at.context[above] or any(PATTERNS["leaving_statement"].match(at.context[n]) for n in after):
+        after = (
+            n
+            for n in range(here + 1, len(at.context))
+            if find_enclosing_handler(at.context, n) == above
+        )
+        if "finally" in at.context[above] or any(
+            PATTERNS["leaving_statement"].match(at.context[n]) for n in after
+        ):
             return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
-    """Return the index of the `except` or `finally` around a line; None: the line isn't in such a block."""
+    """Return the index of the `except` or `finally` around a line; None:
+    the line isn't in such a block.
+    """
     near = lines[max(at - _HANDLER_LINES_READ, 0) : at + 1]
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
     for index in range(at - 1, at - len(margins), -1):
         margin = margins[index - at - 1]
-        if margin < min(margins[index - at :]) and (block := PATTERNS["block_start"].match(lines[index])):
+        if margin < min(margins[index - at :]) and (
+            block := PATTERNS["block_start"].match(lines[index])
+        ):
             return index if block["handler"] else None
     return None
 
 
 def _skip_generic_wrappers(links: Sequence[ExceptionInfo], index: int) -> int:
-    """Return the index of the exception behind a library's failed clean-up or generic wrapper, which only hide it."""
+    """Return the index of the exception behind a library's failed clean-up or generic wrapper,
+    which only hide it.
+    """
     while index + 1 < len(links) and not _is_uninformative(links[index + 1]):
         outer, inner = links[index], links[index + 1]
         has_wrapped = is_wrapper(outer, inner)
-        is_clean_up = not has_wrapped and any(frame.function in _CLEAN_UP_FUNCTIONS for frame in outer.frames)
-        if not is_clean_up and not (has_wrapped and PATTERNS["generic_wrapper"].search(outer.message)):
+        is_clean_up = not has_wrapped and any(
+            frame.function in _CLEAN_UP_FUNCTIONS for frame in outer.frames
+        )
+        if not is_clean_up and not (
+            has_wrapped and PATTERNS["generic_wrapper"].search(outer.message)
+        ):
             break
         index += 1
     return index

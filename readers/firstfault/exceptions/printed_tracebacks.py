@@ -21,7 +21,9 @@ def strip_line_prefixes(line: str) -> str:
 
 
 def strip_rank_prefix(line: str) -> str:
-    """Return a line without control characters, and without the prefix of torch, its launcher or srun."""
+    """Return a line without control characters, and without the prefix of torch,
+    its launcher or srun.
+    """
     return PATTERNS["rank_prefix"].sub("", printable(line))
 
 
@@ -51,14 +53,20 @@ class PrintedException:
 def find_printed_exception(stderr: str) -> PrintedException | None:
     """Return the last exception that a process printed, with its causes; None: there is none.
 
-    Exceptions don't count if Python ignored them, if logging couldn't write them, or if the program reports that it
-    continues.
+    Exceptions don't count if Python ignored them, if logging couldn't write them, or if the program
+    reports that it continues.
     """
     lines = to_plain_lines(stderr[-STDERR_CHARS_READ:])
-    starts = [start for start in find_tracebacks(lines) if not _is_handled(lines, start, PATTERNS["handled_notice"])]
+    starts = [
+        start
+        for start in find_tracebacks(lines)
+        if not _is_handled(lines, start, PATTERNS["handled_notice"])
+    ]
     for start, printed in _iter_chains(lines, starts):
         # a warning with a traceback, after which the program printed more
-        if any(map(str.strip, printed.after)) and _is_handled(lines, start, PATTERNS["warning_level"]):
+        if any(map(str.strip, printed.after)) and _is_handled(
+            lines, start, PATTERNS["warning_level"]
+        ):
             continue
         if is_double_init_error(printed.exception):
             return replace(printed, exception=add_first_try(printed.exception, lines[:start]))
@@ -67,20 +75,29 @@ def find_printed_exception(stderr: str) -> PrintedException | None:
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[int]:
-    """Return the line numbers at which tracebacks begin. A group's members are parsed with the group."""
-    headers = ((number, PATTERNS["traceback_header"].match(line)) for number, line in enumerate(lines))
+    """Return the line numbers at which tracebacks begin. A group's members are
+    parsed with the group.
+    """
+    headers = (
+        (number, PATTERNS["traceback_header"].match(line)) for number, line in enumerate(lines)
+    )
     return [number for number, match in headers if match and "|" not in match["gutter"]]
 
 
 def is_double_init_error(exception: ExceptionInfo) -> bool:
-    """Whether an exception only shows that a program tried again with the process group of its first try."""
+    """Whether an exception only shows that a program tried again with the process
+    group of its first try.
+    """
     return _GROUP_EXISTS_ERROR in find_causes(exception).first.message
 
 
 def add_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionInfo:
-    """Return a second try's exception, with the last exception printed before it (handled or not) as its cause."""
+    """Return a second try's exception, with the last exception printed before it
+    (handled or not) as its cause.
+    """
     indented = itertools.takewhile(lambda line: not line or line[0].isspace(), lines)
-    if any(line.lstrip().startswith('File "') for line in indented):  # the tail begins within a traceback
+    # the tail begins within a traceback
+    if any(line.lstrip().startswith('File "') for line in indented):
         lines = ["Traceback (most recent call last):", *lines]
     for _, printed in _iter_chains(lines, find_tracebacks(lines)):
         if not is_double_init_error(printed.exception):
@@ -96,7 +113,9 @@ def _is_handled(lines: Sequence[str], start: int, notice: re.Pattern[str]) -> bo
 
 
 def _iter_chains(lines: Sequence[str], starts: list[int]) -> Iterator[tuple[int, PrintedException]]:
-    """Yield the first lines of chains of tracebacks with their exceptions, from the last chain back."""
+    """Yield the first lines of chains of tracebacks with their exceptions,
+    from the last chain back.
+    """
     for first, last in reversed(find_chain_spans(lines, starts)):
         if (chain := parse_chain(lines, first, last)) is not None:
             yield first, chain
@@ -106,8 +125,11 @@ def find_chain_spans(lines: Sequence[str], starts: list[int]) -> list[tuple[int,
     """Return the lines at which the first and the last traceback of each chain begin."""
     spans: list[tuple[int, int]] = []
     for start in starts[-_MAX_TRACEBACKS:]:
-        # an exception raised from another one is printed after Python's sentence: both are one chain
-        if spans and any(map(PATTERNS["chain"].match, lines[max(start - _MAX_LINES_BETWEEN, 0) : start])):
+        # an exception raised from another one is printed after Python's sentence: both are one
+        # chain
+        if spans and any(
+            map(PATTERNS["chain"].match, lines[max(start - _MAX_LINES_BETWEEN, 0) : start])
+        ):
             spans[-1] = (spans[-1][0], start)
         else:
             spans.append((start, start))
@@ -115,21 +137,35 @@ def find_chain_spans(lines: Sequence[str], starts: list[int]) -> list[tuple[int,
 
 
 def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException | None:
-    """Return the exception of a chain of tracebacks, which begin at the lines `first` to `last`; None if one is cut."""
+    """Return the exception of a chain of tracebacks, which begin at the lines `first` to `last`;
+    None if one is cut.
+    """
     links: list[ExceptionInfo] = []
     after: Sequence[str] = ()
     start = first
     while start <= last:
         ends = range(start + 1, len(lines)) if start < last else ()
-        end = next((number for number in ends if PATTERNS["chain"].match(lines[number])), len(lines))
+        end = next(
+            (number for number in ends if PATTERNS["chain"].match(lines[number])), len(lines)
+        )
         link, after = _parse_link(lines[start:end])
         if link is None:
             return None
         sentence = PATTERNS["chain"].match(lines[end]) if end < len(lines) else None
         # the relation of an exception is to the one that was raised after it
-        links.insert(0, replace(link, relation="cause" if sentence is not None and sentence["cause"] else "context"))
+        links.insert(
+            0,
+            replace(
+                link, relation="cause" if sentence is not None and sentence["cause"] else "context"
+            ),
+        )
         start = next(
-            (number for number in range(end, last + 1) if PATTERNS["traceback_header"].match(lines[number])), last + 1
+            (
+                number
+                for number in range(end, last + 1)
+                if PATTERNS["traceback_header"].match(lines[number])
+            ),
+            last + 1,
         )
     return PrintedException(replace(links[0], relation="", causes=tuple(links[1:])), tuple(after))
 
@@ -139,27 +175,57 @@ def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[st
     match = PATTERNS["traceback_header"].match(lines[0])
     if match is not None and match["group"]:
         return _parse_group(lines, len(match["gutter"]))
-    raised = next((at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()), len(lines))
-    end = next((at for at in range(raised + 1, len(lines)) if PATTERNS["unrelated_line"].search(lines[at])), len(lines))
+    raised = next(
+        (at for at, line in enumerate(lines[1:], 1) if line.strip() and not line[:1].isspace()),
+        len(lines),
+    )
+    end = next(
+        (
+            at
+            for at in range(raised + 1, len(lines))
+            if PATTERNS["unrelated_line"].search(lines[at])
+        ),
+        len(lines),
+    )
     exception = parse_traceback("\n".join(lines[1:end]))
-    if exception is None and raised < end and (match := PATTERNS["exception_line"].match(lines[raised])):
+    if (
+        exception is None
+        and raised < end
+        and (match := PATTERNS["exception_line"].match(lines[raised]))
+    ):
         exception = ExceptionInfo(match["type"], match["message"] or "")  # the frames are missing
     return exception, lines[end:]
 
 
 def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Sequence[str]]:
-    end = next((at for at, line in enumerate(lines[1:], 1) if not line.startswith((" ", "|", "+"))), len(lines))
-    inner = [GROUP_GUTTER.sub("", line[indent:], count=1) if line.strip() else "" for line in lines[1:end]]
-    starts = [(at, line) for at, line in enumerate(lines[1:end]) if PATTERNS["group_member_start"].match(line)]
+    end = next(
+        (at for at, line in enumerate(lines[1:], 1) if not line.startswith((" ", "|", "+"))),
+        len(lines),
+    )
+    inner = [
+        GROUP_GUTTER.sub("", line[indent:], count=1) if line.strip() else ""
+        for line in lines[1:end]
+    ]
+    starts = [
+        (at, line)
+        for at, line in enumerate(lines[1:end])
+        if PATTERNS["group_member_start"].match(line)
+    ]
     borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT]
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
         return None, lines[end:]
-    # each member is printed between borders, indented, as a traceback that may have causes and members again
+    # each member is printed between borders, indented, as a traceback that may have causes and
+    # members again
     members = []
     for border, until in itertools.pairwise([*borders, len(inner)]):
-        body = [GROUP_GUTTER.sub("", line[indent + _INDENT :], count=1) for line in lines[border + 2 : until + 1]]
-        member = find_printed_exception("\n".join(line for line in body if not PATTERNS["group_border"].match(line)))
+        body = [
+            GROUP_GUTTER.sub("", line[indent + _INDENT :], count=1)
+            for line in lines[border + 2 : until + 1]
+        ]
+        member = find_printed_exception(
+            "\n".join(line for line in body if not PATTERNS["group_border"].match(line))
+        )
         if member is not None:
             members.append(member.exception)
     return replace(own, members=tuple(members)), lines[end:]
@@ -170,7 +236,9 @@ def _measure_indent(line: str) -> int:
 
 
 def to_plain_lines(stderr: str) -> list[str]:
-    """Return lines as Python prints tracebacks: without colors, prefixes, rich's boxes and loguru's marks."""
+    """Return lines as Python prints tracebacks: without colors, prefixes,
+    rich's boxes and loguru's marks.
+    """
     plain: list[str] = []
     in_box, indent, head = False, 0, ""
     for prefixed_line in stderr.splitlines():
@@ -193,7 +261,9 @@ def to_plain_lines(stderr: str) -> list[str]:
 
 
 def _parse_box_line(head: str, line: str) -> tuple[str, list[str]]:
-    """Return the unfinished part of a frame, which rich may wrap, and the finished lines as Python prints them."""
+    """Return the unfinished part of a frame, which rich may wrap,
+    and the finished lines as Python prints them.
+    """
     text = line.strip().rstrip("│|").rstrip()
     text = text[2:] if text.startswith(("│ ", "| ")) else ""
     if code := PATTERNS["rich_code"].match(text):
@@ -211,16 +281,19 @@ def _parse_box_line(head: str, line: str) -> tuple[str, list[str]]:
 def remove_traceback(text: str, exception: ExceptionInfo) -> str:
     """Return a stderr tail without the tracebacks of an exception and its causes.
 
-    The lines around them stay, and so do the tracebacks of other exceptions. The text may begin in the middle of a
-    traceback.
+    The lines around them stay, and so do the tracebacks of other exceptions. The text may begin in
+    the middle of a traceback.
     """
     lines = text.splitlines()
     bare_lines = [PATTERNS["rank_prefix"].sub("", line) for line in lines]
     chain = [item for link in iter_exceptions(exception) for item in (link, unwrap_remote(link))]
     names = {get_short_name(link) for link in chain}
     first_lines = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
-    texts = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
-    # the worker's document has the exception as data; the node's roster entry gets the rest of its stderr
+    texts = {
+        line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)
+    } | {""}
+    # the worker's document has the exception as data; the node's roster entry gets the rest of its
+    # stderr
     kept: list[str] = []
     start = 0
     while start < len(lines):
@@ -228,7 +301,9 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
         types = [match for match in raised if match["type"].rsplit(".", 1)[-1] in names]
         if any((match["message"] or "") in first_lines for match in types):
             # the rest of the message, notes, and the sentence between two tracebacks
-            while end < len(lines) and (bare_lines[end].strip() in texts or PATTERNS["chain"].match(bare_lines[end])):
+            while end < len(lines) and (
+                bare_lines[end].strip() in texts or PATTERNS["chain"].match(bare_lines[end])
+            ):
                 end += 1
         else:
             end = max(end, start + 1)
@@ -238,7 +313,9 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
 
 
 def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.Match[str]]]:
-    """Return the end of the traceback that begins at `start`, and its exception lines; `start`: none begins there."""
+    """Return the end of the traceback that begins at `start`, and its exception lines; `start`:
+    none begins there.
+    """
     match = PATTERNS["traceback_header"].match(lines[start])
     # a stderr tail may begin within a traceback
     is_cut = start == 0 and lines[0][:1].isspace()
@@ -252,5 +329,8 @@ def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.
     if is_cut and not any(line.lstrip().startswith('File "') for line in lines[start:end]):
         return start, []
     raised_lines = lines[start:end] if is_group else lines[end - 1 : end]
-    raised = (PATTERNS["exception_line"].match(GROUP_GUTTER.sub("", line, count=1)) for line in raised_lines)
+    raised = (
+        PATTERNS["exception_line"].match(GROUP_GUTTER.sub("", line, count=1))
+        for line in raised_lines
+    )
     return end, [match for match in raised if match]

@@ -1,8 +1,9 @@
 """The first failure of a step that a program tried again.
 
-Rank 3's step failed with a full disk, while its peers reached the next collective. Rank 3 tried the step again, and
-failed in a collective that no peer took part in. Rank 3's last exception is a timeout, like that of its victims; the
-exception of its first try, which it printed, is the root cause.
+Rank 3's step failed with a full disk, while its peers reached the next collective. Rank 3 tried the
+step again, and failed in a collective that no peer took part in. Rank 3's last exception is a
+timeout, like that of its victims; the exception of its first try, which it printed, is the root
+cause.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ LINES_PROVING_SURVIVAL = 10
 def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception of a step's first try, if a later try failed in a collective.
 
-    The process had printed it, from the same line of the user's code. Returns None if no step was tried again, or if
-    the first try isn't known or failed in a collective, too. If the program raised that it gave up, any first try
-    counts.
+    The process had printed it, from the same line of the user's code. Returns None if no step was
+    tried again, or if the first try isn't known or failed in a collective, too. If the program
+    raised that it gave up, any first try counts.
     """
     if failure.subject is Subject.AGENT or TRACEBACK_TITLE not in failure.printed:
         return None
@@ -46,19 +47,31 @@ def find_original_failure(failure: WorkerError) -> ExceptionInfo | None:
     if last_try is not None and not _is_from_collective(last_try):
         return None
     # a process that exits without an exception must have printed at least two tries
-    if last_try is None and (text.count(TRACEBACK_TITLE) < _MIN_TRIES or not is_process_group_code(text)):
+    if last_try is None and (
+        text.count(TRACEBACK_TITLE) < _MIN_TRIES or not is_process_group_code(text)
+    ):
         return None
     lines, spans = _find_chains(text)
     if last_try is None:
         chains = (parse_chain(lines, *span) for span in reversed(spans))
         exceptions = (chain.exception for chain in chains if chain is not None)
         last_try = next(filter(_is_from_collective, exceptions), None)
-    frames = (frame for link in iter_exceptions(last_try) for frame in link.frames) if last_try is not None else ()
+    frames = (
+        (frame for link in iter_exceptions(last_try) for frame in link.frames)
+        if last_try is not None
+        else ()
+    )
     calls = {f'File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames}
     # the first traceback with an outermost frame in which the last try failed, too
-    same_call = (span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls)
+    same_call = (
+        span for span in spans if "".join(lines[span[1] + 1 : span[1] + 2]).lstrip(" |") in calls
+    )
     first_chain = next((parse_chain(lines, *span) for span in same_call), None)
-    return None if first_chain is None or _is_from_collective(first_chain.exception) else first_chain.exception
+    return (
+        None
+        if first_chain is None or _is_from_collective(first_chain.exception)
+        else first_chain.exception
+    )
 
 
 def find_printed_tries(text: str) -> list[ExceptionInfo]:
@@ -71,18 +84,36 @@ def find_printed_tries(text: str) -> list[ExceptionInfo]:
 
 
 def _find_first_printed_try(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
-    """Return the first try's exception, if the last printed exceptions are all tries of the function that raised."""
+    """Return the first try's exception, if the last printed exceptions are all tries of
+    the function that raised.
+    """
     raising = raised.frames[-1] if raised.frames and not raised.causes else None
     if raising is None or not raising.code.startswith("raise") or TRACEBACK_TITLE not in text:
         return None
     lines, spans = _find_chains(text)
-    # "failed 3 times" is raised in the function that printed the three tracebacks, from the same call
-    chains = ((lines[span[1] + 1].strip(" |"), parse_chain(lines, *span)) for span in spans if span[1] + 1 < len(lines))
-    printed = [(call, chain) for call, chain in chains if chain and chain.exception.message != raised.message]
+    # "failed 3 times" is raised in the function that printed the three tracebacks, from the same
+    # call
+    chains = (
+        (lines[span[1] + 1].strip(" |"), parse_chain(lines, *span))
+        for span in spans
+        if span[1] + 1 < len(lines)
+    )
+    printed = [
+        (call, chain)
+        for call, chain in chains
+        if chain and chain.exception.message != raised.message
+    ]
     last_call = printed[-1][0] if printed else ""
-    tries = [chain for _, chain in itertools.takewhile(lambda item: item[0] == last_call, reversed(printed))]
-    is_same = last_call.startswith(f'File "{raising.file}", line ') and last_call.endswith(f", in {raising.function}")
-    if not is_same or len(tries) < (1 if PATTERNS["all_tries_failed"].match(raised.message) else _MIN_TRIES):
+    tries = [
+        chain
+        for _, chain in itertools.takewhile(lambda item: item[0] == last_call, reversed(printed))
+    ]
+    is_same = last_call.startswith(f'File "{raising.file}", line ') and last_call.endswith(
+        f", in {raising.function}"
+    )
+    if not is_same or len(tries) < (
+        1 if PATTERNS["all_tries_failed"].match(raised.message) else _MIN_TRIES
+    ):
         return None
     lines_after = (*tries[0].exception.message.splitlines()[1:], *tries[0].after)
     has_survived = sum(not line[:1].isspace() for line in lines_after) > LINES_PROVING_SURVIVAL

@@ -16,9 +16,15 @@ _FATAL_ERROR_TITLE = "Fatal Python error"
 
 
 def get_stack_dumps(failure: WorkerError) -> list[str]:
-    """Return a worker's stack dumps. Without one, return the dump that it printed before it exited, as by a timer."""
+    """Return a worker's stack dumps. Without one, return the dump that it printed before it exited,
+    as by a timer.
+    """
     own = [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
-    has_printed = bool(failure.exit_code) and failure.exception is None and THREAD_HEADER.search(failure.printed)
+    has_printed = (
+        bool(failure.exit_code)
+        and failure.exception is None
+        and THREAD_HEADER.search(failure.printed)
+    )
     return own or ([failure.printed] if has_printed else [])
 
 
@@ -31,12 +37,16 @@ def parse_frames(thread: str) -> list[FrameInfo]:
 
 
 def find_crash_frames(failure: WorkerError) -> list[FrameInfo]:
-    """Return the frames of the thread that got the fatal signal, innermost first; empty: unknown."""
+    """Return the frames of the thread that got the fatal signal, innermost first; empty:
+    unknown.
+    """
     for text in get_stack_dumps(failure):
         if text.startswith(_FATAL_ERROR_TITLE):
             threads = zip(THREAD_HEADER.findall(text), THREAD_HEADER.split(text)[1:], strict=True)
             # faulthandler marks the thread that got the signal as "Current"
-            crashed = (parse_frames(thread) for header, thread in threads if header.startswith("Current"))
+            crashed = (
+                parse_frames(thread) for header, thread in threads if header.startswith("Current")
+            )
             if frames := next(filter(None, crashed), []):
                 return frames
     return []
@@ -71,26 +81,38 @@ def add_raise_point(dump: str, raised_at: FrameInfo) -> str:
 
 
 def format_stack_dump(dump: str) -> str:
-    """Return a stack dump for a report: the thread that matters first, without the frames that started it.
+    """Return a stack dump for a report: the thread that matters first,
+    without the frames that started it.
 
-    The thread that matters is the one that crashed, else the main thread. Further threads are shown if they run the
-    program's own code. Frames outside of that code are left out: those of torch elastic, flytekit and firstfault. A
-    text that isn't a stack dump is returned unchanged.
+    The thread that matters is the one that crashed, else the main thread. Further threads are shown
+    if they run the program's own code. Frames outside of that code are left out: those of torch
+    elastic, flytekit and firstfault. A text that isn't a stack dump is returned unchanged.
     """
     headers, threads = THREAD_HEADER.findall(dump), THREAD_HEADER.split(dump)[1:]
     if not headers:
         return dump
     is_fatal = _FATAL_ERROR_TITLE in dump
-    crashed = [index for index, header in enumerate(headers) if is_fatal and header.startswith("Current")]
+    crashed = [
+        index for index, header in enumerate(headers) if is_fatal and header.startswith("Current")
+    ]
     # faulthandler prints the main thread last
     shown_first = crashed[0] if crashed else len(headers) - 1
     others = [index for index in range(len(headers)) if index != shown_first]
-    own = [index for index in others if any(not is_library_file(frame.file) for frame in parse_frames(threads[index]))]
-    blocks = [_format_thread("thread that crashed" if crashed else "main thread", threads[shown_first])]
+    own = [
+        index
+        for index in others
+        if any(not is_library_file(frame.file) for frame in parse_frames(threads[index]))
+    ]
+    blocks = [
+        _format_thread("thread that crashed" if crashed else "main thread", threads[shown_first])
+    ]
     blocks += [_format_thread("another thread", threads[index]) for index in own]
     hidden = len(others) - len(own)
     if hidden:
-        blocks.append(f"{hidden} more {'thread runs' if hidden == 1 else 'threads run'} only code of libraries")
+        blocks.append(
+            f"{hidden} more {'thread runs' if hidden == 1 else 'threads run'} only code of"
+            " libraries"
+        )
     title = dump[: dump.index(headers[0])].strip()
     return "\n\n".join([*([title] if title else []), *blocks])
 

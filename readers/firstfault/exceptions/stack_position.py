@@ -1,6 +1,8 @@
-"""The stack position of a stopped worker: in a collective, in another wait inside torch, or elsewhere.
+"""The stack position of a stopped worker: in a collective, in another wait inside torch,
+or elsewhere.
 
-Of 64 ranks that were stopped after a timeout, 63 are in one all-reduce. The rank that is elsewhere is the straggler.
+Of 64 ranks that were stopped after a timeout, 63 are in one all-reduce. The rank that is elsewhere
+is the straggler.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from firstfault.exceptions.source_files import is_library_file
-from firstfault.exceptions.stack_dumps import THREAD_HEADER, find_crash_frames, get_stack_dumps, parse_frames
+from firstfault.exceptions.stack_dumps import (
+    THREAD_HEADER,
+    find_crash_frames,
+    get_stack_dumps,
+    parse_frames,
+)
 from firstfault.exceptions.texts import PATTERNS
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, WorkerError
@@ -20,7 +27,9 @@ from firstfault.model import FrameInfo, WorkerError
 PROGRAM_ENDED = "its program had ended"
 """`StackPosition.exit_stage` of a process in which Python runs exit handlers or finalizers."""
 _MAX_FRAMES_SEARCHED = 12
-_END_RECORDER_FILE = re.compile(r"firstfault_torch/(?:worker/(?:recording|worker_monitor)|torchrun/script)\.py$")
+_END_RECORDER_FILE = re.compile(
+    r"firstfault_torch/(?:worker/(?:recording|worker_monitor)|torchrun/script)\.py$"
+)
 _NO_PYTHON_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
 
@@ -48,8 +57,10 @@ class StackPosition:
     is_finalizing: bool = False
     """Whether the frame was dropping an object with a finalizer."""
     exit_stage: str = ""
-    """What had ended in a process that still exists; empty: nothing. A sentence about one of three: the task function
-    (torch's process waits until its agent has read the result), the program (Python ends), or the process group."""
+    """What had ended in a process that still exists; empty: nothing. A sentence about one of three:
+    the task function (torch's process waits until its agent has read the result), the program
+    (Python ends), or the process group.
+    """
 
     @property
     def description(self) -> str:
@@ -59,7 +70,9 @@ class StackPosition:
 
 
 def locate_main_thread(failure: WorkerError) -> StackPosition:
-    """Return the position of a worker's main thread in the stack dump that its agent took before stopping it."""
+    """Return the position of a worker's main thread in the stack dump that its agent
+    took before stopping it.
+    """
     has_outstanding = any(item.is_outstanding for item in failure.collectives)
     return parse_position(next(iter(get_stack_dumps(failure)), ""), has_outstanding=has_outstanding)
 
@@ -78,7 +91,9 @@ def parse_position(dump: str, *, has_outstanding: bool = False) -> StackPosition
     library_frames = itertools.takewhile(lambda frame: is_library_file(frame.file), frames)
     library_calls = [f"{frame.file} {frame.function}" for frame in library_frames]
     position = _find_exit_stage(frames, has_left=_NO_PYTHON_FRAME in main_thread)
-    raised_at = raise_point and FrameInfo(raise_point["file"], int(raise_point["line"]), raise_point["function"])
+    raised_at = raise_point and FrameInfo(
+        raise_point["file"], int(raise_point["line"]), raise_point["function"]
+    )
     return replace(
         position or _classify(frames, other_threads, has_outstanding=has_outstanding),
         raised_at=raised_at,
@@ -93,10 +108,17 @@ def is_process_group_code(text: str) -> bool:
 
 
 def has_left_program(failure: WorkerError) -> bool:
-    """Whether a worker that its agent stopped had left the task function, or its program, before."""
-    frames = [frame for dump in get_stack_dumps(failure) for frame in parse_frames(THREAD_HEADER.split(dump)[-1])]
+    """Whether a worker that its agent stopped had left the task function, or its program,
+    before.
+    """
+    frames = [
+        frame
+        for dump in get_stack_dumps(failure)
+        for frame in parse_frames(THREAD_HEADER.split(dump)[-1])
+    ]
     return any(
-        frame.function in {"record_end", "record_exit", "exits"} and _END_RECORDER_FILE.search(frame.file)
+        frame.function in {"record_end", "record_exit", "exits"}
+        and _END_RECORDER_FILE.search(frame.file)
         for frame in frames
     )
 
@@ -110,50 +132,73 @@ def find_crash_position(failure: WorkerError) -> str:
 
 
 def _find_exit_stage(frames: list[FrameInfo], *, has_left: bool) -> StackPosition | None:
-    """Return the position of a main thread that has left the training, fully or in part; None: it hasn't."""
+    """Return the position of a main thread that has left the training, fully or in part; None:
+    it hasn't.
+    """
     if has_left or (frames and PATTERNS["exit_function"].search(frames[-1].function)):
         return StackPosition(PositionKind.ELSEWHERE, exit_stage=PROGRAM_ENDED)
-    if any(PATTERNS["destroy_group_frame"].search(f"{frame.file} {frame.function}") for frame in frames):
+    if any(
+        PATTERNS["destroy_group_frame"].search(f"{frame.file} {frame.function}") for frame in frames
+    ):
         stage = "it was leaving the process group"
         return StackPosition(PositionKind.ELSEWHERE, _format_own_frame(frames), exit_stage=stage)
-    # the task function has returned, and torch's `_wrap` waits in a multiprocessing event until its agent has read the
-    # result
-    caller = next((frame for frame in frames if not PATTERNS["multiprocessing_wait_file"].search(frame.file)), None)
-    is_wrap = caller is not None and caller.function == "_wrap" and PATTERNS["worker_entry_file"].search(caller.file)
+    # the task function has returned, and torch's `_wrap` waits in a multiprocessing event until its
+    # agent has read the result
+    caller = next(
+        (frame for frame in frames if not PATTERNS["multiprocessing_wait_file"].search(frame.file)),
+        None,
+    )
+    is_wrap = (
+        caller is not None
+        and caller.function == "_wrap"
+        and PATTERNS["worker_entry_file"].search(caller.file)
+    )
     if is_wrap and caller != frames[0]:
         return StackPosition(PositionKind.ELSEWHERE, exit_stage="its function had returned")
     return None
 
 
-def _classify(frames: list[FrameInfo], other_threads: Sequence[str], *, has_outstanding: bool) -> StackPosition:
+def _classify(
+    frames: list[FrameInfo], other_threads: Sequence[str], *, has_outstanding: bool
+) -> StackPosition:
     if not frames:
         return StackPosition(PositionKind.UNKNOWN)
     if PATTERNS["thread_wait_file"].search(frames[0].file):
-        # The main thread waits for a thread, so the thread's position counts: an asynchronous checkpoint runs its
-        # collectives in a thread of a library, and a program may train in a separate thread.
+        # The main thread waits for a thread, so the thread's position counts: an asynchronous
+        # checkpoint runs its collectives in a thread of a library, and a program may train in a
+        # separate thread.
         busy_threads = [thread for thread in map(parse_frames, other_threads) if _is_busy(thread)]
-        own_threads = [thread for thread in busy_threads if any(not is_library_file(frame.file) for frame in thread)]
+        own_threads = [
+            thread
+            for thread in busy_threads
+            if any(not is_library_file(frame.file) for frame in thread)
+        ]
         files = (frame.file for thread in busy_threads for frame in thread)
         if not own_threads and any(map(PATTERNS["process_group_file"].search, files)):
             return StackPosition(PositionKind.COLLECTIVE, _format_own_frame(frames))
         frames = own_threads[0] if len(own_threads) == 1 else frames
     own_frame = _format_own_frame(frames)
     inner_files = [
-        frame.file for frame in frames[:_MAX_FRAMES_SEARCHED] if not PATTERNS["launcher_file"].search(frame.file)
+        frame.file
+        for frame in frames[:_MAX_FRAMES_SEARCHED]
+        if not PATTERNS["launcher_file"].search(frame.file)
     ]
     if any(map(PATTERNS["process_group_file"].search, inner_files)):
         return StackPosition(PositionKind.COLLECTIVE, own_frame)
     if is_library_file(frames[0].file):
         is_waiting = any(map(PATTERNS["torch_wait_file"].search, inner_files[:2]))
     else:
-        # a hook of the program within a backward pass: it may hang itself, or wait for a collective that was called
+        # a hook of the program within a backward pass: it may hang itself, or wait for a collective
+        # that was called
         is_waiting = has_outstanding and any(map(PATTERNS["autograd_file"].search, inner_files))
     return StackPosition(PositionKind.TORCH if is_waiting else PositionKind.ELSEWHERE, own_frame)
 
 
 def _format_own_frame(frames: Sequence[FrameInfo]) -> str:
     """Return the innermost frame of the user's code; without one, the innermost frame."""
-    return format_place(next((frame for frame in frames if not is_library_file(frame.file)), frames[0]))
+    return format_place(
+        next((frame for frame in frames if not is_library_file(frame.file)), frames[0])
+    )
 
 
 def _is_busy(thread: Sequence[FrameInfo]) -> bool:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from firstfault.exceptions.exceptions_in_text import CAUSE_SENTENCE, CONTEXT_SENTENCE, REMOTE_RELATION, add_remote_cause
+from firstfault.exceptions.exceptions_in_text import (
+    CAUSE_SENTENCE,
+    CONTEXT_SENTENCE,
+    REMOTE_RELATION,
+    add_remote_cause,
+)
 from firstfault.exceptions.source_files import find_library, is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.utils.text import counted
@@ -23,7 +28,8 @@ def format_place(frame: FrameInfo) -> str:
 
 
 def group_frames_by_library(exception: ExceptionInfo) -> list[tuple[str, list[FrameInfo]]]:
-    """Return the frames in their order, consecutive frames of a library together; the user's code has no name.
+    """Return the frames in their order, consecutive frames of a library together;
+    the user's code has no name.
 
     Omitted frames are one group without frames; its name is their count.
     """
@@ -41,12 +47,14 @@ def group_frames_by_library(exception: ExceptionInfo) -> list[tuple[str, list[Fr
 def list_causes_first(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo]]:
     """Return an exception and its causes in Python's order, the deepest cause first.
 
-    Each comes with the sentence that Python prints above it, which is empty for the first. Another process's exception
-    is a cause of the exception that has its traceback in the message.
+    Each comes with the sentence that Python prints above it, which is empty for the first. Another
+    process's exception is a cause of the exception that has its traceback in the message.
     """
     exception = add_remote_cause(exception)
     # `causes` is nearest first; the relation of each is to the exception before it
-    printed = [*itertools.takewhile(lambda cause: cause.relation != "suppressed", exception.causes)][::-1]
+    printed = [
+        *itertools.takewhile(lambda cause: cause.relation != "suppressed", exception.causes)
+    ][::-1]
     sentences = ["", *(_SENTENCE_BY_RELATION.get(cause.relation, "") for cause in printed)]
     return list(zip(sentences, [*printed, exception], strict=True))
 
@@ -54,10 +62,13 @@ def list_causes_first(exception: ExceptionInfo) -> list[tuple[str, ExceptionInfo
 def format_exception(exception: ExceptionInfo, *, folded: bool = False) -> str:
     """Return an exception as Python prints it, causes first.
 
-    If `folded`, consecutive frames of a library become one line, unless there are only frames of libraries.
+    If `folded`, consecutive frames of a library become one line, unless there are only frames of
+    libraries.
     """
     links = list_causes_first(exception)
-    folded = folded and not all(is_library_file(frame.file) for _, link in links for frame in link.frames)
+    folded = folded and not all(
+        is_library_file(frame.file) for _, link in links for frame in link.frames
+    )
     parts: list[str] = []
     for sentence, link in links:
         parts += ["", sentence, ""] if sentence else []

@@ -1,20 +1,25 @@
-"""Read the logs of a failed job that ran without firstfault: console logs, torchrun's folder, flight recorder dumps.
+"""Read the logs of a failed job that ran without firstfault: console logs, torchrun's folder,
+flight recorder dumps.
 
 A pipeline of small stages:
 
 1. `framing.lines`: bytes of any size, compressed or not, to numbered lines
-2. `framing.exports`: CSV, JSON and reversed exports of log collectors to the lines that programs printed
+2. `framing.exports`: CSV, JSON and reversed exports of log collectors to the lines that programs
+   printed
 3. `framing.labels`: a line to a `LogRecord` with the `Label` of the process that printed it
-4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into attempts by `attempts`
+4. `collector`: records to streams, tracebacks, launcher reports and torch's boxes, split into
+   attempts by `attempts`
 5. `processes`: streams, reports and boxes to processes
-6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` tells which of them count
+6. `assignment`: tracebacks and messages to processes, surest evidence first; `causes` tells which
+   of them count
 7. `stops`: processes that were stopped, killed for memory, or failed with their GPU
 8. `completion`: lines that prove that the job had finished; failures below them are of its teardown
-9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures succeeded
+9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures
+   succeeded
 
-``launchers.toml`` has what one launcher prints, and ``vocabulary.toml`` what others print, too. The result, a
-`Snapshot`, is judged, reported and retried like that of a recorded job. `firstfault.attempt_data` finds `snapshot_of`
-by its name.
+``launchers.toml`` has what one launcher prints, and ``vocabulary.toml`` what others print, too. The
+result, a `Snapshot`, is judged, reported and retried like that of a recorded job.
+`firstfault.attempt_data` finds `snapshot_of` by its name.
 """
 
 from __future__ import annotations
@@ -65,15 +70,17 @@ def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
     """Return the failures and restarts in the logs of a job.
 
     Args:
-        sources: all of one job. Each is a log, a folder of logs at any depth, torchrun's log folder, a flight recorder
-            dump, the common start of the names of several dumps, or the stream of a log.
+        sources: all of one job. Each is a log, a folder of logs at any depth, torchrun's log
+            folder, a flight recorder dump, the common start of the names of several dumps, or the
+            stream of a log.
 
     Returns:
-        The input of a reader; None without a log. If the last attempt provably succeeded, its only node, "the log",
-        has succeeded.
+        The input of a reader; None without a log. If the last attempt provably succeeded, its only
+        node, "the log", has succeeded.
 
     Raises:
-        BadDocumentError: a file isn't text, its compression isn't supported, or the logs are of several jobs.
+        BadDocumentError: a file isn't text, its compression isn't supported, or the logs are of
+            several jobs.
     """
     collector = LogCollector()
     notes, dumps, workers = read_sources(sources, collector)
@@ -100,7 +107,11 @@ def read_sources(
         What could not be read, flight recorder dumps, and the workers in torchrun's log folder.
     """
     paths = [source for source in sources if isinstance(source, Path)]
-    dumps = [dump for path in paths for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))]
+    dumps = [
+        dump
+        for path in paths
+        for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))
+    ]
     workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
     logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
     notes: list[str] = []
@@ -125,7 +136,9 @@ def _read_stream(source: IO[bytes], collector: LogCollector, *, is_only: bool) -
     try:
         begin = _read(decompress(buffered, "stdin"), "stdin", Label(), collector)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise BadDocumentError(f"stdin can't be decompressed: {error}; check the command before the pipe") from error
+        raise BadDocumentError(
+            f"stdin can't be decompressed: {error}; check the command before the pipe"
+        ) from error
     finally:
         buffered.detach()
     if begin is not None and is_only:
@@ -156,7 +169,11 @@ def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -
 
 def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
     found = [
-        (worker.folder / log, f"{worker.name}/{log}", Label(node=worker.node, local_rank=worker.local_rank))
+        (
+            worker.folder / log,
+            f"{worker.name}/{log}",
+            Label(node=worker.node, local_rank=worker.local_rank),
+        )
         for worker in workers
         for log in ("stdout.log", "stderr.log")
     ]
@@ -166,17 +183,25 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
 def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     """Return files, and those in folders that may be logs.
 
-    The label of each is the rank in its name, its name if that is a node's, the only number in which the names differ,
-    or its name.
+    The label of each is the rank in its name, its name if that is a node's, the only number in
+    which the names differ, or its name.
     """
     names = {path: path.name for path in paths if path.is_file() and path not in dumps}
     for folder in filter(Path.is_dir, paths):
         found = (path for path in files_below(folder) if path not in dumps and _may_be_log(path))
         names |= {path: str(path.relative_to(folder)) for path in found}
-    jobs = {match["job"]: path.name for path in names if (match := PATTERNS["job_in_name"].search(path.name))}
+    jobs = {
+        match["job"]: path.name
+        for path in names
+        if (match := PATTERNS["job_in_name"].search(path.name))
+    }
     if len(jobs) > 1:
         raise BadDocumentError(ask_for_one(sorted(jobs.values())))
-    system = {path: Label(node=match["node"]) for path in names if (match := PATTERNS["system_log"].match(path.stem))}
+    system = {
+        path: Label(node=match["node"])
+        for path in names
+        if (match := PATTERNS["system_log"].match(path.stem))
+    }
     logs = [(path, names.pop(path), label) for path, label in system.items()]
     numbers = [re.findall(r"\d+", name) for name in names.values()]
     columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
@@ -199,7 +224,9 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
 
 
 def _may_be_log(path: Path) -> bool:
-    """Whether a file in a folder may be a log: neither its name nor its begin is that of documentation or code."""
+    """Whether a file in a folder may be a log: neither its name nor its begin is that of
+    documentation or code.
+    """
     if not PATTERNS["log_name"].search(path.name) or PATTERNS["no_log_name"].search(path.name):
         return False
     try:
@@ -249,8 +276,18 @@ def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartReco
     """Yield a record for each attempt but the last."""
     for number, documents in enumerate(attempts[:-1]):
         if documents:
-            verdict = run_strategy(get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(documents))))
+            verdict = run_strategy(
+                get_strategy(DEFAULT_STRATEGY), assemble(Snapshot(tuple(documents)))
+            )
             rank = verdict.ranks[0] if len(verdict.ranks) == 1 else None
             why = "its launcher started it again"
             node, kind = verdict.node or "", RestartKind.ROUND
-            yield RestartRecord(kind, number, verdict.headline, restart=True, reason=why, rank=rank, node=node)
+            yield RestartRecord(
+                kind,
+                number,
+                verdict.headline,
+                restart=True,
+                reason=why,
+                rank=rank,
+                node=node,
+            )

@@ -1,4 +1,5 @@
-"""Find the attempt of each line: torch's agents restart workers, and several jobs may write to one file.
+"""Find the attempt of each line: torch's agents restart workers,
+and several jobs may write to one file.
 
 Marks are collected per node and file while reading, and counted at the end.
 """
@@ -63,13 +64,17 @@ def progress_in(record: LogRecord) -> Progress | None:
 
 
 def is_substantial(record: LogRecord) -> bool:
-    """Whether a line shows that its process lives on: it has a step, or nothing that may follow a failure."""
+    """Whether a line shows that its process lives on: it has a step,
+    or nothing that may follow a failure.
+    """
     return progress_in(record) is not None or _FAILURE_OUTPUT.search(record.text) is None
 
 
 @dataclass(slots=True)
 class _WorkerStop:
-    """The lines in which torch's agent reports that it ended its workers because one failed on some node."""
+    """The lines in which torch's agent reports that it ended its workers because
+    one failed on some node.
+    """
 
     first: int
     last: int
@@ -87,9 +92,12 @@ class _Agent:
     last: float | None = None
     endings: list[_WorkerStop] = field(default_factory=list)
     has_later_output: bool = False
-    """Whether something other than a failure was printed between its last line and another agent's."""
+    """Whether something other than a failure was printed between its last line and another agent's.
+    """
     until: int = 0
-    """The line, if any, in which an exception ended a process after that: if logs are not merged, another node's."""
+    """The line, if any, in which an exception ended a process after that: if logs are not merged,
+    another node's.
+    """
     started_over: bool = False
     """Whether the first lines of the log, or an earlier step, came again after its last words."""
 
@@ -97,11 +105,17 @@ class _Agent:
         """Whether it began before another one had ended, by the clock."""
         if self.began is None or other.last is None:
             return False
-        return _CLOCK_SKEW_SECONDS < (other.last - self.began) % _SECONDS_PER_DAY < _SECONDS_PER_DAY / 2
+        return (
+            _CLOCK_SKEW_SECONDS
+            < (other.last - self.began) % _SECONDS_PER_DAY
+            < _SECONDS_PER_DAY / 2
+        )
 
     def within(self, begin: int, end: int) -> _Agent:
         """Return its statements in some lines."""
-        return replace(self, endings=[ending for ending in self.endings if begin <= ending.first < end])
+        return replace(
+            self, endings=[ending for ending in self.endings if begin <= ending.first < end]
+        )
 
 
 class AttemptMarks:
@@ -153,7 +167,9 @@ class AttemptMarks:
         )
         if is_of_agent:
             self._take_agent(record, report)
-        elif report.kind is ReportKind.TERMINATED or (report.kind is ReportKind.ENDED and report.tasks):
+        elif report.kind is ReportKind.TERMINATED or (
+            report.kind is ReportKind.ENDED and report.tasks
+        ):
             self.report_ends.append(record.number)
         self._ended |= report.kind in {ReportKind.ENDED, ReportKind.TERMINATED}
         self._was_terminated |= report.kind is ReportKind.TERMINATED and bool(report.reason)
@@ -165,7 +181,11 @@ class AttemptMarks:
         An agent prints one report, so a second one of the same node is another job's.
         """
         last_end = self._box_ends.get(first_rank)
-        if first_rank is not None and last_end is not None and not any(last_end < begin for begin in self.begins):
+        if (
+            first_rank is not None
+            and last_end is not None
+            and not any(last_end < begin for begin in self.begins)
+        ):
             self.begins.append(last_end + 1)
         self._box_ends[first_rank] = number
         self.report_ends.append(number)
@@ -184,7 +204,9 @@ class AttemptMarks:
             is_new = True
         elif ending.has_failed:
             is_known = bool(record.label.node) or any(part is not None for part in name)
-            is_new = report.kind is not ReportKind.RESTARTED and (agent.has_later_output or is_known)
+            is_new = report.kind is not ReportKind.RESTARTED and (
+                agent.has_later_output or is_known
+            )
         else:
             is_slow = (
                 now is None
@@ -204,14 +226,20 @@ class AttemptMarks:
         ending.pids |= {report.pid} if report.pid is not None else set()
 
     def take(self, record: LogRecord, progress: Progress | None) -> None:
-        """Take a line that may begin another job: the first lines of the log come again, or an earlier step."""
+        """Take a line that may begin another job: the first lines of the log come again,
+        or an earlier step.
+        """
         agent, begins_another = self._speaker, self._begins_another(record, progress)
         if agent is None or (self.report_ends and self.report_ends[-1] > agent.endings[-1].last):
-            self.begins += [record.number] if begins_another and len(self.begins) < _MAX_ATTEMPTS * 10 else []
+            self.begins += (
+                [record.number] if begins_another and len(self.begins) < _MAX_ATTEMPTS * 10 else []
+            )
         elif record.by_torch:
             # no process raises twice without a handler
             before = agent.endings[-2].last if len(agent.endings) > 1 else 0
-            agent.has_later_output |= TRACEBACK in record.text and self._raised.get(record.label.rank, 0) > before
+            agent.has_later_output |= (
+                TRACEBACK in record.text and self._raised.get(record.label.rank, 0) > before
+            )
             agent.until = agent.until or (record.number if agent.has_later_output else 0)
         else:
             agent.has_later_output |= _FAILURE_OUTPUT.search(record.text) is None
@@ -226,7 +254,8 @@ class AttemptMarks:
         if not self._ended and self._count > _OPENING_LINES and not self._opening:
             return False
         if record.by_torch or _FAILURE_OUTPUT.search(record.text) is not None:
-            self._count += _OPENING_LINES * bool(record.text.strip())  # what follows may be of the failure
+            # what follows may be of the failure
+            self._count += _OPENING_LINES * bool(record.text.strip())
             return False
         shape = PATTERNS["varying_part"].sub("#", record.text.strip())[:200]
         self._count += 1
@@ -257,11 +286,19 @@ class AttemptMarks:
 
     def jobs(self) -> list[_Job]:
         """Return the statements of the agents of each job."""
-        begins = [0, *(begin for begin in self.begins if not self._is_of_another_node(begin)), 1 << 62]
+        begins = [
+            0,
+            *(begin for begin in self.begins if not self._is_of_another_node(begin)),
+            1 << 62,
+        ]
         return [
             _Job(
                 begin,
-                [found for agent in self.agents.values() if (found := agent.within(begin, end)).endings],
+                [
+                    found
+                    for agent in self.agents.values()
+                    if (found := agent.within(begin, end)).endings
+                ],
                 [number for number in self.report_ends if begin <= number < end],
             )
             for begin, end in itertools.pairwise(begins)
@@ -271,9 +308,13 @@ class AttemptMarks:
         """Whether lines go back in time here: the nodes' logs were put behind one another."""
         agents = self.agents.values()
         last = max(
-            (one for one in agents if one.endings[-1].last < begin), key=lambda one: one.endings[-1].last, default=None
+            (one for one in agents if one.endings[-1].last < begin),
+            key=lambda one: one.endings[-1].last,
+            default=None,
         )
-        return last is not None and any(one.endings[0].first > begin and one.is_earlier(last) for one in agents)
+        return last is not None and any(
+            one.endings[0].first > begin and one.is_earlier(last) for one in agents
+        )
 
 
 @dataclass(slots=True)
@@ -301,8 +342,13 @@ class _Job:
     def _is_merged(self) -> bool:
         """Whether lines of several agents are in the order of time, and not behind one another."""
         ends = self._ends()
-        first = [min(a.endings[at].first for a in self.agents if len(a.endings) > at) for at in range(self.rounds)]
-        is_backwards = any(after.is_earlier(before) for before, after in itertools.pairwise(self.agents))
+        first = [
+            min(a.endings[at].first for a in self.agents if len(a.endings) > at)
+            for at in range(self.rounds)
+        ]
+        is_backwards = any(
+            after.is_earlier(before) for before, after in itertools.pairwise(self.agents)
+        )
         is_backwards |= any(agent.started_over for agent in self.agents[:-1])
         spans = [(agent.endings[0].first, agent.endings[-1].last) for agent in self.agents]
         is_apart = all(end < begin for (_, end), (begin, _) in itertools.pairwise(spans))
@@ -310,8 +356,13 @@ class _Job:
         return not is_apart or (is_in_turn and not is_backwards)
 
     def _ends(self) -> list[int]:
-        """Return the line in which each round ends: workers start when all agents have ended those before."""
-        return [max(a.endings[at].last for a in self.agents if len(a.endings) > at) for at in range(self.rounds)]
+        """Return the line in which each round ends:
+        workers start when all agents have ended those before.
+        """
+        return [
+            max(a.endings[at].last for a in self.agents if len(a.endings) > at)
+            for at in range(self.rounds)
+        ]
 
     def begins(self, rounds: int) -> Iterator[tuple[int, int]]:
         """Yield the first line and the number of each round that the job had."""
@@ -322,9 +373,15 @@ class _Job:
         for before, agent in zip([None, *self.agents], self.agents, strict=False):
             if before is not None:
                 last = before.endings[-1].last
-                ends = [number + 1 for number in self.report_ends if last < number < agent.endings[0].first]
+                ends = [
+                    number + 1
+                    for number in self.report_ends
+                    if last < number < agent.endings[0].first
+                ]
                 yield max(ends, default=before.until or last + 1), 0
-            yield from ((ending.last + 1, at) for at, ending in enumerate(agent.endings, 1) if at < rounds)
+            yield from (
+                (ending.last + 1, at) for at, ending in enumerate(agent.endings, 1) if at < rounds
+            )
 
 
 class AttemptIndex:
@@ -343,18 +400,26 @@ class AttemptIndex:
                 self._begins[where] += [(line, (number, at)) for line, at in job.begins(rounds)]
         keys = sorted({key for begins in self._begins.values() for _, key in begins})
         self.count = max(min(len(keys), _MAX_ATTEMPTS), 1)
-        self._numbers = {key: max(number + self.count - len(keys), 0) for number, key in enumerate(keys)}
+        self._numbers = {
+            key: max(number + self.count - len(keys), 0) for number, key in enumerate(keys)
+        }
 
     def drop_starts(self, numbers: Iterable[int]) -> bool:
-        """Drop the starts of jobs with which attempts of these numbers begin; return whether there were any."""
+        """Drop the starts of jobs with which attempts of these numbers begin;
+        return whether there were any.
+        """
         keys = {key for key, number in self._numbers.items() if number in numbers and key[1] == 0}
-        keys = {(job, 0) for job, _ in keys if (job, 1) not in self._numbers}  # no agent's round has ended in it
+        # no agent's round has ended in it
+        keys = {(job, 0) for job, _ in keys if (job, 1) not in self._numbers}
         is_changed = False
         for where, begins in self._begins.items():
-            is_changed |= self._marks_by_node[where].drop_begins({line for line, key in begins if key in keys})
+            is_changed |= self._marks_by_node[where].drop_begins(
+                {line for line, key in begins if key in keys}
+            )
         return is_changed
 
     def find_attempt(self, where: Where, line: int) -> int:
         """Return the number of a line's attempt."""
-        begins = self._begins.get(where) or self._begins[where[0], ""]  # tasks without a node are reported together
+        # tasks without a node are reported together
+        begins = self._begins.get(where) or self._begins[where[0], ""]
         return self._numbers[begins[bisect_right(begins, (line, (1 << 62, 0))) - 1][1]]

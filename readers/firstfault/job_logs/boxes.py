@@ -42,11 +42,17 @@ class Boxes:
     def first_rank(self) -> int | None:
         """Rank of the node's first worker, according to the last box."""
         last = self.entries[-1]
-        return last.rank - last.local_rank if last.rank is not None and last.local_rank is not None else None
+        return (
+            last.rank - last.local_rank
+            if last.rank is not None and last.local_rank is not None
+            else None
+        )
 
     def take(self, number: int, line: str) -> bool:
         """Look at a line; return whether it belongs to a box."""
-        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and PATTERNS["box_begin"].search(line):
+        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and PATTERNS[
+            "box_begin"
+        ].search(line):
             self._is_within, self._in_traceback = True, False
             self._is_first = "Root Cause" in line
             return True
@@ -60,7 +66,11 @@ class Boxes:
             # the last rule is below the root cause
             last = self.entries[-1] if self.entries else Entry(0)
             is_end = self._is_first and last.is_first and last.rank is not None
-            self._is_within, self.ended, self._in_traceback = not is_end, self.ended or is_end, False
+            self._is_within, self.ended, self._in_traceback = (
+                not is_end,
+                self.ended or is_end,
+                False,
+            )
             return True
         found = PATTERNS["box_field"].match(line)
         if self.entries and found is not None:

@@ -15,7 +15,14 @@ from firstfault.job_logs.completion.words import may_report_completion
 from firstfault.job_logs.framing.broken_lines import BrokenLines, PrefixedTracebacks
 from firstfault.job_logs.framing.exports import FrameIndenter, read_export
 from firstfault.job_logs.framing.first_ranks import FirstRanks
-from firstfault.job_logs.framing.labels import Label, LogRecord, Prefixes, get_file_label, learn_prefixes, parse_time_ns
+from firstfault.job_logs.framing.labels import (
+    Label,
+    LogRecord,
+    Prefixes,
+    get_file_label,
+    learn_prefixes,
+    parse_time_ns,
+)
 from firstfault.job_logs.framing.lines import TRACEBACK, read_ahead
 from firstfault.job_logs.framing.separate_jobs import TimeSpan
 from firstfault.job_logs.framing.sizes import SizeMarks
@@ -47,7 +54,8 @@ _MAX_OPENING_CHARS = 400
 _MAX_COMPLETIONS = 64
 """Lines that may report a completion, kept per label although they are far above its end."""
 STEPS_PROVING_SURVIVAL = 3
-"""A rank may print one more step, and a buffered one, before it notices that another rank is gone."""
+"""A rank may print one more step, and a buffered one, before it notices that another rank is gone.
+"""
 _MAX_DESCRIPTION_LINES = 200
 """Lines of the description of a pod below its name."""
 _MAX_COMMANDS = 100
@@ -83,7 +91,9 @@ class Stream:
     loops: Loops = field(default_factory=Loops)
     completions: deque[LogRecord] | None = None
     """The last lines that may report a completion."""
-    last_steps: deque[Progress] = field(default_factory=lambda: deque(maxlen=STEPS_PROVING_SURVIVAL))
+    last_steps: deque[Progress] = field(
+        default_factory=lambda: deque(maxlen=STEPS_PROVING_SURVIVAL)
+    )
     """The first line of each of the last steps."""
     declared_ranks: set[int] = field(default_factory=set)
     """Ranks that it printed as its own; several: it's shared by several processes."""
@@ -110,7 +120,9 @@ class Stream:
         elif has_brackets(record.text):
             self.loops.take(record.text, record.number)
         if progress is None and may_report_completion(record.text):
-            self.completions = deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
+            self.completions = (
+                deque(maxlen=_MAX_COMPLETIONS) if self.completions is None else self.completions
+            )
             self.completions.append(record)
         self.tail.append(record)
         self._size += len(record.text) + _LINE_OVERHEAD_CHARS
@@ -148,7 +160,11 @@ class Stream:
         for excerpt in self.excerpts:
             begin = excerpt.lines[excerpt.at].number
             of = index.find_attempt(self.where, begin)
-            lines = [record for record in excerpt.lines if index.find_attempt(self.where, record.number) == of]
+            lines = [
+                record
+                for record in excerpt.lines
+                if index.find_attempt(self.where, record.number) == of
+            ]
             part(begin).excerpts.append(replace(excerpt, lines=lines))
         if self.progress is not None:
             part(self.progress.number).progress = self.progress
@@ -170,7 +186,9 @@ class Stream:
             self._since, self._named = 0, False
         elif self.excerpts and self._since <= _MAX_EXCERPT_LINES:
             self.excerpts[-1].lines.append(record)
-            self._named = self._named or (bool(record.text.strip()) and not record.text[:1].isspace())
+            self._named = self._named or (
+                bool(record.text.strip()) and not record.text[:1].isspace()
+            )
 
     def end_excerpt(self) -> None:
         """Leave out of the last traceback what follows: the last line is another process's."""
@@ -261,14 +279,28 @@ class LogCollector:
             is_command = PATTERNS["shell_command"].match
             later_commands = (at for at, (_, line) in enumerate(pending) if at and is_command(line))
             prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
-            everything = self._read_command(everything, file, label, prefixes, is_last=commands_left == 0)
-            self._all.size.vague_names.update(*(one.learned_names for one in (prefixes, prefixes.inner) if one))
+            everything = self._read_command(
+                everything,
+                file,
+                label,
+                prefixes,
+                is_last=commands_left == 0,
+            )
+            self._all.size.vague_names.update(
+                *(one.learned_names for one in (prefixes, prefixes.inner) if one)
+            )
             pending, everything = read_ahead(everything, _LINES_READ_AHEAD)
             if not pending:
                 return
 
     def _read_command(
-        self, lines: Iterator[NumberedLine], file: str, label: Label, prefixes: Prefixes, *, is_last: bool
+        self,
+        lines: Iterator[NumberedLine],
+        file: str,
+        label: Label,
+        prefixes: Prefixes,
+        *,
+        is_last: bool,
     ) -> Iterator[NumberedLine]:
         """Take the lines up to the next shell command; return that command and all lines below."""
         for at, (number, line) in enumerate(lines):
@@ -290,8 +322,12 @@ class LogCollector:
         return iter(())
 
     def find_training_times(self) -> dict[str, TimeSpan]:
-        """Return when the files with steps of a training were written, as far as their lines have times."""
-        of_training = {stream.file for stream in self._all.streams.values() if stream.progress is not None}
+        """Return when the files with steps of a training were written,
+        as far as their lines have times.
+        """
+        of_training = {
+            stream.file for stream in self._all.streams.values() if stream.progress is not None
+        }
         return {
             file: TimeSpan(first, self._last_times[file])
             for file, first in self._first_times.items()
@@ -302,7 +338,9 @@ class LogCollector:
         """Yield the last line of each file."""
         last: dict[str, LogRecord] = {}
         for stream in self._all.streams.values():
-            if stream.tail and (stream.file not in last or stream.tail[-1].number > last[stream.file].number):
+            if stream.tail and (
+                stream.file not in last or stream.tail[-1].number > last[stream.file].number
+            ):
                 last[stream.file] = stream.tail[-1]
         return (record.text for record in last.values())
 
@@ -310,13 +348,17 @@ class LogCollector:
         """Return the attempts in the logs, in order.
 
         Args:
-            find_empty: returns which of them, by their place in the list, are the end of the one before.
+            find_empty: returns which of them, by their place in the list, are the end of the one
+                before.
         """
         everything = self._all
-        everything.entries = [(*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries]
+        everything.entries = [
+            (*where, entry) for where, boxes in self._boxes.items() for entry in boxes.entries
+        ]
         index = AttemptIndex(self._marks_by_node)
         made = self._split(index)
-        # dropping starts shifts the numbers of later ones, so each pass drops only those that it has looked at
+        # dropping starts shifts the numbers of later ones, so each pass drops only those that it
+        # has looked at
         while (empty := find_empty(made)) and index.drop_starts(empty):
             index = AttemptIndex(self._marks_by_node)
             made = self._split(index)
@@ -331,7 +373,9 @@ class LogCollector:
             for number, part in stream.parts(index).items():
                 made[number].streams[key] = part
         for file, node, report in everything.reports:
-            made[index.find_attempt((file, node), report.number)].reports.append((file, node, report))
+            made[index.find_attempt((file, node), report.number)].reports.append(
+                (file, node, report)
+            )
         for file, node, entry in everything.entries:
             made[index.find_attempt((file, node), entry.number)].entries.append((file, node, entry))
         return made
@@ -348,7 +392,9 @@ class LogCollector:
             self._start_job(file, record.number)
         boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
         is_boxed = boxes.take(record.number, text)
-        if is_boxed or (("torch" in text or "ChildFailed" in text) and PATTERNS["torchrun_output"].search(text)):
+        if is_boxed or (
+            ("torch" in text or "ChildFailed" in text) and PATTERNS["torchrun_output"].search(text)
+        ):
             everything.is_torchrun = True
             everything.tasks_are_nodes |= label.task is not None
         if boxes.ended:
@@ -362,7 +408,10 @@ class LogCollector:
         if not is_report:
             marks.take(record, progress)
         label = _with_inline(label, text)
-        everything.tasks_are_nodes |= label.task is not None and label.rank not in {None, label.task}
+        everything.tasks_are_nodes |= label.task is not None and label.rank not in {
+            None,
+            label.task,
+        }
         if len(everything.streams) >= _MAX_STREAMS:
             label = Label(node=label.node)
         key = ((file, record.label.node), label)
@@ -370,7 +419,11 @@ class LogCollector:
         if is_report or PATTERNS["agent_log_line"].match(text):
             stream.end_excerpt()
         if not is_report:
-            stream.take(record, _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS, progress)
+            stream.take(
+                record,
+                _TAIL_CHARS if len(everything.streams) < _MANY_STREAMS else _SMALL_TAIL_CHARS,
+                progress,
+            )
 
     def _note_place_and_time(self, file: str, record: LogRecord) -> None:
         self.first_texts.setdefault(file, record.text)
@@ -389,15 +442,24 @@ class LogCollector:
                 marks.start_job(number)
 
     def _take_report(self, record: LogRecord, where: Where, marks: AttemptMarks) -> bool:
-        """Take a line's statements about processes and the job; return whether it had one about processes."""
+        """Take a line's statements about processes and the job;
+        return whether it had one about processes.
+        """
         text, everything, report = record.text, self._all, parse_report(record.number, record.text)
         if everything.reports and PATTERNS["maybe_code_below"].search(text):
-            everything.reports[-1] = (*everything.reports[-1][:2], code_below(everything.reports[-1][2], text))
+            everything.reports[-1] = (
+                *everything.reports[-1][:2],
+                code_below(everything.reports[-1][2], text),
+            )
         if report is not None and len(everything.reports) < _MAX_STREAMS:
             marks.take_report(record, report)
             report = self._add_described_pod(report, record, where)
-            if not (report.ranks or report.tasks or report.local_rank is not None):  # its prefix may name it
-                ranks, tasks = ((one,) if one is not None else () for one in (record.label.rank, record.label.task))
+            # its prefix may name it
+            if not (report.ranks or report.tasks or report.local_rank is not None):
+                ranks, tasks = (
+                    (one,) if one is not None else ()
+                    for one in (record.label.rank, record.label.task)
+                )
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
             if found := PATTERNS["time_in_report"].search(text):
                 report = replace(report, time_ns=parse_time_ns(found["time"]))
@@ -406,11 +468,20 @@ class LogCollector:
         self._take_size(record.number, text, where)
         return report is not None
 
-    def _add_described_pod(self, report: LauncherReport, record: LogRecord, where: Where) -> LauncherReport:
-        """Return a report with the name of a pod, if it's an indented line of the description of that pod."""
+    def _add_described_pod(
+        self,
+        report: LauncherReport,
+        record: LogRecord,
+        where: Where,
+    ) -> LauncherReport:
+        """Return a report with the name of a pod,
+        if it's an indented line of the description of that pod.
+        """
         pod, number = self._described_pods.get(where[0], ("", 0))
         is_end = report.kind in {ReportKind.ENDED, ReportKind.OOM} and not (where[1] or report.node)
-        is_described = record.text[:1].isspace() and record.number - number <= _MAX_DESCRIPTION_LINES
+        is_described = (
+            record.text[:1].isspace() and record.number - number <= _MAX_DESCRIPTION_LINES
+        )
         return replace(report, node=pod) if pod and is_end and is_described else report
 
     def _take_size(self, number: int, text: str, where: Where) -> None:
@@ -425,11 +496,15 @@ class LogCollector:
         everything.size.take(text)
         if PATTERNS["maybe_world_size"].search(text):
             for size in PATTERNS["world_size"].finditer(text):
-                everything.world_size = max(everything.world_size, int(next(filter(None, size.groups()))))
+                everything.world_size = max(
+                    everything.world_size, int(next(filter(None, size.groups())))
+                )
         if "ank" in text or "nproc" in text or "nodes" in text or "--num" in text:
             everything.first_ranks.setdefault(where, FirstRanks()).take(text)
         if "ank" in text and "pid" in text and (found := PATTERNS["rank_of_pid"].search(text)):
-            everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(found["rank"] or found["rank2"])
+            everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(
+                found["rank"] or found["rank2"]
+            )
 
 
 def _with_inline(label: Label, text: str) -> Label:

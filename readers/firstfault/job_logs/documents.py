@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 _LOG_BYTES = 32 * 1024
 _NODE_FAILURE = "node failure"
-_CODES_BY_REASON = {"cancelled": CANCELLED, "job requeue": REQUEUED, "preemption": PREEMPTED, "preempted": PREEMPTED}
+_CODES_BY_REASON = {
+    "cancelled": CANCELLED,
+    "job requeue": REQUEUED,
+    "preemption": PREEMPTED,
+    "preempted": PREEMPTED,
+}
 _RECOVERABLE = "FlyteRecoverableException"
 
 Place = tuple[str, int, int]
@@ -72,7 +77,9 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
         return AttemptReading([], assignment.notes, proof)
     ends = find_teardown_ends(attempt, proof, failed, assignment.launcher_failures)
     last_failures = _find_last_failures(attempt, failed)
-    if ends is None and (has_final_success(attempt, last_failures) or has_outlived(attempt, proof, last_failures)):
+    if ends is None and (
+        has_final_success(attempt, last_failures) or has_outlived(attempt, proof, last_failures)
+    ):
         return AttemptReading([], assignment.notes, proof)
     if ends is None:
         proof = None
@@ -85,7 +92,10 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
     world = stated if stated > max(ranks, default=-1) else 0
     nodes = {process.node for process in processes.all} | {agent.worker for agent in agents}
     size = len(nodes - {""}) or 1
-    places = [replace(item.place, round=round_, world_size=world, group_world_size=size) for item in documents]
+    places = [
+        replace(item.place, round=round_, world_size=world, group_world_size=size)
+        for item in documents
+    ]
     completed = [replace(item, place=place) for item, place in zip(documents, places, strict=True)]
     return AttemptReading(completed, assignment.notes, proof)
 
@@ -95,8 +105,12 @@ def build_size(attempt: Attempt, documents: Iterable[model.WorkerError]) -> mode
     machines = {entry.host for _, node, entry in attempt.entries if not node}
     machines |= {report.node or report.ip for _, _, report in attempt.reports}
     for stream in attempt.streams.values():
-        machines |= {stream.label.ip} if stream.label.ip else {stream.label.node} - attempt.size.vague_names
-    return attempt.size.build_size({item.rank for item in documents if item.rank is not None}, machines)
+        machines |= (
+            {stream.label.ip} if stream.label.ip else {stream.label.node} - attempt.size.vague_names
+        )
+    return attempt.size.build_size(
+        {item.rank for item in documents if item.rank is not None}, machines
+    )
 
 
 def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
@@ -110,7 +124,12 @@ def _forget_shutdown_errors(attempt: Attempt, processes: Processes) -> None:
                 successes[stream.file] = max(successes.get(stream.file, 0), record.number)
     for process in processes.all:
         is_below = all(first > successes.get(file, first) for file, first, _ in process.lines)
-        if is_below and process.raised is None and not process.has_ended and not process.launcher_text:
+        if (
+            is_below
+            and process.raised is None
+            and not process.has_ended
+            and not process.launcher_text
+        ):
             process.own_error = ""
 
 
@@ -118,13 +137,17 @@ def _find_last_failures(attempt: Attempt, failed: Sequence[Process]) -> dict[str
     """Return the number of the last line about a failure in each file."""
     last: dict[str, int] = {}
     places = [(file, end) for process in failed for file, _, end in process.lines]
-    places += [(file, report.number) for file, _, report in attempt.reports if report.kind is not ReportKind.GPU]
+    places += [
+        (file, report.number)
+        for file, _, report in attempt.reports
+        if report.kind is not ReportKind.GPU
+    ]
     for file, number in places:
         last[file] = max(last.get(file, 0), number)
     return last
 
 
-# --- launchers and nodes ----------------------------------------------------------------------------------------------
+# --- launchers and nodes --------------------------------------------------------------------------
 
 
 def _describe_launcher_reports(
@@ -134,7 +157,12 @@ def _describe_launcher_reports(
     done: set[str] = set()
     out_of_memory: set[str] = set()
     has_failed = any(process.has_failed for process in processes.all)
-    deaths = [(file, first) for process in processes.all if process.is_oom for file, first, _ in process.lines]
+    deaths = [
+        (file, first)
+        for process in processes.all
+        if process.is_oom
+        for file, first, _ in process.lines
+    ]
     deaths += [(file, report.number) for file, _, report in attempt.reports if report.exit_code]
     deaths += [(found.stream.file, found.lines[0]) for found in launcher_failures]
     first_deaths: dict[str, int] = {}
@@ -145,13 +173,20 @@ def _describe_launcher_reports(
     of_failure = (report for _, _, report in attempt.reports if report.reason == _NODE_FAILURE)
     noticed_ns = next((report.time_ns for report in of_failure if report.time_ns is not None), None)
     # a time limit is the reason of the signals that it sends
-    for file, node, report in sorted(attempt.reports, key=lambda found: "limit" not in found[2].reason):
+    for file, node, report in sorted(
+        attempt.reports, key=lambda found: "limit" not in found[2].reason
+    ):
         name = "" if report.is_of_job else report.node or report.ip or processes.resolve_node(node)
         if report.kind is ReportKind.TERMINATED and report.reason == _NODE_FAILURE and lost_nodes:
             continue  # another line names the lost node; this one has the node that reports it
         if report.kind is ReportKind.LOST:
             category, code = "node_lost", "SYSTEM:NodeLost"
-        elif report.kind is ReportKind.OOM and report.pid is None and not has_failed and name not in out_of_memory:
+        elif (
+            report.kind is ReportKind.OOM
+            and report.pid is None
+            and not has_failed
+            and name not in out_of_memory
+        ):
             out_of_memory.add(name)
             category, code = "host_oom", "SYSTEM:OutOfMemory"
         elif (
@@ -160,23 +195,46 @@ def _describe_launcher_reports(
             and first_deaths.get(file, 1 << 62) < report.number
         ):
             continue  # somebody or a service manager ends the rest after one process has ended
-        elif report.kind is ReportKind.TERMINATED and done.isdisjoint({name, ""}) and (name or not done):
+        elif (
+            report.kind is ReportKind.TERMINATED
+            and done.isdisjoint({name, ""})
+            and (name or not done)
+        ):
             done.add("" if report.is_of_job else name)
             category, code = _classify_termination(report)
         else:
             continue
-        document = _describe_launcher(name, (file, report.number, report.number), category, code, report.text)
+        document = _describe_launcher(
+            name,
+            (file, report.number, report.number),
+            category,
+            code,
+            report.text,
+        )
         found_ns = noticed_ns if report.kind is ReportKind.LOST and len(lost_nodes) == 1 else None
         yield replace(document, timestamp_ns=report.time_ns or found_ns)
 
 
-def find_canceled_step(attempt: Attempt, proof: CompletionProof | None) -> Iterator[model.WorkerError]:
+def find_canceled_step(
+    attempt: Attempt, proof: CompletionProof | None
+) -> Iterator[model.WorkerError]:
     """Yield a document for a job's step that was canceled.
 
-    Slurm also cancels a step after one of its tasks failed, so this is the reason only if nothing else is.
+    Slurm also cancels a step after one of its tasks failed, so this is the reason only if nothing
+    else is.
     """
-    ends = {ReportKind.ENDED, ReportKind.OOM, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.RESTARTED}
-    canceled = [found for found in attempt.reports if found[2].reason and found[2].kind is ReportKind.REST_STOPPED]
+    ends = {
+        ReportKind.ENDED,
+        ReportKind.OOM,
+        ReportKind.LOST,
+        ReportKind.TERMINATED,
+        ReportKind.RESTARTED,
+    }
+    canceled = [
+        found
+        for found in attempt.reports
+        if found[2].reason and found[2].kind is ReportKind.REST_STOPPED
+    ]
     if not canceled or any(report.kind in ends for _, _, report in attempt.reports):
         return
     file, _, report = canceled[0]
@@ -206,11 +264,23 @@ def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
     name, file = get_short_name(found.exception), found.exception.frames[-1].file
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
     place = (found.stream.file, *found.lines)
-    document = _describe_launcher(found.stream.label.node, place, category, f"SYSTEM:{name}", found.text)
+    document = _describe_launcher(
+        found.stream.label.node,
+        place,
+        category,
+        f"SYSTEM:{name}",
+        found.text,
+    )
     return replace(document, exception=found.exception, timestamp_ns=found.time_ns)
 
 
-def _describe_launcher(node: str, place: Place, category: str, code: str, message: str) -> model.WorkerError:
+def _describe_launcher(
+    node: str,
+    place: Place,
+    category: str,
+    code: str,
+    message: str,
+) -> model.WorkerError:
     return model.WorkerError(
         code,
         clean(message, MAX_TEXT),
@@ -225,13 +295,15 @@ def _describe_launcher(node: str, place: Place, category: str, code: str, messag
     )
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def _describe_process(process: Process) -> model.WorkerError:
     raised, message = process.raised, process.message
     if raised is not None and process.hardware_error:
-        raised = replace(raised, message=f"{process.hardware_error} ({raised.message.partition(chr(10))[0]})")
+        raised = replace(
+            raised, message=f"{process.hardware_error} ({raised.message.partition(chr(10))[0]})"
+        )
     what = process.signal or ("Error" if message else "Exit" if process.has_ended else "Silent")
     what = get_short_name(raised) if raised is not None else what
     is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE

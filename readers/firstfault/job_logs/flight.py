@@ -1,4 +1,5 @@
-"""Reads dumps of torch's flight recorder: ``_dump_<rank>``, ``nccl_trace_rank_<rank>``, or with another prefix.
+"""Reads dumps of torch's flight recorder: ``_dump_<rank>``, ``nccl_trace_rank_<rank>``,
+or with another prefix.
 
 torch writes one file for each rank when a collective times out: a pickle of plain types, or JSON.
 """
@@ -14,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.job_logs.framing.lines import files_below
 from firstfault.job_logs.vocabulary import PATTERNS
-from firstfault.model import CollectiveProgress, DocumentRef, Kind, Origin, Place, WorkerError, Writer
+from firstfault.model import (
+    CollectiveProgress,
+    DocumentRef,
+    Kind,
+    Origin,
+    Place,
+    WorkerError,
+    Writer,
+)
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable
 from firstfault.utils.text import one_line, size
@@ -23,7 +32,9 @@ from firstfault.wire.flight_recorder import parse_flight_recorder
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KEYS = re.compile(rb"pg_config|pg_status|nccl_comm_state|(?=.*\bversion)(?=.*\bentries)", re.DOTALL)
+_KEYS = re.compile(
+    rb"pg_config|pg_status|nccl_comm_state|(?=.*\bversion)(?=.*\bentries)", re.DOTALL
+)
 _PICKLE, _JSON = b"\x80", b"{"
 _HEAD = 4096
 _MAX_BYTES = 128 << 20
@@ -31,10 +42,14 @@ _REASON = 200
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds lists, dictionaries, texts and numbers only: a class or function in a pickle could run anything."""
+    """Builds lists, dictionaries, texts and numbers only:
+    a class or function in a pickle could run anything.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, and a dump holds plain types only")
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, and a dump holds plain types only"
+        )
 
 
 def is_dump(path: Path) -> bool:
@@ -49,20 +64,28 @@ def is_dump(path: Path) -> bool:
     except OSError:
         return False
     starts = head.startswith(_PICKLE) or head.lstrip().startswith(_JSON)
-    return starts and (_KEYS.search(head) is not None or PATTERNS["dump_name_of_torch"].search(path.name) is not None)
+    return starts and (
+        _KEYS.search(head) is not None
+        or PATTERNS["dump_name_of_torch"].search(path.name) is not None
+    )
 
 
 def dumps_at(path: Path) -> list[Path]:
-    """Return the dumps below a folder at any depth, or the files with a common start of their names."""
+    """Return the dumps below a folder at any depth,
+    or the files with a common start of their names.
+    """
     is_folder = path.is_dir()
     found = files_below(path) if is_folder else path.parent.glob("*")
-    return sorted(file for file in found if (is_folder or file.name.startswith(path.name)) and is_dump(file))
+    return sorted(
+        file for file in found if (is_folder or file.name.startswith(path.name)) and is_dump(file)
+    )
 
 
 def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreadable]]:
     """Return how far each rank came, and the dumps that could not be read.
 
-    Of dumps with one name, as of several attempts, the newest counts; recorders of other backends have other names.
+    Of dumps with one name, as of several attempts, the newest counts; recorders of other backends
+    have other names.
     """
     dumps: dict[int, dict[str, tuple[float, Path, dict[str, Any]]]] = defaultdict(dict)
     unreadable = []
@@ -71,7 +94,11 @@ def documents_of(paths: Sequence[Path]) -> tuple[list[WorkerError], list[Unreada
             dump = _read(path)
             found, when = dumps[_rank(path, dump)], path.stat().st_mtime
         except (OSError, ValueError) as error:
-            unreadable.append(Unreadable(path.name, f"no dump of a flight recorder: {one_line(str(error), _REASON)}"))
+            unreadable.append(
+                Unreadable(
+                    path.name, f"no dump of a flight recorder: {one_line(str(error), _REASON)}"
+                )
+            )
             continue
         if path.name not in found or found[path.name][0] <= when:
             found[path.name] = (when, path, dump)
@@ -120,14 +147,21 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _rank(path: Path, dump: dict[str, Any]) -> int:
-    """Return the rank at the end of a file's name: the longest number that is a member of all of the rank's groups.
+    """Return the rank at the end of a file's name:
+    the longest number that is a member of all of the rank's groups.
 
     The text before the rank may end with a digit, too.
     """
     found = PATTERNS["dump_name"].search(path.name)
     digits = found["digits"] if found is not None else ""
-    members = [set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members]
-    numbers = [digits[start:] for start in range(len(digits)) if digits[start] != "0" or start == len(digits) - 1]
+    members = [
+        set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members
+    ]
+    numbers = [
+        digits[start:]
+        for start in range(len(digits))
+        if digits[start] != "0" or start == len(digits) - 1
+    ]
     ranks = [int(number) for number in numbers if all(int(number) in group for group in members)]
     if not ranks:
         raise ValueError("its name does not end with the rank of a member of its groups")
@@ -135,12 +169,20 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
 
 
 def _waits_in(progress: Sequence[CollectiveProgress]) -> str:
-    """Return in which collective or message a rank waited: that of the smallest group, collectives first."""
+    """Return in which collective or message a rank waited: that of the smallest group,
+    collectives first.
+    """
     waits = [
-        (entry.is_p2p, len(item.members), f"{entry.operation} number {entry.sequence} of {item.group}")
+        (
+            entry.is_p2p,
+            len(item.members),
+            f"{entry.operation} number {entry.sequence} of {item.group}",
+        )
         for item in progress
         for entry in item.last
-        if item.is_outstanding and entry.state != "completed" and entry.sequence > (item.completed or 0)
+        if item.is_outstanding
+        and entry.state != "completed"
+        and entry.sequence > (item.completed or 0)
     ]
     is_waiting = any(item.is_outstanding for item in progress)
     report = min(waits, key=lambda wait: wait[:2])[2] if waits else "a collective"

@@ -1,4 +1,6 @@
-"""What launchers, schedulers, shells and kernels print before lines, and about processes that aren't their own."""
+"""What launchers, schedulers, shells and kernels print before lines,
+and about processes that aren't their own.
+"""
 
 from __future__ import annotations
 
@@ -74,22 +76,33 @@ class LauncherTable:
     """The rows of ``launchers.toml``.
 
     Args:
-        without: names of launchers and collectors to leave out, to measure how logs of unknown launchers are read.
+        without: names of launchers and collectors to leave out, to measure how logs of unknown
+            launchers are read.
     """
 
     def __init__(self, without: Collection[str] = ()) -> None:
         table = parse_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
         prefixes = [row["pattern"] for row in table["prefix"] if row["launcher"] not in without]
         # each row has its own numbered groups, because one expression can't have a name twice
-        numbered = (re.sub(r"\?P<(\w+)>", rf"?P<\1_{number}>", pattern) for number, pattern in enumerate(prefixes))
+        numbered = (
+            re.sub(r"\?P<(\w+)>", rf"?P<\1_{number}>", pattern)
+            for number, pattern in enumerate(prefixes)
+        )
         self.prefix = re.compile("|".join(numbered))
         """Matches what any launcher puts before a line; see `read_prefix`."""
         self.reports = tuple(
-            ReportPattern(ReportKind[row["kind"]], row["pattern"], row.get("reason", ""), row.get("of_job", False))
+            ReportPattern(
+                ReportKind[row["kind"]],
+                row["pattern"],
+                row.get("reason", ""),
+                row.get("of_job", False),
+            )
             for row in table["report"]
             if row["launcher"] not in without
         )
-        self.any_report = Pattern("|".join(re.sub(r"\?P<\w+>", "?:", widen(row.pattern)) for row in self.reports))
+        self.any_report = Pattern(
+            "|".join(re.sub(r"\?P<\w+>", "?:", widen(row.pattern)) for row in self.reports)
+        )
         """Found in each line that a report pattern fits, and in few others; fast in all lines."""
 
     def read_prefix(self, prefix: str) -> dict[str, str]:
@@ -159,7 +172,9 @@ def add_code(report: LauncherReport, code: int | None) -> LauncherReport:
 
 
 def interpret_code(code: int) -> tuple[int | None, str]:
-    """Return the exit code and the signal for a code as launchers print it: negative, or a shell's, for a signal."""
+    """Return the exit code and the signal for a code as launchers print it: negative, or a shell's,
+    for a signal.
+    """
     if code < 0:
         return None, get_signal_name(-code)
     by_shell = get_shell_signal(code)

@@ -1,4 +1,6 @@
-"""The processes, nodes and launchers in the logs of one attempt, each with everything that is known about it."""
+"""The processes, nodes and launchers in the logs of one attempt,
+each with everything that is known about it.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class Process:
 
     @property
     def message(self) -> str:
-        """What it printed last about a failure, or its launcher about it, if no line reports how it ended."""
+        """What it printed last about a failure, or its launcher about it,
+        if no line reports how it ended.
+        """
         if self.has_ended or self.raised is not None or self.stopped:
             return ""
         return self.launcher_text or self.own_error
@@ -106,7 +110,12 @@ class Process:
         self.reports_own_end, self.uncaught = bool(found.signal), found.uncaught
         self.lines.add((self.streams[0].file, *found.lines))
         first, last = found.lines
-        records = (record for stream in self.streams for record in stream.tail if first <= record.number <= last)
+        records = (
+            record
+            for stream in self.streams
+            for record in stream.tail
+            if first <= record.number <= last
+        )
         times = (record.time_ns for record in records if record.time_ns is not None)
         # other lines above may be much older than the failure
         self.time_ns = self.time_ns or min(times, default=None)
@@ -132,23 +141,34 @@ class Processes:
         self.shared: list[Stream] = []
         """Streams of several processes, or of one that nothing names."""
         self.tasks_are_ranks = not attempt.tasks_are_nodes and not attempt.is_torchrun
-        labels = {(one.label.task, one.label.node) for one in attempt.streams.values() if one.label.task is not None}
+        labels = {
+            (one.label.task, one.label.node)
+            for one in attempt.streams.values()
+            if one.label.task is not None
+        }
         # "10.0.0.1 [0]" and "10.0.0.2 [0]" are two processes
         self.tasks_are_local = len({label for label, _ in labels}) < len(labels)
         self.rank_by_node = self._find_rank_by_node()
         self.task_nodes = {
-            task: report.node for _, _, report in attempt.reports for task in report.tasks if report.node
+            task: report.node
+            for _, _, report in attempt.reports
+            for task in report.tasks
+            if report.node
         }
         for file, node, entry in attempt.entries:
             self._take_entry(entry, file, node)
         kept = (stream for stream in attempt.streams.values() if stream.tail)
-        for stream in sorted(kept, key=lambda one: (one.label.rank is None, one.file, one.tail[0].number)):
+        for stream in sorted(
+            kept, key=lambda one: (one.label.rank is None, one.file, one.tail[0].number)
+        ):
             self._take_stream(stream)
         for file, node, report in attempt.reports:
             self._take_report(file, node, report)
 
     def _find_rank_by_node(self) -> dict[str, int]:
-        """Return the rank of each node's only process; empty if nodes may have several processes."""
+        """Return the rank of each node's only process;
+        empty if nodes may have several processes.
+        """
         ranks: dict[str, set[int]] = defaultdict(set)
         for stream in self.attempt.streams.values():
             label = stream.label
@@ -156,14 +176,24 @@ class Processes:
                 own_index = {label.node_index} if label.node_index is not None else set()
                 ranks[label.node] |= stream.declared_ranks or own_index
         found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
-        # without a world size, nodes numbered from 0 have one process each if no process has another number
+        # without a world size, nodes numbered from 0 have one process each if no process has
+        # another number
         is_by_process = any(stream.label.is_process for stream in self.attempt.streams.values())
-        size = self.attempt.world_size or (0 if self.attempt.is_torchrun or is_by_process else len(ranks))
-        is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(range(size))
+        size = self.attempt.world_size or (
+            0 if self.attempt.is_torchrun or is_by_process else len(ranks)
+        )
+        is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(
+            range(size)
+        )
         return found if is_one_each else {}
 
     def find(
-        self, *, rank: int | None = None, pid: int | None = None, local_rank: int | None = None, node: str = ""
+        self,
+        *,
+        rank: int | None = None,
+        pid: int | None = None,
+        local_rank: int | None = None,
+        node: str = "",
     ) -> Process:
         """Return the process that is known by one of these, or a new one."""
         found = None
@@ -183,7 +213,10 @@ class Processes:
         found.rank = found.rank if found.rank is not None else rank
         if found.rank is not None:
             self._by_rank[found.rank] = found
-        found.pid, found.local_rank = found.pid or pid, found.local_rank if found.local_rank is not None else local_rank
+        found.pid, found.local_rank = (
+            found.pid or pid,
+            (found.local_rank if found.local_rank is not None else local_rank),
+        )
         found.node = found.node or node
         return found
 
@@ -213,7 +246,9 @@ class Processes:
         if self.tasks_are_local and label.task is not None:
             local = label.task if label.local_rank is None else label.local_rank
             label = label._replace(local_rank=local, task=None)
-        rank = label.rank if label.rank is not None else label.task if self.tasks_are_ranks else None
+        rank = (
+            label.rank if label.rank is not None else label.task if self.tasks_are_ranks else None
+        )
         rank = rank if label.is_process else self.rank_by_node.get(node)
         if label.task is not None and not self.tasks_are_ranks:
             node = node or self.resolve_node(f"task {label.task}")
@@ -237,19 +272,36 @@ class Processes:
             process.lines.add((file, report.number, report.number))
             process.node, process.ip = process.node or node, process.ip or report.ip
             process.is_oom |= report.is_oom
-            if report.kind is ReportKind.STOPPED and process.signal and process.signal == report.signal:
-                process.exit_code, process.signal, process.stopped = None, "", LAUNCHER_STOPPED  # its launcher's signal
+            if (
+                report.kind is ReportKind.STOPPED
+                and process.signal
+                and process.signal == report.signal
+            ):
+                # its launcher's signal
+                process.exit_code, process.signal, process.stopped = (
+                    None,
+                    "",
+                    LAUNCHER_STOPPED,
+                )
             elif report.kind is ReportKind.STOPPED and not process.has_ended:
                 # srun prints the first task that SIGTERM ended before it ends all others
                 is_one = len(report.tasks or report.ranks) == 1
                 is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
-                process.signal, process.stopped = ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
+                process.signal, process.stopped = (
+                    ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
+                )
                 process.launcher_time_ns = report.time_ns if is_first else None
             elif report.kind is not ReportKind.STOPPED and not process.has_ended:
-                is_after = bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
+                is_after = (
+                    bool(report.tasks)
+                    and report.signal == "SIGKILL"
+                    and self._rest_stopped_before(report)
+                )
                 process.stopped = LAUNCHER_STOPPED if is_after else ""
                 process.exit_code = None if is_after else report.exit_code
-                process.signal = "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
+                process.signal = (
+                    "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
+                )
                 process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
 
     def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
@@ -263,7 +315,9 @@ class Processes:
             ranks = () if first is None else (first + report.local_rank,)
         if ranks:
             local = report.local_rank if len(ranks) == 1 else None
-            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks]
+            return [
+                self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks
+            ]
         if report.tasks:
             return []
         if report.pid is not None or report.local_rank is not None:
@@ -273,14 +327,18 @@ class Processes:
 
     def find_by_node(self, node: str) -> Process:
         """Return the process that is known by its node only, or a new one."""
-        found = self._only(lambda item: bool(node) and item.node == node and not (item.is_known or item.raised))
+        found = self._only(
+            lambda item: bool(node) and item.node == node and not (item.is_known or item.raised)
+        )
         if found is None:
             found = Process(node=node)
             self.all.append(found)
         return found
 
     def _is_of_job(self, pod: str) -> bool:
-        """Whether a pod in a table is one of the job's that failed in the end: a table may have pods of other jobs."""
+        """Whether a pod in a table is one of the job's that failed in the end:
+        a table may have pods of other jobs.
+        """
         listed = self.attempt.listed_pods
         if pod not in listed:
             return True
@@ -293,27 +351,53 @@ class Processes:
             return pod in pods
         job = PATTERNS["pod_number"].sub("", pod)
         others = (other for other in listed if other != pod)
-        return len(listed) == 1 or any(PATTERNS["pod_number"].sub("", other) == job for other in others)
+        return len(listed) == 1 or any(
+            PATTERNS["pod_number"].sub("", other) == job for other in others
+        )
 
     def take_launcher_ends(self) -> None:
-        """Take launchers that ended with an error, such as torchrun in a task of srun: nothing else shows a failure."""
+        """Take launchers that ended with an error, such as torchrun in a task of srun:
+        nothing else shows a failure.
+        """
         for file, node, report in self.attempt.reports:
-            if report.kind is ReportKind.ENDED and report.tasks and (report.exit_code or report.signal):
-                where, lines = self.resolve_node(report.node or node), {(file, report.number, report.number)}
-                self.all.append(Process(node=where, exit_code=report.exit_code, signal=report.signal, lines=lines))
-                self.all[-1].launcher_text, self.all[-1].launcher_time_ns = report.text, report.time_ns
+            if (
+                report.kind is ReportKind.ENDED
+                and report.tasks
+                and (report.exit_code or report.signal)
+            ):
+                where, lines = (
+                    self.resolve_node(report.node or node),
+                    {(file, report.number, report.number)},
+                )
+                self.all.append(
+                    Process(
+                        node=where,
+                        exit_code=report.exit_code,
+                        signal=report.signal,
+                        lines=lines,
+                    )
+                )
+                self.all[-1].launcher_text, self.all[-1].launcher_time_ns = (
+                    report.text,
+                    report.time_ns,
+                )
 
     def _rest_stopped_before(self, report: LauncherReport) -> bool:
-        earlier = (other.kind for _, _, other in self.attempt.reports if other.number < report.number)
+        earlier = (
+            other.kind for _, _, other in self.attempt.reports if other.number < report.number
+        )
         return ReportKind.REST_STOPPED in earlier
 
 
 def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
-    """Return the exception of the last traceback in a text; its causes are those that Python printed before it."""
+    """Return the exception of the last traceback in a text;
+    its causes are those that Python printed before it.
+    """
     found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
     if not found:
         return None
     first, *causes = (
-        replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file)) for link in found
+        replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file))
+        for link in found
     )
     return replace(first, relation="", causes=tuple(causes))

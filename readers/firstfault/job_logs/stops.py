@@ -1,6 +1,7 @@
 """Separate failed processes from stopped ones, and find what killed them.
 
-The functions run in the order of `mark_stops`; each looks only at processes that still count as failed.
+The functions run in the order of `mark_stops`; each looks only at processes that still count as
+failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.job_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault.job_logs.launchers import ReportKind
 from firstfault.job_logs.outcome import is_success_report
-from firstfault.job_logs.processes import LAUNCHER_STOPPED, NO_EXIT_STATUS, SCHEDULER_STOPPED, Process, Processes
+from firstfault.job_logs.processes import (
+    LAUNCHER_STOPPED,
+    NO_EXIT_STATUS,
+    SCHEDULER_STOPPED,
+    Process,
+    Processes,
+)
 from firstfault.job_logs.vocabulary import HARDWARE_XIDS, PATTERNS
 from firstfault.model.failure import LAST_LINES_OF_SUCCESS
 
@@ -51,7 +58,13 @@ def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
     for process in processes.all:
         files = {file for file, _, _ in process.lines}
         is_later = all(first > announced.get(file, first) for file, first, _ in process.lines)
-        if files and files <= announced.keys() and is_later and process.has_failed and not process.is_oom:
+        if (
+            files
+            and files <= announced.keys()
+            and is_later
+            and process.has_failed
+            and not process.is_oom
+        ):
             process.raised, process.exit_code, process.signal = None, None, ""
             process.own_error, process.stopped = "", SCHEDULER_STOPPED
 
@@ -63,7 +76,9 @@ def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
     """
     ended = [report for _, _, report in attempt.reports if report.kind is ReportKind.ENDED]
     first = next((report for report in ended if report.ranks or report.tasks), None)
-    killed = [one for one in processes.all if one.signal in {"SIGKILL", "SIGABRT"} and not one.is_oom]
+    killed = [
+        one for one in processes.all if one.signal in {"SIGKILL", "SIGABRT"} and not one.is_oom
+    ]
     has_crashed = first is not None and first.signal not in {"", "SIGABRT", "SIGKILL", "SIGTERM"}
     for process in killed if has_crashed and len(killed) > 1 and not attempt.is_torchrun else ():
         process.signal, process.stopped = "", LAUNCHER_STOPPED
@@ -73,11 +88,15 @@ def _mark_terminated(attempt: Attempt, processes: Processes) -> None:
     """Mark processes that SIGTERM ended, if another one failed: launchers send it, too."""
     if not any(process.signal != "SIGTERM" and process.has_failed for process in processes.all):
         return
-    signaled = {report.pid for _, _, report in attempt.reports if report.kind is ReportKind.STOPPED} - {None}
+    signaled = {
+        report.pid for _, _, report in attempt.reports if report.kind is ReportKind.STOPPED
+    } - {None}
     # on these nodes, torch's agent printed a line for each process that it stopped
     listed_nodes = {process.node for process in processes.all if process.pid in signaled}
     for process in processes.all:
-        is_unlisted = process.pid is not None and process.pid not in signaled and process.node in listed_nodes
+        is_unlisted = (
+            process.pid is not None and process.pid not in signaled and process.node in listed_nodes
+        )
         if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
             process.signal, process.stopped = "", LAUNCHER_STOPPED
 
@@ -93,9 +112,11 @@ class _AgentList:
 
 
 def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
-    """Mark the ranks of a node whose agent lists all of its workers by process id: one that failed, and the rest.
+    """Mark the ranks of a node whose agent lists all of its workers by process id: one that failed,
+    and the rest.
 
-    The ranks of a node are consecutive, so the rank and the local rank of the failed one show all others.
+    The ranks of a node are consecutive, so the rank and the local rank of the failed one show all
+    others.
     """
     lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
     for file, node, report in attempt.reports:
@@ -110,21 +131,33 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
     workers = attempt.size.workers_per_node
     for (file, _, _), listed in lists.items():
         failed = [one for one in processes.all if one.pid in listed.failed and one.rank is not None]
-        firsts = {one.rank - one.local_rank for one in failed if one.rank is not None and one.local_rank is not None}
+        firsts = {
+            one.rank - one.local_rank
+            for one in failed
+            if one.rank is not None and one.local_rank is not None
+        }
         stopped = listed.stopped.keys() - listed.failed
-        if len(firsts) != 1 or len(failed) != len(listed.failed) or len(failed) + len(stopped) != workers:
+        if (
+            len(firsts) != 1
+            or len(failed) != len(listed.failed)
+            or len(failed) + len(stopped) != workers
+        ):
             continue
         ranks = set(range(min(firsts), min(firsts) + workers)) - {one.rank for one in failed}
         for rank in sorted(ranks):
             process = processes.find(rank=rank, node=failed[0].node)
             if not process.has_failed and not process.has_ended:
                 process.stopped = LAUNCHER_STOPPED
-                process.lines |= {(file, listed.stopped[pid], listed.stopped[pid]) for pid in stopped}
+                process.lines |= {
+                    (file, listed.stopped[pid], listed.stopped[pid]) for pid in stopped
+                }
 
 
 def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
     """Find the killed processes on the nodes on which the kernel killed one for its memory."""
-    killed = [process for process in processes.all if process.signal == "SIGKILL" and not process.stopped]
+    killed = [
+        process for process in processes.all if process.signal == "SIGKILL" and not process.stopped
+    ]
     for file, _, report in attempt.reports:
         for process in killed if report.kind is ReportKind.OOM and report.pid is None else ():
             if not report.node or not process.node or report.node == process.node:
@@ -133,16 +166,22 @@ def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
 
 
 def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
-    """Give a hardware error of a GPU to the process that it names, else to the only one that failed on its node."""
+    """Give a hardware error of a GPU to the process that it names,
+    else to the only one that failed on its node.
+    """
     for file, node, report in attempt.reports:
         if report.kind is not ReportKind.GPU or report.xid not in HARDWARE_XIDS:
             continue
         failed = [process for process in processes.all if process.has_failed]
         here = [process for process in failed if process.may_be_on(report.node or node)]
-        named = [process for process in here if report.pid is not None and process.pid == report.pid]
+        named = [
+            process for process in here if report.pid is not None and process.pid == report.pid
+        ]
         # a kernel's log has the name of the machine, and the program's log may have the pod's
         is_of_gpu = PATTERNS["gpu_error"].search
-        on_gpu = [one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)]
+        on_gpu = [
+            one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)
+        ]
         candidates = named or on_gpu or here
         for process in candidates if len(candidates) == 1 else ():
             process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
@@ -151,10 +190,14 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
 
 
 def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Process]) -> None:
-    """Mark the processes that didn't fail as stopped, and add the ranks that printed nothing; a few are suspects."""
+    """Mark the processes that didn't fail as stopped, and add the ranks that printed nothing;
+    a few are suspects.
+    """
     known = set(map(id, failed))
     stops = {ReportKind.STOPPED, ReportKind.REST_STOPPED}
-    has_stopped = bool(attempt.entries) or any(report.kind in stops for _, _, report in attempt.reports)
+    has_stopped = bool(attempt.entries) or any(
+        report.kind in stops for _, _, report in attempt.reports
+    )
     ranks = {process.rank for process in processes.all if process.rank is not None}
     world = max([attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
     # if neither a second rank nor the number of ranks is in the log, it may be the log of one rank
@@ -167,7 +210,12 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         is_explained |= any(_reports_own_fault(process) for process in failed)
         # without a world size, another rank may have failed that isn't in the log
         is_complete = attempt.world_size > 0 or len(ranks) > 2 * len(silent)
-        is_suspect = is_complete and not has_stopped and not is_explained and len(silent) <= _MAX_SILENT_SUSPECTS
+        is_suspect = (
+            is_complete
+            and not has_stopped
+            and not is_explained
+            and len(silent) <= _MAX_SILENT_SUSPECTS
+        )
         known |= set(map(id, silent)) if is_suspect else set()
     stopped_on = {
         processes.resolve_node(report.node or node)
@@ -186,19 +234,27 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
         if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
             process.stopped = LAST_LINES_OF_SUCCESS
         else:
-            # a launcher can end nothing on a lost node, and which ranks were there may not be in the log
+            # a launcher can end nothing on a lost node, and which ranks were there may not be in
+            # the log
             is_reachable = not lost or (bool(process.node) and process.node not in lost)
             is_known = is_reachable and (stopped_all or process.node in stopped_on - {""})
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
 
 
 def _reports_own_fault(process: Process) -> bool:
-    """Whether an exception shows a fault of its own process: nobody needs to be suspected of his silence."""
+    """Whether an exception shows a fault of its own process:
+    nobody needs to be suspected of his silence.
+    """
     raised = process.raised
-    return raised is not None and classify(raised.message, get_short_name(raised), raised.bases).role is Role.PRIMARY
+    return (
+        raised is not None
+        and classify(raised.message, get_short_name(raised), raised.bases).role is Role.PRIMARY
+    )
 
 
 def _is_on_one_node(attempt: Attempt, processes: Processes) -> bool:
-    """Whether the log names no second node, so what a launcher ends there is all that is left of the job."""
+    """Whether the log names no second node, so what a launcher ends there is all
+    that is left of the job.
+    """
     machines = {process.host or process.node for process in processes.all} | attempt.size.machines
     return attempt.size.nodes <= 1 and len(machines - {""}) <= 1

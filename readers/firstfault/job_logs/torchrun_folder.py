@@ -1,6 +1,7 @@
 """The log folder of a torchrun: the workers of the last attempt, and the ``error.json`` of each.
 
-torchrun lays it out as ``<log-dir>/<run id>_<random>/attempt_<k>/<local rank>/``, with one folder per node.
+torchrun lays it out as ``<log-dir>/<run id>_<random>/attempt_<k>/<local rank>/``, with one folder
+per node.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _NOTES = (
 
 
 class Worker(NamedTuple):
-    """The folder of a worker; `node` is the name of its run's folder, `attempt` torchrun's restart count."""
+    """The folder of a worker; `node` is the name of its run's folder,
+    `attempt` torchrun's restart count.
+    """
 
     folder: Path
     node: str
@@ -50,19 +53,25 @@ class Worker(NamedTuple):
 
 
 def workers_in(folder: Path) -> list[Worker]:
-    """Return the workers of each node's last attempt in the newest run; none if it is not a log folder of torchrun.
+    """Return the workers of each node's last attempt in the newest run;
+    none if it is not a log folder of torchrun.
 
     Args:
-        folder: torchrun's ``--log-dir``, a folder of one run or attempt in it, or a folder with an ``error.json``.
+        folder: torchrun's ``--log-dir``, a folder of one run or attempt in it, or a folder with an
+            ``error.json``.
     """
     if (folder / _ERROR).is_file():
         return [_worker(folder) or Worker(folder, folder.name, 0, None)]
-    depths = (folder.glob(pattern) for pattern in ("[0-9]*", "attempt_*/[0-9]*", "*/attempt_*/[0-9]*"))
+    depths = (
+        folder.glob(pattern) for pattern in ("[0-9]*", "attempt_*/[0-9]*", "*/attempt_*/[0-9]*")
+    )
     found = next(filter(None, (list(filter(None, map(_worker, paths))) for paths in depths)), [])
     last: dict[str, int] = defaultdict(int)
     for worker in found:
         last[worker.node] = max(last[worker.node], worker.attempt)
-    return sorted(_of_newest_run([worker for worker in found if worker.attempt == last[worker.node]]))
+    return sorted(
+        _of_newest_run([worker for worker in found if worker.attempt == last[worker.node]])
+    )
 
 
 def _worker(folder: Path) -> Worker | None:
@@ -73,7 +82,9 @@ def _worker(folder: Path) -> Worker | None:
 
 
 def _run_of(node: str) -> str:
-    """Return the run's id, without the eight random characters behind it, which may be underscores too."""
+    """Return the run's id, without the eight random characters behind it,
+    which may be underscores too.
+    """
     return node[:-_RANDOM] if node[-_RANDOM : 1 - _RANDOM] == "_" else node
 
 
@@ -84,7 +95,9 @@ def _of_newest_run(workers: Sequence[Worker]) -> list[Worker]:
         with suppress(OSError):  # a running job may remove files
             paths = (worker.folder.parent, worker.folder, *worker.folder.iterdir())
             times[worker.node] += [path.lstat().st_mtime for path in paths]
-    spans = {node: (min(found, default=0.0), max(found, default=0.0)) for node, found in times.items()}
+    spans = {
+        node: (min(found, default=0.0), max(found, default=0.0)) for node, found in times.items()
+    }
     newest = max(spans, key=lambda node: spans[node][1], default="")
     return [
         worker
@@ -107,15 +120,29 @@ def with_error_files(printed: Iterable[WorkerError], workers: Sequence[Worker]) 
     unreadable: list[Unreadable] = []
     for worker in workers:
         try:
-            documents.append(_with_error_file(_printed(worker, known.get((worker.node, worker.local_rank))), worker))
+            documents.append(
+                _with_error_file(
+                    _printed(worker, known.get((worker.node, worker.local_rank))), worker
+                )
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            unreadable.append(Unreadable(f"{worker.name}/{_ERROR}", f"no error.json of torchrun: {error}"))
+            unreadable.append(
+                Unreadable(f"{worker.name}/{_ERROR}", f"no error.json of torchrun: {error}")
+            )
     if all(document.writer is Writer.AGENT for document in documents) and not unreadable:
-        return Snapshot(notes=("no worker left an error.json, and no stderr.log ends with a traceback",))
+        return Snapshot(
+            notes=("no worker left an error.json, and no stderr.log ends with a traceback",)
+        )
     notes, nodes = [*_NOTES], {worker.node for worker in workers}
     # torchrun numbers the workers of a node consecutively
-    ranked = [(item.node, item.rank, item.place.local_rank or 0) for item in documents if item.rank is not None]
-    firsts = {node: {rank - local_rank for on, rank, local_rank in ranked if on == node} for node in nodes}
+    ranked = [
+        (item.node, item.rank, item.place.local_rank or 0)
+        for item in documents
+        if item.rank is not None
+    ]
+    firsts = {
+        node: {rank - local_rank for on, rank, local_rank in ranked if on == node} for node in nodes
+    }
     if any(len(first) != 1 for first in firsts.values()):
         notes.append("ranks are local ranks: the folder has no global ones")
     if len(nodes) > 1:
@@ -135,13 +162,38 @@ def _ranked(document: WorkerError, first: set[int]) -> WorkerError:
 
 def _printed(worker: Worker, report: WorkerError | None) -> WorkerError:
     """Return the failure in a worker's logs; a worker that torchrun stopped has none."""
-    place = Place(node=worker.node, local_rank=worker.local_rank, restart_count=worker.attempt, engine="torchrun")
+    place = Place(
+        node=worker.node,
+        local_rank=worker.local_rank,
+        restart_count=worker.attempt,
+        engine="torchrun",
+    )
     refs = (DocumentRef(f"{worker.name}/{_ERROR}", str(worker.folder / _ERROR)),)
-    code, kind, origin, by_agent = "SYSTEM:NoErrorFile", Kind.NON_RECOVERABLE, Origin.UNKNOWN, Writer.AGENT
+    code, kind, origin, by_agent = (
+        "SYSTEM:NoErrorFile",
+        Kind.NON_RECOVERABLE,
+        Origin.UNKNOWN,
+        Writer.AGENT,
+    )
     if report is None:
-        return WorkerError(code, "", kind, origin, worker=worker.node, place=place, writer=by_agent, documents=refs)
-    report = replace(report, place=replace(place, rank=report.rank), documents=report.documents or refs)
-    return replace(report, code=code, writer=by_agent, sent_signals=()) if report.sent_signals else report
+        return WorkerError(
+            code,
+            "",
+            kind,
+            origin,
+            worker=worker.node,
+            place=place,
+            writer=by_agent,
+            documents=refs,
+        )
+    report = replace(
+        report, place=replace(place, rank=report.rank), documents=report.documents or refs
+    )
+    return (
+        replace(report, code=code, writer=by_agent, sent_signals=())
+        if report.sent_signals
+        else report
+    )
 
 
 def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:

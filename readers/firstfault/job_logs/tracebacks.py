@@ -69,10 +69,14 @@ class Traceback:
 
     @property
     def is_of_launcher(self) -> bool:
-        """Whether a launcher failed itself: all frames but the outermost are its own or libraries'."""
+        """Whether a launcher failed itself: all frames but the outermost are
+        its own or libraries'.
+        """
         files = [frame.file for frame in self.exception.frames]
         inner = [file for file in files[1:] if not PATTERNS["launcher_file"].search(file)]
-        return any(map(PATTERNS["launcher_file"].search, files)) and all(map(is_library_file, inner))
+        return any(map(PATTERNS["launcher_file"].search, files)) and all(
+            map(is_library_file, inner)
+        )
 
 
 def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
@@ -87,8 +91,8 @@ def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
 def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
     """Yield the tracebacks in a stream, in order.
 
-    If an exception's message ends with a colon, an empty line and a traceback, it quotes the exception that caused it:
-    one failure, which is the quoted one.
+    If an exception's message ends with a colon, an empty line and a traceback, it quotes the
+    exception that caused it: one failure, which is the quoted one.
     """
     quoting: Traceback | None = None
     for found in _read_excerpts(stream):
@@ -129,13 +133,20 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
         frames = printed.exception.frames
         if frames and frames[0].function in WORDS["exit_functions"]:
             continue
-        # a line without a level or a date may belong to the exception's message, or be the program's next output
+        # a line without a level or a date may belong to the exception's message, or be the
+        # program's next output
         more = printed.exception.message.splitlines()[1:]
-        more = more[next((at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)) :]
+        more = more[
+            next(
+                (at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)
+            ) :
+        ]
         later = [line for line in (*more, *printed.after) if line.strip()]
         own = lines[: len(lines) - len(printed.after)]
         below = [record.text for record in stream.tail if record.number > lines[-1].number]
-        later_lines = sum(not (is_noise(line) or is_crash_report(line)) for line in (*later, *below))
+        later_lines = sum(
+            not (is_noise(line) or is_crash_report(line)) for line in (*later, *below)
+        )
         around = (*(record.text for record in above), *(*later, *below)[:1])
         yield Traceback(
             printed.exception,
@@ -160,9 +171,13 @@ def _cut_at_crash(lines: Sequence[LogRecord]) -> Sequence[LogRecord]:
 
 
 def _list_texts(lines: Sequence[LogRecord]) -> Iterator[str]:
-    """Yield the texts of a traceback's lines, without a report in the first one, which no other line has."""
+    """Yield the texts of a traceback's lines, without a report in the first one,
+    which no other line has.
+    """
     first, second = (*lines[:2], *lines[:1])[:2]
-    is_reported = PATTERNS["spark_task_error"].search(first.text) is not None and second.text.startswith('  File "')
+    is_reported = PATTERNS["spark_task_error"].search(
+        first.text
+    ) is not None and second.text.startswith('  File "')
     yield first.text[first.text.index(TRACEBACK) :] if is_reported else first.text
     yield from (record.text for record in lines[1:])
 
@@ -179,26 +194,39 @@ def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | 
 
 
 def _has_glog_error_level(text: str) -> bool:
-    """Whether a line begins with the level of an error or of the end, in the form of native code and of absl."""
+    """Whether a line begins with the level of an error or of the end,
+    in the form of native code and of absl.
+    """
     found = PATTERNS["glog_stamp"].match(text)
     return found is not None and text.lstrip("[")[:1] in {"E", "F"}
 
 
 def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
-    """Return the tracebacks in a shared stream, and a note on what can't be read; lines of processes may alternate.
+    """Return the tracebacks in a shared stream, and a note on what can't be read;
+    lines of processes may alternate.
 
     If alternating tracebacks all end with the same exception, it's returned once, without frames.
     """
-    found, mixed = list(find_tracebacks(stream)), [excerpt for excerpt in stream.excerpts if excerpt.is_mixed]
+    found, mixed = (
+        list(find_tracebacks(stream)),
+        [excerpt for excerpt in stream.excerpts if excerpt.is_mixed],
+    )
     if not mixed:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
-    named = (PATTERNS["exception"].match(record.text) for excerpt in mixed for record in excerpt.lines)
+    named = (
+        PATTERNS["exception"].match(record.text) for excerpt in mixed for record in excerpt.lines
+    )
     of_launchers = WORDS["launcher_exceptions"]
-    last_lines = [last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers]
+    last_lines = [
+        last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers
+    ]
     if len({last[0] for last in last_lines}) != 1:
         where = f"lines {lines[0]} to {lines[1]}"
-        return found, f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them"
+        return (
+            found,
+            f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them",
+        )
     exception = ExceptionInfo(last_lines[0]["type"], redact(last_lines[0]["message"] or ""))
     same = Traceback(exception, format_exception(exception), stream, lines)
     return [*(one for one in found if not one.is_mixed), same], ""

@@ -1,1 +1,3 @@
-"""``firstfault k8s``: manifests in which firstfault's exit codes decide on restarts. This folder can be deleted."""
+"""``firstfault k8s``: manifests in which firstfault's exit codes decide on restarts. This
+folder can be deleted.
+"""

@@ -14,8 +14,8 @@ _MANIFESTS = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.y
 def k8s(kind: str) -> None:
     """Print a manifest of this KIND, in which firstfault's exit codes decide on restarts.
 
-    The pods exit with 75 (retry), 79 (the platform is at fault) or 93 (stop). A preempted pod ends its Job, so that
-    all of its peers start again together.
+    The pods exit with 75 (retry), 79 (the platform is at fault) or 93 (stop). A preempted pod ends
+    its Job, so that all of its peers start again together.
 
     \b
     Example:

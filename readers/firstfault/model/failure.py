@@ -14,7 +14,9 @@ from firstfault.utils.toml import parse_toml
 ABOUT_CATEGORIES: dict[str, dict[str, str]] = parse_toml(
     Path(__file__).with_name("categories.toml").read_text(encoding="utf-8")
 )
-"""All categories, with their properties. The list is closed; the comments in ``categories.toml`` explain the keys."""
+"""All categories, with their properties. The list is closed;
+the comments in ``categories.toml`` explain the keys.
+"""
 CATEGORIES: dict[str, str] = {name: about["meaning"] for name, about in ABOUT_CATEGORIES.items()}
 """The meaning of each category."""
 
@@ -27,7 +29,9 @@ class Kind(str, enum.Enum):
 
 
 class Origin(str, enum.Enum):
-    """flyteidl.core.ExecutionError.ErrorKind: a retry uses the user's or the system's retry budget."""
+    """flyteidl.core.ExecutionError.ErrorKind:
+    a retry uses the user's or the system's retry budget.
+    """
 
     UNKNOWN = "UNKNOWN"
     USER = "USER"
@@ -61,11 +65,15 @@ class FrameInfo:
     code: str = ""
     """The source line, stripped; empty if it could not be read."""
     context: tuple[str, ...] = ()
-    """The line and its surrounding lines, without their common indentation; empty for frames of libraries."""
+    """The line and its surrounding lines, without their common indentation;
+    empty for frames of libraries.
+    """
     context_line: int = 0
     """The line number of the first line in `context`."""
     marked: tuple[int, int] = (0, 0)
-    """Start and end (exclusive) of the characters in `code` that Python marks with carets; (0, 0): none."""
+    """Start and end (exclusive) of the characters in `code` that Python marks with carets; (0, 0):
+    none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +91,15 @@ class ExceptionInfo:
     causes: tuple[ExceptionInfo, ...] = ()
     """The chain of causes and contexts, nearest first, flattened."""
     relation: str = ""
-    """The relation to the preceding exception in `causes`: "cause", "context", or "suppressed" (by ``from None``)."""
+    """The relation to the preceding exception in `causes`: "cause", "context",
+    or "suppressed" (by ``from None``).
+    """
     frames_omitted: int = 0
     members: tuple[ExceptionInfo, ...] = ()
     """Members of an exception group."""
     text_frames: tuple[FrameInfo, ...] = ()
-    """The program's frames in a traceback that is part of the message, with the lines around them."""
+    """The program's frames in a traceback that is part of the message, with the lines around them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +126,13 @@ class Place:
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: unknown."""
     engine: str = ""
-    """The job's engine: "flyte", "flyte2", "plain", "alone" (no engine and no agent) or `OF_LOGS`; empty: "flyte"."""
+    """The job's engine: "flyte", "flyte2", "plain", "alone" (no engine and no agent) or `OF_LOGS`;
+    empty: "flyte".
+    """
     machine: str = ""
-    """Name of the machine; empty: unknown. `host` is the hostname, which in Kubernetes is the pod's."""
+    """Name of the machine; empty: unknown. `host` is the hostname,
+    which in Kubernetes is the pod's.
+    """
     gpu: str = ""
     """UUID of the process's GPU, "GPU-8f3a..."; empty: none, or not known."""
 
@@ -145,7 +160,9 @@ TERMINATED_ALONE = "terminated from outside, perhaps by its launcher"
 """The same for a rank that was started without an agent. Stored in documents."""
 
 TERMINATED_BY = "terminated by"
-"""Prefix of the reason that the agent of a terminated pod sends its peers, before the signal. Stored in documents."""
+"""Prefix of the reason that the agent of a terminated pod sends its peers, before the signal.
+Stored in documents.
+"""
 
 DIED_SILENTLY = "it died"
 """The reason that agents send their peers when an agent was killed. Stored in documents."""
@@ -157,7 +174,9 @@ RECORDED_ONLY = "SYSTEM:FlightRecorder"
 """The code of a process that is known only by its dump of torch's flight recorder."""
 
 CTRL_C = "USER:CtrlC"
-"""The code of a process interrupted by Ctrl-C in a terminal, as opposed to a SIGINT from another process."""
+"""The code of a process interrupted by Ctrl-C in a terminal,
+as opposed to a SIGINT from another process.
+"""
 TEARDOWN = "teardown"
 """The category of a failure after the job had finished."""
 HANGUP = "USER:Hangup"
@@ -183,7 +202,9 @@ FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"
 """Categories of an agent that was terminated from outside, each with the verb for a sentence."""
 
 RESTARTED = "in-process restart"
-"""Prefix of the line that a rank logs when it continues after a fault; followed by the restart's number and a colon."""
+"""Prefix of the line that a rank logs when it continues after a fault;
+followed by the restart's number and a colon.
+"""
 # greedy: everything up to the last restart
 _BEFORE_RESTART = re.compile(rf"\A.*\b{RESTARTED} \d+: [^\n]*\n?", re.DOTALL)
 
@@ -211,7 +232,9 @@ class ThreadFailure:
 
 @dataclass(frozen=True, slots=True)
 class HandledException:
-    """An exception that the program handled: it may have left its rank out of step with its peers."""
+    """An exception that the program handled:
+    it may have left its rank out of step with its peers.
+    """
 
     timestamp_ns: int | None
     """Nanoseconds since the Unix epoch, of the last time; None: unknown."""
@@ -243,7 +266,9 @@ DEFAULT_GROUP = "default_pg"
 
 
 def format_group_name(name: str, description: str) -> str:
-    """Return a process group's description, with its name unless it is the only group with this description."""
+    """Return a process group's description, with its name unless it is the only group
+    with this description.
+    """
     # torch names the default group "0", which means nothing to a reader
     if description == DEFAULT_GROUP:
         return DEFAULT_GROUP
@@ -252,7 +277,9 @@ def format_group_name(name: str, description: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveProgress:
-    """A rank's progress in one process group, by the sequence numbers of torch's flight recorder."""
+    """A rank's progress in one process group,
+    by the sequence numbers of torch's flight recorder.
+    """
 
     group: str
     """Its `format_group_name`."""
@@ -287,17 +314,23 @@ class ExpiredDeadline:
     """A watchdog deadline that a worker missed, so that its agent killed it."""
 
     scope: str
-    """The program's name for the block; empty for a heartbeat, and if the job as a whole made no progress."""
+    """The program's name for the block; empty for a heartbeat,
+    and if the job as a whole made no progress.
+    """
     seconds: float
     """The deadline, or the longest time between two pings."""
     heartbeat: bool = False
     """Whether the deadline was a heartbeat between two pings, not for one block."""
     since: str = ""
-    """The line where the block was entered, or that sent the last ping: "train.py:50"; empty: unknown."""
+    """The line where the block was entered, or that sent the last ping: "train.py:50"; empty:
+    unknown.
+    """
 
     @property
     def text(self) -> str:
-        """What happened: '"train step" exceeded 30 s', "no ping for 60 s", "no progress for 300 s"."""
+        """What happened: '"train step" exceeded 30 s', "no ping for 60 s",
+        "no progress for 300 s".
+        """
         if self.scope and not self.heartbeat:
             return f'"{self.scope}" exceeded {self.seconds:g} s'
         return f"no {'ping' if self.heartbeat else 'progress'} for {self.seconds:g} s"
@@ -333,7 +366,9 @@ class FileSystem:
         """Whether less than 1 MiB and less than 0.1 % of the bytes are left, or no inode."""
         # not 0: a write may fail while a few bytes are still free
         little = self.free_bytes < min(1 << 20, max(self.total_bytes // 1000, 1))
-        return (self.total_bytes > 0 and little) or (self.total_inodes > 0 and self.free_inodes == 0)
+        return (self.total_bytes > 0 and little) or (
+            self.total_inodes > 0 and self.free_inodes == 0
+        )
 
     @property
     def text(self) -> str:
@@ -348,8 +383,10 @@ class SystemState:
     """Disk space and limits of a process when it failed."""
 
     file_systems: tuple[FileSystem, ...] = ()
-    """At most 4. If a write failed without a path in its error, those of the files being written; otherwise, or if none
-    is known, of paths in the failure, then of the working folder, TMPDIR and /dev/shm."""
+    """At most 4. If a write failed without a path in its error, those of the files being written;
+    otherwise, or if none is known, of paths in the failure, then of the working folder, TMPDIR and
+    /dev/shm.
+    """
     limits: tuple[tuple[str, int], ...] = ()
     """Soft limits of the process, without unlimited ones: ("RLIMIT_AS", 4294967296)."""
     open_files: int | None = None
@@ -374,7 +411,9 @@ class DocumentRef:
     """Name of the object within its folder."""
     uri: str = ""
     last_modified_ns: int | None = None
-    """End of the upload by the storage's clock, nanoseconds since the Unix epoch; often whole seconds."""
+    """End of the upload by the storage's clock, nanoseconds since the Unix epoch;
+    often whole seconds.
+    """
     size: int = 0
     """Bytes."""
 
@@ -409,7 +448,9 @@ class WorkerError:
     documents: tuple[DocumentRef, ...] = ()
     """All documents about this failure."""
     in_flight: bool = False
-    """Whether the exception was still inside the task function; no document reports that it left the function."""
+    """Whether the exception was still inside the task function;
+    no document reports that it left the function.
+    """
     stack_dumps: tuple[StackDump, ...] = ()
     """Stacks of this process and of further processes on its node."""
     thread_failures: tuple[ThreadFailure, ...] = ()
@@ -418,7 +459,8 @@ class WorkerError:
     collectives: tuple[CollectiveProgress, ...] = ()
     """One for each process group."""
     caused_by: CausedBy | None = None
-    """The peer's failure that made the agent stop this worker; None: not stopped because of a peer."""
+    """The peer's failure that made the agent stop this worker; None: not stopped because of a peer.
+    """
     expired: ExpiredDeadline | None = None
     """The missed deadline that made the agent kill this worker; None: no deadline was missed."""
     system: SystemState = field(default_factory=SystemState)
@@ -442,8 +484,12 @@ class WorkerError:
 
     @property
     def printed(self) -> str:
-        """The end of the log since the last in-process restart: earlier lines are about survived faults."""
-        return _BEFORE_RESTART.sub("", self.log_tail) if RESTARTED in self.log_tail else self.log_tail
+        """The end of the log since the last in-process restart:
+        earlier lines are about survived faults.
+        """
+        return (
+            _BEFORE_RESTART.sub("", self.log_tail) if RESTARTED in self.log_tail else self.log_tail
+        )
 
     @property
     def stopped_by_agent(self) -> bool:
@@ -452,22 +498,35 @@ class WorkerError:
 
     @property
     def has_unseen_end(self) -> bool:
-        """True if a log has lines of this process, or of its peers, and doesn't show how it ended."""
+        """True if a log has lines of this process, or of its peers,
+        and doesn't show how it ended.
+        """
         return self.stopped_by_agent and self.sent_signals[0].signal == UNSEEN
 
     @property
     def crashed_while_stopped(self) -> bool:
-        """True if it died by a signal that the agent didn't send: it crashed while the agent was stopping it."""
-        return bool(self.signal and self.sent_signals) and all(sent.signal != self.signal for sent in self.sent_signals)
+        """True if it died by a signal that the agent didn't send:
+        it crashed while the agent was stopping it.
+        """
+        return bool(self.signal and self.sent_signals) and all(
+            sent.signal != self.signal for sent in self.sent_signals
+        )
 
     @property
     def is_silent(self) -> bool:
         """True if nothing is known about the end: no exception, signal, exit code or message."""
-        return self.exception is None and not self.signal and self.exit_code is None and not self.message
+        return (
+            self.exception is None
+            and not self.signal
+            and self.exit_code is None
+            and not self.message
+        )
 
     @property
     def what(self) -> str:
-        """The failure in one or two words: the exception's short name, "hang", the signal or the exit code."""
+        """The failure in one or two words: the exception's short name, "hang",
+        the signal or the exit code.
+        """
         # the most specific evidence first: a process that raised also has an exit code
         if self.exception is not None:
             return self.exception.type.rsplit(".", 1)[-1]
@@ -482,7 +541,7 @@ class WorkerError:
         return self.code or "error"
 
 
-# --- signals and exit codes -------------------------------------------------------------------------------------------
+# --- signals and exit codes -----------------------------------------------------------------------
 
 _ABOUT_SIGNALS = parse_toml(Path(__file__).with_name("signals.toml").read_text(encoding="utf-8"))
 SIGNALS: dict[str, str] = {name: about["meaning"] for name, about in _ABOUT_SIGNALS.items()}
@@ -504,11 +563,15 @@ _SHELL = 128
 """Offset of a shell's exit codes for signals: 128 + 9 is SIGKILL."""
 _SIGNALS_BY_SHELL_NUMBER = _invert("shell_number")
 _SIGNALS_BY_FAULTHANDLER_TEXT = _invert("faulthandler")
-_FATAL = re.compile(rf"^Fatal Python error: ({'|'.join(_SIGNALS_BY_FAULTHANDLER_TEXT)})", re.MULTILINE)
+_FATAL = re.compile(
+    rf"^Fatal Python error: ({'|'.join(_SIGNALS_BY_FAULTHANDLER_TEXT)})", re.MULTILINE
+)
 
 
 def explain_signal(signal: str, resources: Resources) -> str:
-    """Explain the death by a signal, for SIGKILL with the cgroup's count of OOM kills; empty if not in `SIGNALS`."""
+    """Explain the death by a signal, for SIGKILL with the cgroup's count of OOM kills;
+    empty if not in `SIGNALS`.
+    """
     if signal != "SIGKILL":
         return SIGNALS.get(signal, "")
     if resources.oom_kill:
@@ -526,20 +589,29 @@ def explain_end(failure: WorkerError) -> str:
     if failure.expired is not None:
         return failure.expired.text
     if failure.signal:
-        explained = explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
+        explained = (
+            explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
+        )
         return _without_agent(explained) if failure.place.engine == OF_LOGS else explained
-    # `sh -c "python train.py"`: the shell, not Python, is the agent's child, and turns the signal into an exit code
+    # `sh -c "python train.py"`: the shell, not Python, is the agent's child, and turns the signal
+    # into an exit code
     signal = get_shell_signal(failure.exit_code)
-    return "exited without an exception" + (f" (a shell's exit code for {signal})" if signal else "")
+    return "exited without an exception" + (
+        f" (a shell's exit code for {signal})" if signal else ""
+    )
 
 
 def _without_agent(explained: str) -> str:
     """Return an explanation without what only the agent of a process can know."""
-    return explained.replace("terminated from outside, not by its agent", "terminated, sender unknown")
+    return explained.replace(
+        "terminated from outside, not by its agent", "terminated, sender unknown"
+    )
 
 
 def ended_by(signal: str) -> str:
-    """Return a verb phrase for the death by a signal: "crashed with SIGSEGV", "was terminated by SIGTERM"."""
+    """Return a verb phrase for the death by a signal: "crashed with SIGSEGV",
+    "was terminated by SIGTERM".
+    """
     if signal in CRASHES:
         return f"crashed with {signal}"
     if signal == "SIGABRT":
@@ -548,12 +620,16 @@ def ended_by(signal: str) -> str:
 
 
 def fatal_error(text: str) -> tuple[str, str]:
-    """Return faulthandler's last message about a fatal signal, and the signal; two empty strings if there is none."""
+    """Return faulthandler's last message about a fatal signal, and the signal;
+    two empty strings if there is none.
+    """
     # a fatal error ends its process, so an earlier message in the log is from another process
     *_, last = (None, *_FATAL.finditer(text))
     return (last[0], _SIGNALS_BY_FAULTHANDLER_TEXT[last[1]]) if last is not None else ("", "")
 
 
 def get_shell_signal(exit_code: int | None) -> str:
-    """Return the signal in a shell's exit code (137 is SIGKILL); empty for an exit code without one."""
+    """Return the signal in a shell's exit code (137 is SIGKILL);
+    empty for an exit code without one.
+    """
     return _SIGNALS_BY_SHELL_NUMBER.get(exit_code - _SHELL, "") if exit_code is not None else ""

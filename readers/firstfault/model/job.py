@@ -1,4 +1,6 @@
-"""The data of one attempt: failures, roster, coverage, seals and restarts; the verdict, and the decision to retry."""
+"""The data of one attempt: failures, roster, coverage, seals and restarts; the verdict,
+and the decision to retry.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Receipt:
     error: str = ""
     rank: int | None = None
     withdrawn: bool = False
-    """Whether the user's code handled the exception in the end, so that readers ignore the document."""
+    """Whether the user's code handled the exception in the end,
+    so that readers ignore the document.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ class Progress:
     collectives: int = 0
     """Number of collectives that a rank had called, in all groups together. 0: unknown."""
     seconds: float = 0.0
-    """Time from the first collectives to the last ones; each end is off by at most one agent poll interval."""
+    """Time from the first collectives to the last ones;
+    each end is off by at most one agent poll interval.
+    """
     idle_seconds: float = 0.0
     """Time from the last ones until the node reported the end of the round; 0: unknown."""
 
@@ -77,18 +83,23 @@ class NodePresence:
     receipts: tuple[Receipt, ...] = ()
     timestamp_ns: int | None = None
     first_failure: CausedBy | None = None
-    """In an entry of phase failed: the failure that ended the round, from the agent's point of view."""
+    """In an entry of phase failed: the failure that ended the round,
+    from the agent's point of view.
+    """
     first_failure_reason: str = ""
     """The same as text: "rank 3 on worker-1 failed: ValueError"."""
     log_tails: tuple[LogTail, ...] = ()
-    """In an entry of phase failed: the logs of workers that failed on their own, without the workers' tracebacks."""
+    """In an entry of phase failed: the logs of workers that failed on their own,
+    without the workers' tracebacks.
+    """
     setup: NodeSetup = NodeSetup()
     """In an entry of phase failed."""
     progress: Progress = Progress()
     """In an entry of phase failed or succeeded."""
     finished_ranks: tuple[int, ...] = ()
-    """In an entry of phase failed: the ranks that returned from their function or program before this node knew of any
-    failure. In an entry of phase succeeded, all ranks did."""
+    """In an entry of phase failed: the ranks that returned from their function or program before
+    this node knew of any failure. In an entry of phase succeeded, all ranks did.
+    """
     newer: bool = False
     """See `WorkerError.newer`."""
 
@@ -106,8 +117,8 @@ class Coverage:
     complete: bool = False
     """Whether every expected node has a final roster entry, and every document was read.
 
-    If a roster exists, it must also have an entry of each document's round and incarnation. In a large cascade, it is
-    enough that every document was listed, and several of each fault were read.
+    If a roster exists, it must also have an entry of each document's round and incarnation. In a
+    large cascade, it is enough that every document was listed, and several of each fault were read.
     """
     notes: tuple[str, ...] = ()
     """Sentences about missing, unreadable and ignored documents."""
@@ -141,7 +152,9 @@ class Seal:
 
 
 STALLS_OF_ROUND = 1000
-"""Maximum number of stalls in a round: stall `s` of round `r` has the number `r * STALLS_OF_ROUND + s`."""
+"""Maximum number of stalls in a round: stall `s` of round `r` has the number
+`r * STALLS_OF_ROUND + s`.
+"""
 
 
 class RestartKind(str, enum.Enum):
@@ -152,12 +165,16 @@ class RestartKind(str, enum.Enum):
     IN_PROCESS = "in-process"
     """The training function, in the same worker processes."""
     STALL = "stall"
-    """No restart: the job made no progress for a while, and its agents reported the rank that it waited for."""
+    """No restart: the job made no progress for a while,
+    and its agents reported the rank that it waited for.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class RestartRecord:
-    """A failure within an attempt, and the decision whether to restart. Empty fields and None mean unknown."""
+    """A failure within an attempt, and the decision whether to restart. Empty fields
+    and None mean unknown.
+    """
 
     kind: RestartKind
     number: int
@@ -178,7 +195,9 @@ class RestartRecord:
     timestamp_ns: int | None = None
     """When the root cause failed."""
     lost_seconds: float | None = None
-    """Time from the failure until the worker processes were started again, or the duration of a stall."""
+    """Time from the failure until the worker processes were started again,
+    or the duration of a stall.
+    """
     world_size_before: int | None = None
     """Number of ranks before the restart."""
     world_size_after: int | None = None
@@ -190,7 +209,9 @@ class Unopened:
     """Unopened documents of the judged round with the same fingerprint in their names."""
 
     fingerprint: str
-    """The fingerprint in the opened documents; if none was opened, ``?:`` and the 12 hex digits of the names."""
+    """The fingerprint in the opened documents; if none was opened,
+    ``?:`` and the 12 hex digits of the names.
+    """
     count: int
     """Number of documents."""
     ranks: tuple[int, ...] = ()
@@ -218,12 +239,15 @@ class JobErrors:
     failures: tuple[WorkerError, ...] = ()
     """Failures of the judged round, one per process, by time; those without a time come last.
 
-    In a large cascade, only failures with an opened document are listed; `unopened` counts the rest.
+    In a large cascade, only failures with an opened document are listed; `unopened` counts the
+    rest.
     """
     history: tuple[WorkerError, ...] = ()
     """Failures of earlier rounds and incarnations; the verdict ignores them."""
     handled: tuple[WorkerError, ...] = ()
-    """Exceptions of the judged round that broke the process group and that the program then handled, as for a retry."""
+    """Exceptions of the judged round that broke the process group and that the program then
+    handled, as for a retry.
+    """
     roster: tuple[NodePresence, ...] = ()
     """Entries of the judged round."""
     seals: tuple[Seal, ...] = ()
@@ -237,13 +261,16 @@ class JobErrors:
     document_count: int = 0
     """Documents of the round, opened or not."""
     unopened: tuple[Unopened, ...] = ()
-    """Documents of a large cascade that weren't opened, grouped by fault, the largest group first."""
+    """Documents of a large cascade that weren't opened, grouped by fault, the largest group first.
+    """
     restarts: tuple[RestartRecord, ...] = ()
     """Restart decisions after each failed round of the attempt, and stalls, oldest first."""
     completion: str = ""
-    """The sentence that proves from a job's log that it had finished before its failures; empty: no proof there.
+    """The sentence that proves from a job's log that it had finished before its failures; empty:
+    no proof there.
 
-    For a job under firstfault the roster has the proof."""
+    For a job under firstfault the roster has the proof.
+    """
     size: JobSize | None = None
     """According to logs; None: documents and roster have it."""
     named_ranks: tuple[int, ...] = ()
@@ -261,7 +288,9 @@ class JobErrors:
 
     @property
     def progress(self) -> Progress:
-        """The progress of the judged round: the maximum that any node reported, and the shortest idle time."""
+        """The progress of the judged round: the maximum that any node reported,
+        and the shortest idle time.
+        """
         known = [entry.progress for entry in self.roster]
         seconds = max((each.seconds for each in known), default=0.0)
         idle_seconds = min((each.idle_seconds for each in known if each.idle_seconds), default=0.0)
@@ -269,7 +298,9 @@ class JobErrors:
 
     @property
     def last_stall(self) -> RestartRecord | None:
-        """The stall that the job didn't recover from in the judged round; None: no stall, or the job recovered."""
+        """The stall that the job didn't recover from in the judged round; None: no stall,
+        or the job recovered.
+        """
         stalls = [record for record in self.restarts if record.kind is RestartKind.STALL]
         # stalls are numbered per round: see STALLS_OF_ROUND
         last = stalls[-1] if stalls and stalls[-1].number // STALLS_OF_ROUND == self.round else None
@@ -279,16 +310,22 @@ class JobErrors:
     @property
     def all_succeeded(self) -> bool:
         """Whether every node of the judged round reports success."""
-        return nodes_done(self.roster) and all(entry.phase is not Phase.FAILED for entry in self.roster)
+        return nodes_done(self.roster) and all(
+            entry.phase is not Phase.FAILED for entry in self.roster
+        )
 
     def unopened_like(self, *fingerprints: str) -> tuple[int, ...]:
-        """Return the ranks without an opened document and with one of these fingerprints, ascending."""
+        """Return the ranks without an opened document and with one of these fingerprints,
+        ascending.
+        """
         opened, wanted = {failure.rank for failure in self.failures}, set(fingerprints)
         alike = (group for group in self.unopened if group.fingerprint in wanted)
         return tuple(sorted({rank for group in alike for rank in group.ranks} - opened))
 
     def unopened_elsewhere(self, *fingerprints: str) -> int:
-        """Return the number of processes without an opened document and with none of these fingerprints."""
+        """Return the number of processes without an opened document and with none
+        of these fingerprints.
+        """
         opened = {failure.rank for failure in self.failures}
         others = [group for group in self.unopened if group.fingerprint not in fingerprints]
         ranks = {rank for group in others for rank in group.ranks} - opened
@@ -296,7 +333,7 @@ class JobErrors:
         return len(ranks) + sum(group.count for group in others if not group.ranks)
 
 
-# --- nodes of a round -------------------------------------------------------------------------------------------------
+# --- nodes of a round -----------------------------------------------------------------------------
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 
@@ -317,7 +354,9 @@ def node_order(key: NodeKey) -> tuple[str, int]:
 def node_label(key: NodeKey) -> str:
     """Return a node's name for messages; for a node without a name, its group rank."""
     node, group_rank = key
-    return node or (f"group rank {group_rank}" if group_rank is not None else "a node without a name")
+    return node or (
+        f"group rank {group_rank}" if group_rank is not None else "a node without a name"
+    )
 
 
 def of_newest_incarnations(
@@ -325,7 +364,8 @@ def of_newest_incarnations(
 ) -> list[NodePresence]:
     """Drop entries of a node's earlier incarnations.
 
-    All entries are of one round. `newest` has incarnations of nodes that are known from elsewhere, such as documents.
+    All entries are of one round. `newest` has incarnations of nodes that are known from elsewhere,
+    such as documents.
     """
     newest = dict(newest or {})
     for entry in entries:
@@ -339,10 +379,13 @@ def of_newest_incarnations(
     ]
 
 
-def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None, *, missing: int = 0) -> bool:
+def nodes_done(
+    roster: Iterable[NodePresence], expected_nodes: int | None = None, *, missing: int = 0
+) -> bool:
     """Whether all nodes of the last round but `missing` ones have reported.
 
-    `expected_nodes` overrides the number of nodes in the entries. Without entries, the result is False.
+    `expected_nodes` overrides the number of nodes in the entries. Without entries, the result is
+    False.
     """
     entries = list(roster)
     last = max((entry.place.round for entry in entries), default=0)
@@ -366,14 +409,18 @@ def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
 def pods_live(job: JobErrors) -> bool:
     """Whether every pod reported its end; if a pod was lost, Flyte reads no file of the attempt.
 
-    A node that joined and sent no report may have lost its pod. A node without its agent has lost its pod: the agent
-    was the main process. The node's recorder can still write a report, but it can't make the pod succeed.
+    A node that joined and sent no report may have lost its pod. A node without its agent has lost
+    its pod: the agent was the main process. The node's recorder can still write a report, but it
+    can't make the pod succeed.
     """
-    is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
+    is_lost = any(
+        failure.subject is Subject.AGENT and failure.category == "node_lost"
+        for failure in job.failures
+    )
     return not is_lost and not unreported_nodes(job)
 
 
-# --- the verdict and the decision -------------------------------------------------------------------------------------
+# --- the verdict and the decision -----------------------------------------------------------------
 
 
 class Scope(str, enum.Enum):
@@ -433,17 +480,22 @@ class Verdict:
     ranks: tuple[int, ...] = ()
     node: str | None = None
     machine: str = field(default="", compare=False)
-    """What identifies the machine of the root cause in another attempt: its name, or the kernel's boot id in a pod that
-    doesn't know the name; empty: unknown. Set by `firstfault.conclude`."""
+    """What identifies the machine of the root cause in another attempt: its name, or the kernel's
+    boot id in a pod that doesn't know the name; empty: unknown. Set by `firstfault.conclude`.
+    """
     fingerprint: str = ""
     timestamp_ns: int | None = None
     confidence: str = "low"
     """"high", "medium" or "low"."""
     rule: str = ""
-    """The strategy's rule that found the root cause, such as "own-fault"; empty: the strategy has no rules."""
+    """The strategy's rule that found the root cause, such as "own-fault"; empty:
+    the strategy has no rules.
+    """
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
-    """Names of the documents behind each sentence of `why`; may be shorter than `why`. Not in JSON, like `root`."""
+    """Names of the documents behind each sentence of `why`; may be shorter than `why`. Not in JSON,
+    like `root`.
+    """
     suspects: tuple[Suspect, ...] = ()
     victims: Victims = field(default_factory=Victims)
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
@@ -471,11 +523,17 @@ class Action(str, enum.Enum):
 
     RETRY = "retry"
     SYSTEM = "system"
-    """Run it again, and don't count that against the user: it's proven that the platform is at fault."""
+    """Run it again, and don't count that against the user:
+    it's proven that the platform is at fault.
+    """
     STOP = "stop"
-    """Don't run it again: it's proven that the failure would come again, or the program asks for that."""
+    """Don't run it again: it's proven that the failure would come again,
+    or the program asks for that.
+    """
     UNKNOWN = "unknown"
-    """Nothing proves that a retry would help, or that it wouldn't: do what happens without firstfault."""
+    """Nothing proves that a retry would help, or that it wouldn't:
+    do what happens without firstfault.
+    """
     UNNAMED = ""
     """Written by a version without actions."""
 
@@ -488,8 +546,9 @@ class Decision:
     kind: Kind
     origin: Origin
     enforced: bool
-    """True: the engine (stock Flyte, or Ray Train's callback) executes the decision. False: it is only advice, as for
-    every job under torchrun: schedulers follow `action`."""
+    """True: the engine (stock Flyte, or Ray Train's callback) executes the decision. False: it is
+    only advice, as for every job under torchrun: schedulers follow `action`.
+    """
     reason: str
     retries_left: int | None = None
     """Unused `retries` of the task, before this decision; None: unknown."""
@@ -499,5 +558,7 @@ class Decision:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the decision is to retry, but all retries are used up, so that the task doesn't run again."""
+        """Whether the decision is to retry, but all retries are used up,
+        so that the task doesn't run again.
+        """
         return self.retry and self.origin is not Origin.SYSTEM and self.retries_left == 0

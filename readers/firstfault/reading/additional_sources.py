@@ -1,4 +1,6 @@
-"""Merge the logs and flight recorder dumps of a job into the snapshot of its attempt. Pure functions."""
+"""Merge the logs and flight recorder dumps of a job into the snapshot of its
+attempt. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,31 @@ from firstfault.reading.assemble import Snapshot, find_judged_round
 def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
     """Add the collectives of `beside` to a snapshot, and its processes that have no document.
 
-    The snapshot's own documents have more details about the same failures, so they stay. Nodes that succeeded get no
-    additions, and an empty snapshot stays empty. Logs may cover several rounds: only the last round in `beside` counts.
+    The snapshot's own documents have more details about the same failures, so they stay. Nodes that
+    succeeded get no additions, and an empty snapshot stays empty. Logs may cover several rounds:
+    only the last round in `beside` counts.
     """
     judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
     entries = [entry for entry in snapshot.roster if entry.place.round == judged.number]
     places = {rank: entry.place for entry in entries for rank in entry.ranks}
     finished = {rank for entry in entries if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
-    ours = [item for item in snapshot.documents if item.subject is Subject.WORKER and judged.has(item)]
+    ours = [
+        item for item in snapshot.documents if item.subject is Subject.WORKER and judged.has(item)
+    ]
     # a rank that isn't in the roster gets the round and the job's sizes from any known place
-    anyones = next(iter([*(item.place for item in ours), *(entry.place for entry in entries)]), None)
+    anyones = next(
+        iter([*(item.place for item in ours), *(entry.place for entry in entries)]), None
+    )
     if anyones is None:
         return snapshot
-    found = {rank: item for rank, item in _find_last_by_rank(beside.documents).items() if rank not in finished}
-    documents = [_with_collectives(item, found) if judged.has(item) else item for item in snapshot.documents]
+    found = {
+        rank: item
+        for rank, item in _find_last_by_rank(beside.documents).items()
+        if rank not in finished
+    }
+    documents = [
+        _with_collectives(item, found) if judged.has(item) else item for item in snapshot.documents
+    ]
     existing = {item.rank for item in ours}.union(*(group.ranks for group in snapshot.unopened))
     new = [(rank, item) for rank, item in found.items() if rank not in existing]
     documents += [_place_document(item, places.get(rank), anyones) for rank, item in new]
@@ -40,12 +53,18 @@ def joined(snapshot: Snapshot, beside: Snapshot) -> Snapshot:
 def _find_last_by_rank(documents: Sequence[WorkerError]) -> dict[int, WorkerError]:
     """Return the workers' documents of the last round, by rank."""
     last = max((item.place.round for item in documents), default=0)
-    of_last = [item for item in documents if item.place.round == last and item.subject is Subject.WORKER]
+    of_last = [
+        item for item in documents if item.place.round == last and item.subject is Subject.WORKER
+    ]
     return {item.rank: item for item in of_last if item.rank is not None}
 
 
 def _with_collectives(document: WorkerError, found: Mapping[int, WorkerError]) -> WorkerError:
-    recorded = found.get(document.rank) if document.rank is not None and document.subject is Subject.WORKER else None
+    recorded = (
+        found.get(document.rank)
+        if document.rank is not None and document.subject is Subject.WORKER
+        else None
+    )
     if recorded is None or not recorded.collectives or document.collectives:
         return document
     refs = (*document.documents, *recorded.documents)
@@ -53,8 +72,23 @@ def _with_collectives(document: WorkerError, found: Mapping[int, WorkerError]) -
 
 
 def _place_document(document: WorkerError, own: Place | None, anyones: Place) -> WorkerError:
-    """Move a document into the attempt's judged round: to `own`, the rank's place in the roster, if known."""
-    known = own or replace(anyones, node=document.node, group_rank=None, incarnation=0, host="", ip="", machine="")
+    """Move a document into the attempt's judged round: to `own`, the rank's place in the roster,
+    if known.
+    """
+    known = own or replace(
+        anyones,
+        node=document.node,
+        group_rank=None,
+        incarnation=0,
+        host="",
+        ip="",
+        machine="",
+    )
     of_process = {name: getattr(document.place, name) for name in ("rank", "local_rank", "pid")}
-    place = replace(known, **of_process, gpu="", world_size=known.world_size or document.place.world_size)
+    place = replace(
+        known,
+        **of_process,
+        gpu="",
+        world_size=known.world_size or document.place.world_size,
+    )
     return replace(document, place=place, worker=place.node)

@@ -1,7 +1,8 @@
-"""Merge documents into `JobErrors`: select the judged round, merge documents of one process, count missing nodes.
+"""Merge documents into `JobErrors`: select the judged round, merge documents of one process,
+count missing nodes.
 
-Pure functions; docs/reference/format.md has the rules. If a roster exists, it decides on the round: any process with
-write access to the attempt can write a document of a later round.
+Pure functions; docs/reference/format.md has the rules. If a roster exists, it decides on the round:
+any process with write access to the attempt can write a document of a later round.
 """
 
 from __future__ import annotations
@@ -16,9 +17,24 @@ from typing import Any
 from firstfault import model
 from firstfault.exceptions.fingerprint import compute_fingerprint
 from firstfault.layout import ErrorKey, is_of_entry
-from firstfault.model import JobErrors, NodePresence, Place, RestartRecord, Subject, WorkerError, Writer
+from firstfault.model import (
+    JobErrors,
+    NodePresence,
+    Place,
+    RestartRecord,
+    Subject,
+    WorkerError,
+    Writer,
+)
 from firstfault.model.failure import OF_LOGS
-from firstfault.model.job import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
+from firstfault.model.job import (
+    NodeKey,
+    node_key,
+    node_label,
+    node_order,
+    nodes_reported,
+    of_newest_incarnations,
+)
 
 _MAX_NAMED = 5
 _DIGEST_BITS = 128
@@ -59,7 +75,8 @@ class Snapshot:
     listed: frozenset[str] = frozenset()
     """Names of listed documents, opened or not, that a receipt mentions."""
     stored: frozenset[str] = frozenset()
-    """Names in `listed` with a document in the storage itself, not only a copy in a node's bundle."""
+    """Names in `listed` with a document in the storage itself, not only a copy in a node's bundle.
+    """
     restarts: tuple[RestartRecord, ...] = ()
     """Oldest first."""
     size: model.JobSize | None = None
@@ -68,15 +85,24 @@ class Snapshot:
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErrors:
-    """Build the failures, the roster and the coverage of an attempt. The order within `snapshot` doesn't matter.
+    """Build the failures, the roster and the coverage of an attempt. The order within
+    `snapshot` doesn't matter.
 
     `expected_nodes` overrides the number of nodes in the roster and the documents.
     """
     withdrawn = _find_withdrawn(snapshot)
-    handled = [document for document in snapshot.documents if not withdrawn.isdisjoint(_list_names(document))]
+    handled = [
+        document
+        for document in snapshot.documents
+        if not withdrawn.isdisjoint(_list_names(document))
+    ]
     snapshot = replace(
         snapshot,
-        documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_list_names(document))),
+        documents=tuple(
+            document
+            for document in snapshot.documents
+            if withdrawn.isdisjoint(_list_names(document))
+        ),
         unreadable=tuple(item for item in snapshot.unreadable if item.name not in withdrawn),
     )
     judged = find_judged_round(snapshot.roster, snapshot.documents, snapshot.restarts)
@@ -85,12 +111,19 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
     of_round = [entry for entry in snapshot.roster if entry.place.round == judged.number]
     roster = tuple(sorted(of_newest_incarnations(of_round, judged.newest), key=_roster_order))
     without_receipts = [
-        replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
+        replace(
+            entry,
+            receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn),
+        )
         for entry in roster
     ]
-    unreadable = [item for item in snapshot.unreadable if item.round is None or item.round >= judged.number]
+    unreadable = [
+        item for item in snapshot.unreadable if item.round is None or item.round >= judged.number
+    ]
     unreadable.sort(key=lambda item: (item.name, item.reason))
-    tails = ((_incarnation(entry.place), tail) for entry in snapshot.roster for tail in entry.log_tails)
+    tails = (
+        (_incarnation(entry.place), tail) for entry in snapshot.roster for tail in entry.log_tails
+    )
     logs = {(*incarnation, tail.rank): tail.text for incarnation, tail in tails}
     failures = _in_order(_with_logs(_merge_documents(current), logs))
     return JobErrors(
@@ -100,7 +133,14 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         roster=roster,
         completion=snapshot.completion,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
-        coverage=_build_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
+        coverage=_build_coverage(
+            snapshot,
+            judged,
+            failures,
+            without_receipts,
+            unreadable,
+            expected_nodes,
+        ),
         round=judged.number,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         digest=compute_digest(failures, snapshot.unopened),
@@ -116,7 +156,8 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
 def compute_digest(failures: Iterable[WorkerError], unopened: Iterable[model.Unopened] = ()) -> str:
     """Return a digest of the names of all documents, opened or not.
 
-    It is a sum of hashes, so it depends neither on the order nor on the selection of opened documents.
+    It is a sum of hashes, so it depends neither on the order nor on the selection of opened
+    documents.
     """
     names = {document.name for failure in failures for document in failure.documents}
     total = sum(map(name_hash, names)) + sum(group.names_hash for group in unopened)
@@ -128,21 +169,29 @@ def name_hash(name: str) -> int:
     key = ErrorKey.parse(name)
     if key is not None:
         return int(key.uuid, 16)
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[: _DIGEST_BITS // 8], "big")
+    return int.from_bytes(
+        hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[: _DIGEST_BITS // 8], "big"
+    )
 
 
-# --- the judged round -------------------------------------------------------------------------------------------------
+# --- the judged round -----------------------------------------------------------------------------
 
 
-def judged_round(entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]) -> int:
+def judged_round(
+    entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]
+) -> int:
     """Return the last round with a roster entry; without a roster, the last round with a document.
 
-    After a round with a restart record, the next round needs no roster entry, only a document. `entries` and
-    `documents` are round numbers.
+    After a round with a restart record, the next round needs no roster entry, only a document.
+    `entries` and `documents` are round numbers.
     """
     if not entries:
         return max(documents, default=0)
-    begun = {record.number + 1 for record in restarts if record.restart and record.kind is model.RestartKind.ROUND}
+    begun = {
+        record.number + 1
+        for record in restarts
+        if record.restart and record.kind is model.RestartKind.ROUND
+    }
     return max(*entries, *(number for number in documents if number in begun), 0)
 
 
@@ -154,14 +203,18 @@ class JudgedRound:
     last_entry: int | None
     """The last round with a roster entry; None: no roster entry exists."""
     newest: dict[NodeKey, int]
-    """The newest incarnation of each node in this round, from roster entries; without entries, from documents."""
+    """The newest incarnation of each node in this round, from roster entries; without entries,
+    from documents.
+    """
     newest_of_name: dict[str, int]
     """The same by the node's name, for documents without a group rank."""
     has_entries: bool
     """Whether the round has a roster entry."""
 
     def has(self, document: WorkerError) -> bool:
-        """Whether a document belongs to the judged round; otherwise the node or the job has restarted since."""
+        """Whether a document belongs to the judged round;
+        otherwise the node or the job has restarted since.
+        """
         place = document.place
         if document.writer is Writer.STOCK or place.round > self.number:
             return True  # Flyte's own files have no round; a later round isn't history
@@ -170,7 +223,9 @@ class JudgedRound:
         return not place.incarnation or place.incarnation >= self._find_newest(place, default=0)
 
     def find_unconfirmed_claim(self, document: WorkerError) -> str:
-        """Return the claim that no roster entry confirms: a later round or a newer incarnation; empty: none."""
+        """Return the claim that no roster entry confirms: a later round or a newer incarnation;
+        empty: none.
+        """
         place = document.place
         if document.writer is Writer.STOCK:
             return ""
@@ -190,11 +245,14 @@ class JudgedRound:
 
 
 def find_judged_round(
-    roster: Sequence[NodePresence], documents: Iterable[WorkerError], restarts: Iterable[RestartRecord]
+    roster: Sequence[NodePresence],
+    documents: Iterable[WorkerError],
+    restarts: Iterable[RestartRecord],
 ) -> JudgedRound:
     """Determine the judged round of an attempt."""
     entries = {entry.place.round for entry in roster}
-    # only readable documents count: an unreadable document must not turn all readable documents into history
+    # only readable documents count: an unreadable document must not turn all readable documents
+    # into history
     ours = [document.place for document in documents if document.writer is not Writer.STOCK]
     number = judged_round(entries, (place.round for place in ours), restarts)
     newest: dict[NodeKey, int] = defaultdict(int)
@@ -204,16 +262,24 @@ def find_judged_round(
             key = node_key(place)
             newest[key] = max(newest[key], place.incarnation)
             of_name[place.node] = max(of_name[place.node], place.incarnation)
-    return JudgedRound(number, max(entries, default=None), dict(newest), dict(of_name), number in entries)
+    return JudgedRound(
+        number,
+        max(entries, default=None),
+        dict(newest),
+        dict(of_name),
+        number in entries,
+    )
 
 
-# --- withdrawn documents --------------------------------------------------------------------------------------------
+# --- withdrawn documents --------------------------------------------------------------------------
 
 
 def _find_withdrawn(snapshot: Snapshot) -> frozenset[str]:
-    """Return the names of documents about exceptions in flight that the user's code handled in the end.
+    """Return the names of documents about exceptions in flight that the user's
+    code handled in the end.
 
-    Either a receipt of the same node marks the document as withdrawn, or the node's roster entry has phase succeeded.
+    Either a receipt of the same node marks the document as withdrawn, or the node's roster entry
+    has phase succeeded.
     """
     read: dict[str, set[tuple[object, ...]]] = defaultdict(set)
     for document in snapshot.documents:
@@ -221,20 +287,27 @@ def _find_withdrawn(snapshot: Snapshot) -> frozenset[str]:
             read[name].add(_incarnation(document.place))
 
     def is_of(entry: Place, name: str) -> bool:
-        """Whether a document has the entry's node, round and incarnation; for an unread document, by its name."""
+        """Whether a document has the entry's node, round and incarnation; for an unread document,
+        by its name.
+        """
         if name in read:
             return read[name] == {_incarnation(entry)}
         key = ErrorKey.parse(name)
         return key is None or is_of_entry(key, entry)
 
-    # only the same node and incarnation can withdraw a document: a wrong receipt must not hide a peer's failure
+    # only the same node and incarnation can withdraw a document: a wrong receipt must not hide a
+    # peer's failure
     names = {
         receipt.name
         for entry in snapshot.roster
         for receipt in entry.receipts
         if receipt.withdrawn and is_of(entry.place, receipt.name)
     }
-    finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is model.Phase.SUCCEEDED}
+    finished = {
+        _incarnation(entry.place)
+        for entry in snapshot.roster
+        if entry.phase is model.Phase.SUCCEEDED
+    }
     for document in snapshot.documents:
         if document.in_flight and _incarnation(document.place) in finished:
             names |= _list_names(document)
@@ -249,7 +322,7 @@ def _list_names(document: WorkerError) -> set[str]:
     return {ref.name for ref in document.documents}
 
 
-# --- several documents of one process -------------------------------------------------------------------------------
+# --- several documents of one process -------------------------------------------------------------
 
 
 def _merge_documents(documents: Sequence[WorkerError]) -> list[WorkerError]:
@@ -265,7 +338,8 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
         return ("file", document.documents[0].name if document.documents else id(document))
     if document.subject is Subject.AGENT:
         return ("agent", document.node, place.group_rank, place.round, place.incarnation)
-    # without a rank, fall back to the pid or local rank, then to the file: a launcher's files have neither
+    # without a rank, fall back to the pid or local rank, then to the file: a launcher's files have
+    # neither
     name = document.documents[0].name if document.documents else ""
     process = (place.pid or place.local_rank or name) if document.rank is None else None
     # include the node: two nodes may claim the same rank
@@ -277,9 +351,12 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
     if len(group) == 1:
         (only,) = group
         return only if only.fingerprint else replace(only, fingerprint=compute_fingerprint(only))
-    ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
+    ordered = sorted(
+        group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item))
+    )
     own = _own_documents(ordered)
-    # the traceback grows while the exception propagates, so the last document about it has the most frames
+    # the traceback grows while the exception propagates, so the last document about it has the most
+    # frames
     raised = [(document, document.exception) for document in own if document.exception is not None]
     about_it = [document for document, exception in raised if _holds(exception, raised[0][1])]
     merged = (about_it or own)[-1]
@@ -287,18 +364,23 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
     # all clock fields from one document: wall and monotonic time must be of the same moment
     merged = replace(merged, **{name: getattr(earliest, name) for name in _TIME_FIELDS})
     for other in ordered:
-        added: dict[str, Any] = {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
+        added: dict[str, Any] = {
+            name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING
+        }
         merged = replace(merged, **added) if added else merged
     return replace(
         merged,
         in_flight=merged.in_flight and not any(map(_was_written_after_end, group)),
-        documents=tuple(sorted((ref for item in group for ref in item.documents), key=lambda ref: ref.name)),
+        documents=tuple(
+            sorted((ref for item in group for ref in item.documents), key=lambda ref: ref.name)
+        ),
         fingerprint=merged.fingerprint or compute_fingerprint(merged),
     )
 
 
 def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
-    """Return a process's own documents about its last exception: in-flight documents by time, then the final document.
+    """Return a process's own documents about its last exception: in-flight documents by time,
+    then the final document.
 
     Without an in-flight document, return only the most credible document.
     """
@@ -312,8 +394,12 @@ def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
 
 
 def _was_written_after_end(document: WorkerError) -> bool:
-    """Whether a document was written after the task function ended: by the worker, or from torch's error file."""
-    return not document.in_flight and (document.writer is Writer.WORKER or document.exception is not None)
+    """Whether a document was written after the task function ended: by the worker,
+    or from torch's error file.
+    """
+    return not document.in_flight and (
+        document.writer is Writer.WORKER or document.exception is not None
+    )
 
 
 def _same_process(one: WorkerError, other: WorkerError) -> bool:
@@ -325,19 +411,29 @@ def _same_process(one: WorkerError, other: WorkerError) -> bool:
 def _holds(later: model.ExceptionInfo, earlier: model.ExceptionInfo) -> bool:
     """Whether `later` is the exception `earlier`, or was raised from it.
 
-    An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't count.
+    An exception raised while `earlier` was being handled, in a cleanup or by a signal, doesn't
+    count.
     """
     causes = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
-    return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes))
+    return any(
+        (found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes)
+    )
 
 
-def _with_logs(failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...], str]) -> Iterable[WorkerError]:
-    """Yield the failures; a worker's failure without a log gets the log tail in its node's roster entry.
+def _with_logs(
+    failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...], str]
+) -> Iterable[WorkerError]:
+    """Yield the failures; a worker's failure without a log gets the log tail in
+    its node's roster entry.
 
     `logs`: the log tails by node, round, incarnation and rank.
     """
     for failure in failures:
-        log = logs.get((*_incarnation(failure.place), failure.rank), "") if failure.subject is Subject.WORKER else ""
+        log = (
+            logs.get((*_incarnation(failure.place), failure.rank), "")
+            if failure.subject is Subject.WORKER
+            else ""
+        )
         yield replace(failure, log_tail=log) if log and not failure.log_tail else failure
 
 
@@ -369,7 +465,9 @@ def _in_order(failures: Iterable[WorkerError]) -> tuple[WorkerError, ...]:
 
 
 def _time_order(failure: WorkerError) -> tuple[object, ...]:
-    """Return the sort key: time (missing last), rank, fingerprint, node, message, and the documents' names."""
+    """Return the sort key: time (missing last), rank, fingerprint, node, message,
+    and the documents' names.
+    """
     missing = failure.timestamp_ns is None
     return (
         missing,
@@ -383,7 +481,9 @@ def _time_order(failure: WorkerError) -> tuple[object, ...]:
 
 
 def _roster_order(entry: NodePresence) -> tuple[object, ...]:
-    """Return the sort key: group rank (missing last), phase, incarnation, node, time, and the receipts' names."""
+    """Return the sort key: group rank (missing last), phase, incarnation, node, time,
+    and the receipts' names.
+    """
     place, names = entry.place, tuple(receipt.name for receipt in entry.receipts)
     by_node = (_or_last(place.group_rank), entry.phase.value, place.incarnation, place.node)
     return (*by_node, entry.timestamp_ns or 0, names)
@@ -393,7 +493,7 @@ def _or_last(rank: int | None) -> int:
     return rank if rank is not None else 1 << 62
 
 
-# --- coverage -------------------------------------------------------------------------------------------------------
+# --- coverage -------------------------------------------------------------------------------------
 
 
 def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
@@ -414,20 +514,28 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
         by_name.setdefault(key[0], key)
     reporters = {_find_reporter(failure, by_name): failure for failure in failures}
     reporters.pop(None, None)
-    nodes = {key[1]: key for key in (*sorted(joined | done, key=node_order), *reporters) if key is not None}
+    nodes = {
+        key[1]: key
+        for key in (*sorted(joined | done, key=node_order), *reporters)
+        if key is not None
+    }
     listed = {number for group in snapshot.unopened for number in group.group_ranks}
     # nodes known only by the names of unopened documents
     by_name_alone = {nodes.get(number, ("", number)) for number in listed}
     reported = set(reporters) | done | by_name_alone
-    # a document proves that its node has ended only without a roster (a copied folder), or if Flyte wrote it
-    finished = done | {key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK}
+    # a document proves that its node has ended only without a roster (a copied folder), or if Flyte
+    # wrote it
+    finished = done | {
+        key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK
+    }
     # joined, but neither a final entry nor a document
     # the entry of a log is about the whole job, not about a node
     logs = {node_key(entry.place) for entry in roster if entry.place.engine == OF_LOGS}
     silent = sorted(joined - reported - logs, key=node_order)
     lost = _receipt_notes(snapshot, roster)
     unconfirmed = [
-        f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names {said}"
+        f"the document of {_format_rank(failure.rank)} on {failure.node or 'an unnamed node'} names"
+        f" {said}"
         for failure in failures
         if (said := judged.find_unconfirmed_claim(failure))
     ]
@@ -442,7 +550,9 @@ def _build_coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
 
 
 def _find_reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | None:
-    """Return the node of a failure; None if its file has no node name and the roster lists the nodes."""
+    """Return the node of a failure; None if its file has no node name and the
+    roster lists the nodes.
+    """
     place = failure.place
     node = place.node or failure.worker
     if place.group_rank is None and node:
@@ -463,24 +573,37 @@ def _list_notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
 ) -> Iterator[str]:
     yield from snapshot.notes
     reasons = (
-        item.reason if item.reason.startswith(item.name) else f"{item.name}: {item.reason}" for item in unreadable
+        item.reason if item.reason.startswith(item.name) else f"{item.name}: {item.reason}"
+        for item in unreadable
     )
-    yield from _first_few([f"not readable: {reason}" for reason in reasons], "more documents are not readable")
+    yield from _first_few(
+        [f"not readable: {reason}" for reason in reasons], "more documents are not readable"
+    )
     if snapshot.foreign:
         names = ", ".join(snapshot.foreign[:_MAX_NAMED])
-        yield f"{len(snapshot.foreign)} files in the errors folder are not error documents and were ignored: {names}"
+        yield (
+            f"{len(snapshot.foreign)} files in the errors folder are not error documents and were"
+            f" ignored: {names}"
+        )
     yield from _first_few(lost, "more documents were lost")
     yield from _first_few(unconfirmed, "more failures that no roster entry confirms")
     if silent:
         names = ", ".join(node_label(key) for key in silent[:_MAX_NAMED])
-        yield f"took part but sent no report: {names}{' and others' if len(silent) > _MAX_NAMED else ''}"
+        yield (
+            "took part but sent no report:"
+            f" {names}{' and others' if len(silent) > _MAX_NAMED else ''}"
+        )
     left = sum(group.count for group in snapshot.unopened)
     opened = sum(len(failure.documents) for failure in failures)
     if left:
         yield f"read {opened} of {opened + left} documents (the rest report the same faults)"
     if snapshot.unopened_history:
         yield f"{snapshot.unopened_history} documents of earlier rounds were not opened"
-    files: list[WorkerError | model.Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
+    files: list[WorkerError | model.Seal | NodePresence] = [
+        *snapshot.documents,
+        *snapshot.seals,
+        *snapshot.roster,
+    ]
     newer = sum(item.newer for item in files)
     if newer:  # the fields that this version knows are read, so the coverage stays complete
         how = "this version leaves out what it does not know; the version of the pods reads all"
@@ -506,9 +629,14 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
                 continue  # the recorder may have uploaded it after its agent's deadline
             if not receipt.durable:
                 why = receipt.error or "no reason given"
-                notes.append(f"the document of {_format_rank(receipt.rank)} on {where} was not uploaded: {why}")
+                notes.append(
+                    f"the document of {_format_rank(receipt.rank)} on {where} was not uploaded:"
+                    f" {why}"
+                )
             elif receipt.name not in present and receipt.name not in snapshot.listed:
-                notes.append(f"{where} reported the upload of {receipt.name}, but the document is missing")
+                notes.append(
+                    f"{where} reported the upload of {receipt.name}, but the document is missing"
+                )
     return notes
 
 

@@ -1,8 +1,9 @@
 """Read one attempt: wait for its nodes, list its files, open documents, and assemble the result.
 
-A small attempt is read completely. In a large cascade, the names show which documents have the same fault: several
-documents of each fault are opened, then documents of the ranks that the strategy requests. The strategy `earliest`
-needs only the first page of names and the first documents. If a name contradicts its document, all are opened.
+A small attempt is read completely. In a large cascade, the names show which documents have the same
+fault: several documents of each fault are opened, then documents of the ranks that the strategy
+requests. The strategy `earliest` needs only the first page of names and the first documents. If a
+name contradicts its document, all are opened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from dataclasses import replace
 from firstfault import model
 from firstfault.errors import StoreUnavailableError
 from firstfault.layout import ErrorKey, Layout, RosterKey, is_error_file, is_of_entry
-from firstfault.model import DocumentsNeeded, JobErrors, NodePresence, ReadingNeeds, Seal, WorkerError
+from firstfault.model import (
+    DocumentsNeeded,
+    JobErrors,
+    NodePresence,
+    ReadingNeeds,
+    Seal,
+    WorkerError,
+)
 from firstfault.model.job import nodes_done
 from firstfault.reading import fetch
 from firstfault.reading import listing as listings
@@ -31,7 +39,9 @@ logger = get_logger(__name__)
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 _LOOK_SHARE = 10
-"""`follow` pauses at least this multiple of the last listing's duration, to limit the load on the storage."""
+"""`follow` pauses at least this multiple of the last listing's duration,
+to limit the load on the storage.
+"""
 _LONGEST_PAUSE_S = 60.0
 
 
@@ -46,8 +56,11 @@ async def read_job(store: ReadableStore, request: Request) -> JobErrors:
     return replace(job, settled=done or request.patience.seconds <= 0)
 
 
-async def follow(store: ReadableStore, request: Request, interval_seconds: float) -> AsyncGenerator[JobErrors, None]:
-    """Yield the job at once and after each change, until all nodes are done; see `MultiErrorFileOutputReader.follow`.
+async def follow(
+    store: ReadableStore, request: Request, interval_seconds: float
+) -> AsyncGenerator[JobErrors, None]:
+    """Yield the job at once and after each change, until all nodes are done; see
+    `MultiErrorFileOutputReader.follow`.
 
     Raises:
         StoreError: the storage refuses a request.
@@ -75,7 +88,9 @@ async def follow(store: ReadableStore, request: Request, interval_seconds: float
         await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
 
 
-async def look(store: ReadableStore, request: Request, known: Mapping[str, NodePresence] | None = None) -> JobErrors:
+async def look(
+    store: ReadableStore, request: Request, known: Mapping[str, NodePresence] | None = None
+) -> JobErrors:
     """List an attempt, read it once, and return the job.
 
     Args:
@@ -101,13 +116,17 @@ async def look(store: ReadableStore, request: Request, known: Mapping[str, NodeP
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)
     listing = await listings.list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
-    return await _Look(*await fetch.with_copies(store, listing, copies), request, dict(known or {})).read()
+    return await _Look(
+        *await fetch.with_copies(store, listing, copies), request, dict(known or {})
+    ).read()
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------
+# --- waiting --------------------------------------------------------------------------------------
 
 
-async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) -> tuple[dict[str, NodePresence], bool]:
+async def await_nodes(
+    store: ReadableStore, layout: Layout, patience: Patience
+) -> tuple[dict[str, NodePresence], bool]:
     """Read the roster until every node has reported or the wait is over.
 
     Args:
@@ -141,7 +160,11 @@ async def await_nodes(store: ReadableStore, layout: Layout, patience: Patience) 
         left = deadline - time.monotonic()
         if not done and left > 0 and patience.enough is not None:
             done = await asyncio.to_thread(patience.enough, roster)
-        if done or left <= 0 or await _sleep_until_shutdown(min(pause, left), patience.shutdown_requested):
+        if (
+            done
+            or left <= 0
+            or await _sleep_until_shutdown(min(pause, left), patience.shutdown_requested)
+        ):
             return {name: entry for name, entry in known.items() if name not in unreadable}, done
         pause = min(pause * 1.5, _LONGEST_POLL_S)
     return known, False
@@ -155,16 +178,20 @@ async def _sleep_until_shutdown(seconds: float, shutdown_requested: threading.Ev
     return await asyncio.to_thread(shutdown_requested.wait, seconds)
 
 
-# --- the first failure alone ----------------------------------------------------------------------------------------
+# --- the first failure alone ----------------------------------------------------------------------
 
 
-async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, listings.Listing]:
-    """Return a snapshot of the last round's earliest failure, from the first page of names, and the listing.
+async def _read_first(
+    store: ReadableStore, layout: Layout
+) -> tuple[Snapshot | None, listings.Listing]:
+    """Return a snapshot of the last round's earliest failure, from the first page of names,
+    and the listing.
 
-    The snapshot is None if more must be read: the attempt is small or has unknown files, or the first document is
-    unreadable, about a stopped process, or about an exception in flight.
+    The snapshot is None if more must be read: the attempt is small or has unknown files, or the
+    first document is unreadable, about a stopped process, or about an exception in flight.
     """
-    # the first document is requested while the second page is still loading: it saves one round trip
+    # the first document is requested while the second page is still loading: it saves one round
+    # trip
     early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
 
     def start(item: ObjectInfo) -> None:
@@ -187,24 +214,37 @@ async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | 
     for document, read_of_it in opened.items():
         if not isinstance(read_of_it, WorkerError) or not listings.agrees(document.key, read_of_it):
             return None, listing
-        # handled later by the user's code, or caused by the agent's signal: such a failure may not be the root cause
+        # handled later by the user's code, or caused by the agent's signal: such a failure may not
+        # be the root cause
         if read_of_it.in_flight or read_of_it.stopped_by_agent:
             return None, listing
     more = " at least" if listing.rest is not None else ""
     count = len(listing.documents)
-    said = f"only the first page of names was read ({count} documents{more}), and {len(first)} were opened"
+    said = (
+        f"only the first page of names was read ({count} documents{more}), and {len(first)} were"
+        " opened"
+    )
     current = listings.of_round(listing.documents, listing.last_round(), newest or {})
-    return fetch.sorted_out(found, notes=(said,), unopened=listings.unopened_by_fault(current, opened)), listing
+    return (
+        fetch.sorted_out(
+            found, notes=(said,), unopened=listings.unopened_by_fault(current, opened)
+        ),
+        listing,
+    )
 
 
-# --- all documents, or several of each fault ------------------------------------------------------------------------
+# --- all documents, or several of each fault ------------------------------------------------------
 
 
 class _Look:
     """Read the documents of one listing."""
 
     def __init__(
-        self, store: ReadableStore, listing: listings.Listing, request: Request, roster: dict[str, NodePresence]
+        self,
+        store: ReadableStore,
+        listing: listings.Listing,
+        request: Request,
+        roster: dict[str, NodePresence],
     ) -> None:
         self._store = store
         self._request = request
@@ -231,9 +271,13 @@ class _Look:
         opening = self._open(documents if is_small else ())
         await gathered(self._read_roster(), self._read_rest(), self._read_restarts(), opening)
         named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
-        self._listed = {name: item for item in documents if (name := str(item.key)) in named} if named else {}
+        self._listed = (
+            {name: item for item in documents if (name := str(item.key)) in named} if named else {}
+        )
         needs = self._request.find_needs([found for found in self._rest if isinstance(found, Seal)])
-        if not is_small and (needs.documents is DocumentsNeeded.ALL or not await self._read_sample(needs)):
+        if not is_small and (
+            needs.documents is DocumentsNeeded.ALL or not await self._read_sample(needs)
+        ):
             await self._open(documents)
         return self._assemble_job()
 
@@ -252,40 +296,59 @@ class _Look:
 
     async def _open(self, documents: Iterable[listings.Named]) -> None:
         new = [document for document in documents if document not in self._opened]
-        self._opened.update(zip(new, await each(self._read, map(self._listing.item, new)), strict=True))
+        self._opened.update(
+            zip(new, await each(self._read, map(self._listing.item, new)), strict=True)
+        )
 
     async def _read(self, item: ObjectInfo) -> WorkerError | Seal | Unreadable:
         return await fetch.read_listed(self._store, item, self._room)
 
     async def _read_sample(self, needs: ReadingNeeds) -> bool:
-        """Open some documents of each fault, then those of requested ranks; False: a name contradicts its document."""
+        """Open some documents of each fault, then those of requested ranks; False: a name
+        contradicts its document.
+        """
         documents = self._listing.documents
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
-        round_ = judged_round({key.round for key in keys}, {item.key.round for item in documents}, self._restarts)
+        round_ = judged_round(
+            {key.round for key in keys}, {item.key.round for item in documents}, self._restarts
+        )
         newest = listings.list_round_incarnations(keys, round_)
         gone = {
             receipt.name
             for entry in self._roster.values()
             for receipt in entry.receipts
-            if receipt.withdrawn and (key := ErrorKey.parse(receipt.name)) and is_of_entry(key, entry.place)
+            if receipt.withdrawn
+            and (key := ErrorKey.parse(receipt.name))
+            and is_of_entry(key, entry.place)
         }
         current = listings.of_round(documents, round_, newest)
-        self._current = [document for document in current if not gone or str(document.key) not in gone]
+        self._current = [
+            document for document in current if not gone or str(document.key) not in gone
+        ]
         self._history = listings.by_time(set(documents).difference(current))
         groups = listings.by_fault(self._current)
         # names without a fingerprint don't identify the fault, so all these documents are opened
         wanted = [*groups.pop("", ()), *self._read_finished(keys)]
         wanted += listings.sample_faults(groups)
         if keys:
-            wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[: listings.NEXT_STEP]
+            wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[
+                : listings.NEXT_STEP
+            ]
         await self._open(self._history[: listings.EARLIER_ROUNDS])
-        # each step opens documents, then asks the strategy, which may request ranks that its suspects depend on
+        # each step opens documents, then asks the strategy, which may request ranks that its
+        # suspects depend on
         for _ in range(listings.MAX_STEPS):
-            wanted = list({*wanted, *listings.of_processes(wanted, self._current)}.difference(self._opened))
+            wanted = list(
+                {*wanted, *listings.of_processes(wanted, self._current)}.difference(self._opened)
+            )
             if not wanted:
                 return True
             await self._open(listings.by_time(wanted))
-            read = [(document, found) for document, found in self._opened.items() if isinstance(found, WorkerError)]
+            read = [
+                (document, found)
+                for document, found in self._opened.items()
+                if isinstance(found, WorkerError)
+            ]
             # one wrong name makes the grouping by names unreliable, so open all documents
             if not all(listings.agrees(document.key, found) for document, found in read):
                 return False
@@ -299,15 +362,23 @@ class _Look:
 
     async def _find_more_ranks(self, needs: ReadingNeeds) -> set[int]:
         """Return the ranks that the strategy requests."""
-        return set(needs.find_more_ranks(self._assemble_job())) if needs.find_more_ranks is not None else set()
+        return (
+            set(needs.find_more_ranks(self._assemble_job()))
+            if needs.find_more_ranks is not None
+            else set()
+        )
 
     def _read_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is model.Phase.SUCCEEDED}
-        return [document for document in self._current if document.key.group_rank in finished][: listings.NEXT_STEP]
+        return [document for document in self._current if document.key.group_rank in finished][
+            : listings.NEXT_STEP
+        ]
 
     def _list_unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
-        """Return more documents of ambiguous faults: none was readable, or only some of the processes were stopped."""
+        """Return more documents of ambiguous faults: none was readable,
+        or only some of the processes were stopped.
+        """
         found = []
         for documents in groups.values():
             read = [self._opened[document] for document in documents if document in self._opened]
@@ -326,7 +397,9 @@ class _Look:
         return self._judged[1]
 
     def _build_snapshot(self) -> Snapshot:
-        notes = tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster)
+        notes = tuple(
+            f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster
+        )
         unopened = listings.unopened_by_fault(self._current, self._opened)
         return replace(
             fetch.sorted_out([*self._opened.values(), *self._rest], notes, unopened),
@@ -334,6 +407,8 @@ class _Look:
             foreign=tuple(self._listing.foreign),
             unopened_history=sum(document not in self._opened for document in self._history),
             listed=frozenset(self._listed),
-            stored=frozenset(name for name, item in self._listed.items() if item.last_modified_ns is not None),
+            stored=frozenset(
+                name for name, item in self._listed.items() if item.last_modified_ns is not None
+            ),
             restarts=self._restarts,
         )

@@ -1,4 +1,6 @@
-"""Read the files of an attempt: documents, roster entries, restart records, and bundles with copies of all of them."""
+"""Read the files of an attempt: documents, roster entries, restart records,
+and bundles with copies of all of them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from dataclasses import dataclass, field
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.layout import Layout, RosterKey, bundle_name, is_of_nodes, join_name, roster_key_for
-from firstfault.model import DocumentRef, NodePresence, Place, RestartKind, RestartRecord, Seal, Unopened, WorkerError
+from firstfault.model import (
+    DocumentRef,
+    NodePresence,
+    Place,
+    RestartKind,
+    RestartRecord,
+    Seal,
+    Unopened,
+    WorkerError,
+)
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, list_everything
 from firstfault.store import ObjectInfo, Page, ReadableStore, join, sort_by_name
@@ -24,7 +35,8 @@ _WORTH_A_BUNDLE = 8
 """Minimum number of documents and entries to read from a bundle; fewer are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 _MOST_BUNDLES = 4
-"""Maximum number of bundles to try, largest first: smaller ones are from pods that concluded early."""
+"""Maximum number of bundles to try, largest first: smaller ones are from pods that concluded early.
+"""
 _MOST_RESTARTS = 64
 """Maximum number of restart records to read of each kind: the last ones by name."""
 MAX_OPENED = 65_536
@@ -39,7 +51,9 @@ _CUT_DOCUMENTS, _CUT_ENTRIES = 900, 450
 
 @dataclass
 class Room:
-    """The remaining read budget: no process with write access to the attempt can exhaust a reader's memory."""
+    """The remaining read budget: no process with write access to the attempt can
+    exhaust a reader's memory.
+    """
 
     documents: int = field(default_factory=lambda: MAX_OPENED)
     size: int = field(default_factory=lambda: MAX_OPENED_BYTES)
@@ -53,7 +67,7 @@ class Room:
         return True
 
 
-# --- documents and roster entries -------------------------------------------------------------------------------------
+# --- documents and roster entries -----------------------------------------------------------------
 
 
 async def read_document(store: ReadableStore, path: str) -> WorkerError | Seal:
@@ -75,7 +89,10 @@ async def read_listed(
     if isinstance(data, Unreadable):
         return data
     try:
-        return decode(data, DocumentRef(item.base, join(store.uri, item.name), item.last_modified_ns, len(data)))
+        return decode(
+            data,
+            DocumentRef(item.base, join(store.uri, item.name), item.last_modified_ns, len(data)),
+        )
     except BadDocumentError as error:
         return Unreadable(item.base, str(error))
 
@@ -83,7 +100,9 @@ async def read_listed(
 async def read_roster(
     store: ReadableStore, items: Sequence[ObjectInfo], room: Room | None = None
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return the listed entries by name, and the unreadable ones, which get an entry made from the file name."""
+    """Return the listed entries by name, and the unreadable ones,
+    which get an entry made from the file name.
+    """
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
         data = await _open_object(store, item, room)
@@ -110,10 +129,14 @@ async def read_roster(
     return entries, bad
 
 
-async def _open_object(store: ReadableStore, item: ObjectInfo, room: Room | None) -> bytes | Unreadable:
+async def _open_object(
+    store: ReadableStore, item: ObjectInfo, room: Room | None
+) -> bytes | Unreadable:
     """Return the bytes of a listed object, or the reason that it wasn't read."""
     if item.size > MAX_DOCUMENT_BYTES:
-        return Unreadable(item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
+        return Unreadable(
+            item.base, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}"
+        )
     if room is not None and not room.admits(item):
         limits = f"{MAX_OPENED} documents and {MAX_OPENED_BYTES} bytes"
         return Unreadable(item.base, f"not opened: of an attempt {limits} are read")
@@ -126,7 +149,9 @@ async def _open_object(store: ReadableStore, item: ObjectInfo, room: Room | None
 
 
 def sorted_out(
-    read: Iterable[WorkerError | Seal | Unreadable], notes: tuple[str, ...] = (), unopened: tuple[Unopened, ...] = ()
+    read: Iterable[WorkerError | Seal | Unreadable],
+    notes: tuple[str, ...] = (),
+    unopened: tuple[Unopened, ...] = (),
 ) -> Snapshot:
     """Sort documents, seals and unreadable files into a snapshot."""
     found = list(read)
@@ -139,10 +164,12 @@ def sorted_out(
     )
 
 
-# --- records of restarts ----------------------------------------------------------------------------------------------
+# --- records of restarts --------------------------------------------------------------------------
 
 
-async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tuple[RestartRecord, ...]:
+async def read_restarts(
+    store: ReadableStore, items: Sequence[ObjectInfo]
+) -> tuple[RestartRecord, ...]:
     """Return the readable restart records, one for each restart, oldest first."""
 
     async def read(item: ObjectInfo) -> RestartRecord | None:
@@ -153,7 +180,9 @@ async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tu
             return None
         if record is None:
             uri = join(store.uri, item.name)
-            logger.warning("%s is not a record of a restart, or of a version that this one does not know", uri)
+            logger.warning(
+                "%s is not a record of a restart, or of a version that this one does not know", uri
+            )
         return record
 
     # per kind: many stalls must not displace the few records of rounds
@@ -165,7 +194,9 @@ async def read_restarts(store: ReadableStore, items: Sequence[ObjectInfo]) -> tu
 
 
 def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
-    """Return one record of each restart, oldest first; of several nodes' records, the agents' common decision wins."""
+    """Return one record of each restart, oldest first; of several nodes' records,
+    the agents' common decision wins.
+    """
 
     def rank(record: RestartRecord) -> tuple[bool, bool]:
         return record.is_agreed, record.lost_seconds is not None
@@ -175,10 +206,14 @@ def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
         key = (record.kind, record.number)
         if key not in best or rank(record) > rank(best[key]):
             best[key] = record
-    return tuple(sorted(best.values(), key=lambda item: (item.timestamp_ns or 0, item.kind.value, item.number)))
+    return tuple(
+        sorted(
+            best.values(), key=lambda item: (item.timestamp_ns or 0, item.kind.value, item.number)
+        )
+    )
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, bytes]:
@@ -188,17 +223,20 @@ async def read_node_copies(store: ReadableStore, listing: Listing) -> dict[str, 
     """
     if len(listing.documents) + len(listing.roster) < _WORTH_A_BUNDLE:
         return {}
-    return await _unpack_bundle(store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)])
+    return await _unpack_bundle(
+        store, listing, [item for item in listing.bundles if not is_of_nodes(item.base)]
+    )
 
 
 async def with_copies(
     store: ReadableStore, listing: Listing, copies: Mapping[str, bytes] | None = None
 ) -> tuple[ReadableStore, Listing]:
-    """Return a store that reads copies first, and the listing, extended by files that exist only as copies.
+    """Return a store that reads copies first, and the listing,
+    extended by files that exist only as copies.
 
-    Nodes without a shared folder pass their files to a peer, which writes them as a bundle: only such bundles extend
-    the listing. Copies of files in a shared folder only save requests. `copies` are from `read_node_copies`; None: not
-    read yet.
+    Nodes without a shared folder pass their files to a peer, which writes them as a bundle: only
+    such bundles extend the listing. Copies of files in a shared folder only save requests. `copies`
+    are from `read_node_copies`; None: not read yet.
     """
     if copies is None:
         copies = await read_node_copies(store, listing)
@@ -208,12 +246,16 @@ async def with_copies(
         listing = await list_everything(store, listing.layout)
     listed = [*listing.roster, *map(listing.item, listing.documents)] if copies else []
     # use a copy only if its size is still the object's: the object may have been overwritten since
-    usable = [item for item in listed if item.name in copies and len(copies[item.name]) == item.size]
+    usable = [
+        item for item in listed if item.name in copies and len(copies[item.name]) == item.size
+    ]
     same = {item.name: copies[item.name] for item in usable}
     return (StoreWithCopies(store, same, store.uri) if same else store), listing
 
 
-async def _unpack_bundle(store: ReadableStore, listing: Listing, bundles: Sequence[ObjectInfo]) -> dict[str, bytes]:
+async def _unpack_bundle(
+    store: ReadableStore, listing: Listing, bundles: Sequence[ObjectInfo]
+) -> dict[str, bytes]:
     """Return the files in the largest undamaged bundle, by path."""
     base = listing.layout.roster.removesuffix("roster")
     # the pod that concluded last knew of the most files, so its bundle is the largest
@@ -230,19 +272,23 @@ async def _unpack_bundle(store: ReadableStore, listing: Listing, bundles: Sequen
 
 
 def cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
-    """Return paths that split a listing into parts of about one page, from the names in the copies."""
+    """Return paths that split a listing into parts of about one page,
+    from the names in the copies.
+    """
     entries = {path for path in copies if path.startswith(f"{layout.roster}/")}
     documents = copies.keys() - entries
     for data in copies.values():
         documents.update(f"{layout.errors}/{name.decode()}" for name in _KEY.findall(data))
-    # half the distance for roster entries: each node has two, but perhaps only one of them is in the copies
+    # half the distance for roster entries: each node has two, but perhaps only one of them is in
+    # the copies
     return [*sorted(documents)[::_CUT_DOCUMENTS], *sorted(entries)[::_CUT_ENTRIES]]
 
 
 class StoreWithCopies:
     """A store with additional copies: lists both, and reads copies first.
 
-    The caller opens and closes `store`; None: only the copies exist. Copies are by path, relative to the root.
+    The caller opens and closes `store`; None: only the copies exist. Copies are by path, relative
+    to the root.
     """
 
     def __init__(self, store: ReadableStore | None, copies: Mapping[str, bytes], uri: str) -> None:
@@ -273,8 +319,12 @@ class StoreWithCopies:
         return sort_by_name({**copies, **{item.name: item for item in listed}}.values())
 
     async def page(self, after: str = "") -> Page:
-        """Return up to 1,000 objects of the store that sort after `after`, and the copies that sort among them."""
-        found = await self._store.page(after) if self._store is not None else Page((), has_more=False)
+        """Return up to 1,000 objects of the store that sort after `after`,
+        and the copies that sort among them.
+        """
+        found = (
+            await self._store.page(after) if self._store is not None else Page((), has_more=False)
+        )
         if not found.is_sorted:
             return found
         # copies behind the page's last name belong to a later page
@@ -285,7 +335,11 @@ class StoreWithCopies:
             for path, data in self._copies.items()
             if path > after and (last is None or path < last) and path not in listed
         ]
-        return Page(tuple(sort_by_name([*found.objects, *lacking])), found.has_more) if lacking else found
+        return (
+            Page(tuple(sort_by_name([*found.objects, *lacking])), found.has_more)
+            if lacking
+            else found
+        )
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes, from its copy if one exists.

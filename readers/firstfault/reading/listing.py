@@ -35,12 +35,14 @@ _CONCURRENT_PARTS = 32
 _LAST = 1 << 64
 
 
-# --- listing ----------------------------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Named:
-    """A listed error document with its fields parsed from the name; about 400 bytes. Compared by identity."""
+    """A listed error document with its fields parsed from the name;
+    about 400 bytes. Compared by identity.
+    """
 
     key: ErrorKey
     size: int
@@ -54,7 +56,9 @@ class Named:
 
     @property
     def process(self) -> tuple[int | None, int | None, int]:
-        """The process that the document is about: the same for documents of a worker and of its agent."""
+        """The process that the document is about:
+        the same for documents of a worker and of its agent.
+        """
         return (self.key.rank, self.key.group_rank, self.key.incarnation)
 
 
@@ -92,11 +96,17 @@ class Listing:
         """Return a value that changes when an object is added, removed or overwritten."""
         # documents are immutable and may be many, so the sum of their uuids is enough
         rest = frozenset((*self.others, *self.stock, *self.roster, *self.of_nodes, *self.restarts))
-        return (len(self.documents), sum(int(document.key.uuid, 16) for document in self.documents), rest)
+        return (
+            len(self.documents),
+            sum(int(document.key.uuid, 16) for document in self.documents),
+            rest,
+        )
 
     def item(self, document: Named) -> ObjectInfo:
         """Return the listed object of a document."""
-        return ObjectInfo(f"{self.layout.errors}/{document.key}", document.size, document.last_modified_ns)
+        return ObjectInfo(
+            f"{self.layout.errors}/{document.key}", document.size, document.last_modified_ns
+        )
 
     def last_round(self) -> int:
         """Return the highest round in the names of documents; -1 if there are none."""
@@ -126,17 +136,22 @@ class Listing:
 
 
 async def begin(
-    store: ReadableStore, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None, small: int = 0
+    store: ReadableStore,
+    layout: Layout,
+    eager: Callable[[ObjectInfo], None] = lambda _: None,
+    small: int = 0,
 ) -> Listing:
     """List two pages concurrently: the first documents, and the first names after the keys.
 
-    The first page has the earliest failures of the last round, the second page its roster. If `Listing.in_order` is
-    False, the storage doesn't sort by name, and the listing must be started over by folder.
+    The first page has the earliest failures of the last round, the second page its roster. If
+    `Listing.in_order` is False, the storage doesn't sort by name, and the listing must be started
+    over by folder.
 
     Args:
         store: the store of the layout's root.
         layout: the attempt's folders.
-        eager: called with the first document by name as soon as it is listed, to start reading early.
+        eager: called with the first document by name as soon as it is listed, to start reading
+            early.
         small: `eager` isn't called if the page has at most this number of objects.
     """
     listing = Listing(layout)
@@ -144,7 +159,9 @@ async def begin(
 
     async def documents() -> None:
         page = await store.page(_STOCK if layout.has_stock else f"{layout.errors}/{_BEFORE_NAMES}")
-        item = next((item for item in page.objects if item.name.startswith(f"{layout.errors}/")), None)
+        item = next(
+            (item for item in page.objects if item.name.startswith(f"{layout.errors}/")), None
+        )
         if item is not None and len(page.objects) > small:
             eager(item)
         listing.rest = _take(listing, page, end)
@@ -157,7 +174,10 @@ async def begin(
 
 
 async def list_everything(
-    store: ReadableStore, layout: Layout, begun: Listing | None = None, cuts: Sequence[str] = ()
+    store: ReadableStore,
+    layout: Layout,
+    begun: Listing | None = None,
+    cuts: Sequence[str] = (),
 ) -> Listing:
     """Return the complete listing of an attempt's folders; continues a listing from `begin`.
 
@@ -165,13 +185,17 @@ async def list_everything(
         store: the store of the layout's root.
         layout: the attempt's folders.
         begun: the listing to continue.
-        cuts: sorted paths below the root that split the remaining listing into parts, which are read concurrently. The
-            paths need not exist.
+        cuts: sorted paths below the root that split the remaining listing into parts, which are
+            read concurrently. The paths need not exist.
     """
-    # without sorted pages, positions between pages mean nothing: then start over and list folder by folder
+    # without sorted pages, positions between pages mean nothing: then start over and list folder by
+    # folder
     if begun is not None and begun.in_order:
         end = _get_keys_end(layout)
-        parts = [*_split_range(begun.rest, cuts, end), *_split_range(begun.rest_after_keys, cuts, None)]
+        parts = [
+            *_split_range(begun.rest, cuts, end),
+            *_split_range(begun.rest_after_keys, cuts, None),
+        ]
 
         async def read_part(part: tuple[str, str | None]) -> None:
             start: str | None
@@ -186,7 +210,10 @@ async def list_everything(
 
     async def read(folder: str) -> None:
         found = await store.list(folder)
-        listing.add(ObjectInfo(join_name(folder, item.name), item.size, item.last_modified_ns) for item in found)
+        listing.add(
+            ObjectInfo(join_name(folder, item.name), item.size, item.last_modified_ns)
+            for item in found
+        )
 
     await gathered(*map(read, (layout.errors, layout.roster, *([""] if layout.has_stock else []))))
     return listing
@@ -197,7 +224,9 @@ def _get_keys_end(layout: Layout) -> str:
 
 
 def _take(listing: Listing, page: Page, end: str | None) -> str | None:
-    """Add a page up to the name `end`; return the name after which to continue, None if the listing is complete."""
+    """Add a page up to the name `end`; return the name after which to continue,
+    None if the listing is complete.
+    """
     listing.in_order &= page.is_sorted
     listing.add(item for item in page.objects if end is None or item.name <= end)
     last = page.objects[-1].name if page.objects else ""
@@ -205,13 +234,16 @@ def _take(listing: Listing, page: Page, end: str | None) -> str | None:
         return None
     errors, roster = listing.layout.errors, listing.layout.roster
     if end is None:
-        # "0" is the character after "/", so this is the end of the roster folder; files after it aren't ours
+        # "0" is the character after "/", so this is the end of the roster folder; files after it
+        # aren't ours
         return max(last, f"{roster}/{_BEFORE_NAMES}") if last < f"{roster}0" else None
     # after Flyte's own files, jump to the documents: folders in between may be large
     return last if last.startswith(_STOCK) else max(last, f"{errors}/{_BEFORE_NAMES}")
 
 
-def _split_range(start: str | None, cuts: Iterable[str], end: str | None) -> list[tuple[str, str | None]]:
+def _split_range(
+    start: str | None, cuts: Iterable[str], end: str | None
+) -> list[tuple[str, str | None]]:
     """Split a listing into parts: for each, the name before its first name, and its last name.
 
     Args:
@@ -225,10 +257,11 @@ def _split_range(start: str | None, cuts: Iterable[str], end: str | None) -> lis
     return list(zip([start, *between], [*between, end], strict=True))
 
 
-# --- which documents of a large attempt are opened --------------------------------------------------------------------
+# --- which documents of a large attempt are opened ------------------------------------------------
 
 SMALL_ATTEMPT = 128
-"""Maximum number of documents, and of roster entries, in a small attempt: all of them are opened."""
+"""Maximum number of documents, and of roster entries, in a small attempt: all of them are opened.
+"""
 FIRST_STEP_OF_EACH_FAULT = 16
 """Number of documents to open of each fault in the first step."""
 FIRST_STEP = 1024
@@ -245,16 +278,22 @@ EARLIER_ROUNDS = 32
 
 def by_time(documents: Iterable[Named]) -> list[Named]:
     """Sort documents by time, then by rank."""
-    return sorted(documents, key=lambda document: (document.moment, document.key.rank or 0, document.key.uuid))
+    return sorted(
+        documents, key=lambda document: (document.moment, document.key.rank or 0, document.key.uuid)
+    )
 
 
-def of_round(documents: Iterable[Named], number: int, newest: Mapping[int | None, int]) -> list[Named]:
-    """Return the documents of a round and of later rounds by time, without a node's earlier incarnations.
+def of_round(
+    documents: Iterable[Named], number: int, newest: Mapping[int | None, int]
+) -> list[Named]:
+    """Return the documents of a round and of later rounds by time,
+    without a node's earlier incarnations.
 
     Args:
         documents: all documents of an attempt.
         number: the round.
-        newest: the newest incarnations in this round's roster, by group rank; if empty, those in the names count.
+        newest: the newest incarnations in this round's roster, by group rank; if empty, those in
+            the names count.
     """
     found = [document for document in documents if document.key.round >= number]
     incarnations = dict(newest)
@@ -263,13 +302,23 @@ def of_round(documents: Iterable[Named], number: int, newest: Mapping[int | None
 
     def is_newest(key: ErrorKey) -> bool:
         # without a group rank or an incarnation, treat it as the newest
-        return key.group_rank is None or not key.incarnation or key.incarnation >= incarnations.get(key.group_rank, 0)
+        return (
+            key.group_rank is None
+            or not key.incarnation
+            or key.incarnation >= incarnations.get(key.group_rank, 0)
+        )
 
-    return by_time(document for document in found if document.key.round > number or is_newest(document.key))
+    return by_time(
+        document for document in found if document.key.round > number or is_newest(document.key)
+    )
 
 
-def unconfirmed(documents: Iterable[Named], number: int, newest: Mapping[int | None, int]) -> list[Named]:
-    """Return the documents with a later round than `number`, or a newer incarnation than the roster's."""
+def unconfirmed(
+    documents: Iterable[Named], number: int, newest: Mapping[int | None, int]
+) -> list[Named]:
+    """Return the documents with a later round than `number`,
+    or a newer incarnation than the roster's.
+    """
 
     def is_newer(key: ErrorKey) -> bool:
         return key.round > number or key.incarnation > newest.get(key.group_rank, key.incarnation)
@@ -286,16 +335,24 @@ def by_fault(documents: Iterable[Named]) -> dict[str, list[Named]]:
 
 
 def of_processes(documents: Iterable[Named], among: Iterable[Named]) -> Iterator[Named]:
-    """Yield the documents in `among` about the same processes as `documents`, written by worker or agent."""
+    """Yield the documents in `among` about the same processes as `documents`,
+    written by worker or agent.
+    """
     wanted = {document.process for document in documents if document.key.rank is not None}
     return (document for document in among if document.process in wanted)
 
 
 def newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
-    """Return each node's newest incarnation in the documents' last round; None if the roster's last round differs."""
+    """Return each node's newest incarnation in the documents' last round;
+    None if the roster's last round differs.
+    """
     keys = [key for item in listing.roster if (key := RosterKey.parse(item.base)) is not None]
     last = listing.last_round()
-    return None if keys and max(key.round for key in keys) != last else list_round_incarnations(keys, last)
+    return (
+        None
+        if keys and max(key.round for key in keys) != last
+        else list_round_incarnations(keys, last)
+    )
 
 
 def list_round_incarnations(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int]:
@@ -308,20 +365,33 @@ def list_round_incarnations(keys: Iterable[RosterKey], round_: int) -> dict[int 
 
 
 def first_documents(listing: Listing, newest: Mapping[int | None, int] | None) -> list[Named]:
-    """Return the documents with the last round's earliest time; none if these aren't enough for `earliest`."""
+    """Return the documents with the last round's earliest time;
+    none if these aren't enough for `earliest`.
+    """
     is_small = len(listing.documents) <= SMALL_ATTEMPT
-    if newest is None or is_small or listing.others or listing.foreign or len(listing.stock) > MAX_SIMULTANEOUS:
+    if (
+        newest is None
+        or is_small
+        or listing.others
+        or listing.foreign
+        or len(listing.stock) > MAX_SIMULTANEOUS
+    ):
         return []
     documents = of_round(listing.documents, listing.last_round(), newest)
-    first = [document for document in documents[: MAX_SIMULTANEOUS + 1] if document.moment == documents[0].moment]
+    first = [
+        document
+        for document in documents[: MAX_SIMULTANEOUS + 1]
+        if document.moment == documents[0].moment
+    ]
     return first if len(first) <= MAX_SIMULTANEOUS else []
 
 
 def sample_faults(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
-    """Return the documents to open first: of each fault the earliest, the last, and some in between.
+    """Return the documents to open first: of each fault the earliest, the last,
+    and some in between.
 
-    If there are too many faults, half of the documents are of the rarest faults and half of the earliest ones: the root
-    cause is usually rare, and early.
+    If there are too many faults, half of the documents are of the rarest faults and half of the
+    earliest ones: the root cause is usually rare, and early.
     """
     share = max(1, min(FIRST_STEP_OF_EACH_FAULT, FIRST_STEP // max(len(groups), 1)))
     chosen = list(groups.values())
@@ -342,18 +412,27 @@ def _sample(documents: Sequence[Named], count: int) -> list[Named]:
     return [*documents[:early], *(documents[place] for place in places)]
 
 
-def unopened_by_fault(documents: Iterable[Named], opened: Mapping[Named, object]) -> tuple[Unopened, ...]:
+def unopened_by_fault(
+    documents: Iterable[Named], opened: Mapping[Named, object]
+) -> tuple[Unopened, ...]:
     """Summarize the unopened documents by fault, the largest group first."""
     found = []
     for fingerprint, members in by_fault(documents).items():
         left = [document.key for document in members if document not in opened]
         if not left:
             continue
-        said = {read.fingerprint for read in map(opened.get, members) if isinstance(read, WorkerError)}
+        said = {
+            read.fingerprint for read in map(opened.get, members) if isinstance(read, WorkerError)
+        }
         ranks = {key.rank for key in left if key.rank is not None}
         nodes = {key.group_rank for key in left if key.group_rank is not None}
-        names_hash, name = sum(int(key.uuid, 16) for key in left), min(said, default=f"?:{fingerprint}")
-        found.append(Unopened(name, len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash))
+        names_hash, name = (
+            sum(int(key.uuid, 16) for key in left),
+            min(said, default=f"?:{fingerprint}"),
+        )
+        found.append(
+            Unopened(name, len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash)
+        )
     return tuple(sorted(found, key=lambda group: (-group.count, group.fingerprint)))
 
 
@@ -363,14 +442,18 @@ def agrees(key: ErrorKey, error: WorkerError) -> bool:
 
 
 def roster_entries_to_open(items: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """Return the last round's entries, without "joined" entries of nodes that have a final one, and unknown files."""
+    """Return the last round's entries, without "joined" entries of nodes that have a final one,
+    and unknown files.
+    """
 
     def life(key: RosterKey) -> tuple[int, int | None, int]:
         return (key.round, key.group_rank, key.incarnation)
 
     keys = {item.name: RosterKey.parse(item.base) for item in items}
     last = max((key.round for key in keys.values() if key is not None), default=0)
-    ended = {life(key) for key in keys.values() if key is not None and key.phase is not Phase.JOINED}
+    ended = {
+        life(key) for key in keys.values() if key is not None and key.phase is not Phase.JOINED
+    }
     return [
         item
         for item in items

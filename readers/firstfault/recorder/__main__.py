@@ -3,7 +3,8 @@
 import sys
 
 if not getattr(sys.flags, "safe_path", False):
-    # -m puts the working directory first, where a training's types.py or queue.py would shadow the standard library's
+    # -m puts the working directory first, where a training's types.py or queue.py would shadow the
+    # standard library's
     sys.path.append(sys.path.pop(0))
 
 import json

@@ -45,7 +45,9 @@ class Target:
 
 
 class RecorderClient:
-    """A client of the recorder that listens in `folder`. It keeps nothing open, so it may be forked and pickled."""
+    """A client of the recorder that listens in `folder`. It keeps nothing open,
+    so it may be forked and pickled.
+    """
 
     def __init__(self, folder: NodeFolder) -> None:
         self._folder = folder
@@ -56,24 +58,37 @@ class RecorderClient:
         The recorder continues after that. If the file is in a spool, it writes the receipt there.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
+            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an
+                answer.
         """
-        answer = self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds)
-        return Receipt(**answer) if answer else target.failed(f"the storage did not answer within {seconds:.1f} s")
+        answer = self._ask(
+            {"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds
+        )
+        return (
+            Receipt(**answer)
+            if answer
+            else target.failed(f"the storage did not answer within {seconds:.1f} s")
+        )
 
     def resources(self, timeout_seconds: float) -> Resources:
         """Return the container's memory figures.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, or it didn't answer within `timeout_seconds`.
+            RecorderUnavailableError: no recorder is running, or it didn't answer within
+                `timeout_seconds`.
         """
-        return Resources(**(self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)))
+        return Resources(
+            **(self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds))
+        )
 
-    def roster(self, timeout_seconds: float = time_limits.ROSTER_LISTING_TIMEOUT_SECONDS) -> list[str]:
+    def roster(
+        self, timeout_seconds: float = time_limits.ROSTER_LISTING_TIMEOUT_SECONDS
+    ) -> list[str]:
         """Return the names of all roster entries in the storage.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, or it didn't answer within `timeout_seconds`.
+            RecorderUnavailableError: no recorder is running, or it didn't answer within
+                `timeout_seconds`.
             StoreError: the storage could not be listed.
         """
         answer = self._ask({"op": "roster"}, timeout_seconds) or self._is_silent(timeout_seconds)
@@ -83,7 +98,8 @@ class RecorderClient:
         return names
 
     def end(self, timeout_seconds: float = time_limits.RECORDER_EXIT_GRACE_SECONDS) -> None:
-        """Ask the recorder to finish its uploads and exit; return when it does, or after `timeout_seconds`.
+        """Ask the recorder to finish its uploads and exit; return when it does,
+        or after `timeout_seconds`.
 
         Raises:
             RecorderUnavailableError: no recorder is running.
@@ -91,39 +107,55 @@ class RecorderClient:
         self._ask({"op": "end", "seconds": timeout_seconds}, timeout_seconds)
 
     def _is_silent(self, seconds: float) -> NoReturn:
-        raise RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
+        raise RecorderUnavailableError(
+            f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s"
+        )
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the recorder's answer; empty: it has received the request, and has no result within `seconds`.
+        """Return the recorder's answer; empty: it has received the request,
+        and has no result within `seconds`.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
+            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an
+                answer.
         """
         deadline = time.monotonic() + seconds
-        # A frozen recorder may use at most half of the time: the caller needs the rest to upload the file itself.
+        # A frozen recorder may use at most half of the time: the caller needs the rest to upload
+        # the file itself.
         first = min(time_limits.REQUEST_RECEIPT_TIMEOUT_SECONDS, seconds / 2)
         received = line = b""
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, connection.makefile("rb") as lines:
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+                connection.makefile("rb") as lines,
+            ):
                 _send(connection, str(self._folder.socket), request, time.monotonic() + first)
                 received = lines.readline()
                 connection.settimeout(_get_remaining_seconds(deadline))
                 line = lines.readline()
-        # TimeoutError is an OSError, so it comes first. A timeout after `received` isn't an error: the recorder is
-        # uploading.
+        # TimeoutError is an OSError, so it comes first. A timeout after `received` isn't an error:
+        # the recorder is uploading.
         except TimeoutError:
             return {} if received else self._is_silent(first)
         except OSError as error:
             raise RecorderUnavailableError(
-                f"no recorder is running in {self._folder.path} ({error}); it has ended, or was never started"
+                f"no recorder is running in {self._folder.path} ({error}); it has ended, or was"
+                " never started"
             ) from error
         if not line.endswith(b"\n"):
-            raise RecorderUnavailableError(f"the recorder in {self._folder.path} ended without an answer")
+            raise RecorderUnavailableError(
+                f"the recorder in {self._folder.path} ended without an answer"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
-def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> None:
+def _send(
+    connection: socket.socket,
+    address: str,
+    request: dict[str, Any],
+    deadline: float,
+) -> None:
     """Connect and send a request; reading the answer then has the time that is left."""
     while True:
         connection.settimeout(_get_remaining_seconds(deadline))

@@ -1,4 +1,6 @@
-"""The memory of the recorder's container, from its control group: limit, use, peak and OOM kills."""
+"""The memory of the recorder's container, from its control group: limit, use,
+peak and OOM kills.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,20 @@ _NO_LIMIT_BYTES = 2**60
 """A larger limit means no limit: version 1 writes the largest number of whole pages for that."""
 
 
-# file names of each version of control groups; each file has one number, "oom" has lines of a name and a number
+# file names of each version of control groups; each file has one number, "oom" has lines of a name
+# and a number
 _V1 = {
     "used": "memory.usage_in_bytes",
     "peak": "memory.max_usage_in_bytes",
     "limit": "memory.limit_in_bytes",
     "oom": "memory.oom_control",
 }
-_V2 = {"used": "memory.current", "peak": "memory.peak", "limit": "memory.max", "oom": "memory.events"}
+_V2 = {
+    "used": "memory.current",
+    "peak": "memory.peak",
+    "limit": "memory.max",
+    "oom": "memory.events",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,9 @@ class _ContainerGroup:
     files: dict[str, str]
 
     def limited(self) -> Path:
-        """Return the folder of the nearest group upwards that has a limit; of this group if none has."""
+        """Return the folder of the nearest group upwards that has a limit;
+        of this group if none has.
+        """
         folder = self.folder
         while _read_number(folder / self.files["limit"]) is None:
             if folder == self.mount:
@@ -44,11 +54,12 @@ class _ContainerGroup:
 
 
 class MemoryWatch:
-    """Watches the memory of the control group that this process is in, version 1 or 2. Never raises.
+    """Watches the memory of the control group that this process is in,
+    version 1 or 2. Never raises.
 
-    Usage, peak and limit are those of the nearest group that has a limit; kills are those of this process's group.
-    Usage includes page cache, which the kernel frees before it kills, so usage near the limit proves nothing. Tests set
-    `root`, the folder of ``/proc`` and the mounts.
+    Usage, peak and limit are those of the nearest group that has a limit; kills are those of this
+    process's group. Usage includes page cache, which the kernel frees before it kills, so usage
+    near the limit proves nothing. Tests set `root`, the folder of ``/proc`` and the mounts.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -68,7 +79,8 @@ class MemoryWatch:
             self._watermark, self._watermark_ns = used, time.time_ns()
 
     def find_shortage(self, share: float) -> tuple[int, int] | None:
-        """Return the memory in use and the limit if this share of it is used, without inactive page cache.
+        """Return the memory in use and the limit if this share of it is used,
+        without inactive page cache.
 
         That is what Kubernetes calls the working set.
         """
@@ -82,10 +94,10 @@ class MemoryWatch:
     def report(self) -> model.Resources:
         """Return the current figures; None for one that could not be read.
 
-        ``oom_kill``: processes of this group that the kernel's OOM killer has killed since this watch began.
-        ``memory_used_bytes``, ``memory_limit_bytes``: now; a limit of None means no limit.
-        ``memory_peak_bytes``: the kernel's peak, else the highest sample.
-        ``watermark_ns``: time of the highest sample, nanoseconds since the Unix epoch.
+        ``oom_kill``: processes of this group that the kernel's OOM killer has killed since this
+        watch began. ``memory_used_bytes``, ``memory_limit_bytes``: now; a limit of None means no
+        limit. ``memory_peak_bytes``: the kernel's peak, else the highest sample. ``watermark_ns``:
+        time of the highest sample, nanoseconds since the Unix epoch.
         """
         self.sample()
         kills = self._kills()
@@ -114,30 +126,40 @@ class MemoryWatch:
 
 
 def _own_group(root: Path) -> _ContainerGroup | None:
-    """Return this process's group: of version 1 if that has a memory controller, else of version 2."""
+    """Return this process's group: of version 1 if that has a memory controller,
+    else of version 2.
+    """
     groups = [line.split(":", 2)[1:] for line in _read_text(root / "proc/self/cgroup").splitlines()]
     paths = {name: group[1] for group in groups if len(group) > 1 for name in group[0].split(",")}
     path = paths.get("memory", paths.get(""))
     version_1 = "memory" in paths
     for mount_root, mount in _list_mounts(root, version_1=version_1):
         if path is not None:
-            return _ContainerGroup(_find_group_folder(mount_root, mount, path), mount, _V1 if version_1 else _V2)
+            return _ContainerGroup(
+                _find_group_folder(mount_root, mount, path), mount, _V1 if version_1 else _V2
+            )
     return None
 
 
 def _list_mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
-    """Return the root and the mount point of each mount of the hierarchy; see mountinfo in proc(5)."""
+    """Return the root and the mount point of each mount of the hierarchy;
+    see mountinfo in proc(5).
+    """
     found = []
     for line in _read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         mount, kind = left.split(), right.split()
-        if kind[:1] == ["cgroup" if version_1 else "cgroup2"] and (not version_1 or "memory" in kind[-1].split(",")):
+        if kind[:1] == ["cgroup" if version_1 else "cgroup2"] and (
+            not version_1 or "memory" in kind[-1].split(",")
+        ):
             found.append((mount[3], root / mount[4].lstrip("/")))
     return found
 
 
 def _find_group_folder(mount_root: str, mount: Path, path: str) -> Path:
-    """Return the group's folder. In a container it is the mount point itself, also if `path` is a path of the host."""
+    """Return the group's folder. In a container it is the mount point itself,
+    also if `path` is a path of the host.
+    """
     prefix = mount_root.rstrip("/")
     inside = path[len(prefix) :].strip("/") if f"{path}/".startswith(f"{prefix}/") else ""
     folder = mount / inside

@@ -14,9 +14,13 @@ from pathlib import Path
 from firstfault.recorder.spool import Spool
 
 DOCUMENT = "document.pb"
-"""In `NodeFolder.last_words`: the error document about the agent's death, without a time; empty: it ends normally."""
+"""In `NodeFolder.last_words`: the error document about the agent's death, without a time; empty:
+it ends normally.
+"""
 PRESENCE = "presence.pb"
-"""In `NodeFolder.last_words`: the agent's last roster entry (phase failed), without receipts and time."""
+"""In `NodeFolder.last_words`: the agent's last roster entry (phase failed),
+without receipts and time.
+"""
 WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
 SESSIONS = "sessions.json"
@@ -35,7 +39,9 @@ def get_stack_size(stacks: Path) -> int:
 
 
 def get_stack_tail(stacks: Path, start: int = 0) -> str:
-    """Return the end of a file of stacks, without its first `start` bytes; empty if it can't be read."""
+    """Return the end of a file of stacks, without its first `start` bytes;
+    empty if it can't be read.
+    """
     try:
         return stacks.read_bytes()[start:][-_MAX_STACKS:].decode(errors="replace").strip()
     except OSError:
@@ -50,16 +56,18 @@ class NodeFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder is there. The recorder removes it when it ends, and late writers must not recreate it.
+        """Whether the folder is there. The recorder removes it when it ends,
+        and late writers must not recreate it.
 
-        Something of another user in its place, such as after a cleaner of /tmp has removed it, isn't the folder.
+        Something of another user in its place, such as after a cleaner of /tmp has removed it,
+        isn't the folder.
         """
         with contextlib.suppress(OSError):
             status = self.path.lstat()
             return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
         return False
 
-    # --- the recorder's files -------------------------------------------------------------------------------------
+    # --- the recorder's files ---------------------------------------------------------------------
 
     @property
     def socket(self) -> Path:
@@ -67,7 +75,8 @@ class NodeFolder:
         return self.path / "recorder.sock"
 
     def note_sessions(self, sessions: Iterable[int]) -> None:
-        """Keep the sessions of the workers that lead one: the recorder ends what a dead agent leaves in them.
+        """Keep the sessions of the workers that lead one:
+        the recorder ends what a dead agent leaves in them.
 
         Raises:
             OSError: the file could not be written.
@@ -95,23 +104,29 @@ class NodeFolder:
         return found
 
     def remove(self) -> None:
-        """Remove the folder and its contents. Late writers find no folder, and don't recreate it."""
-        # Rename first: late writers use the old path, so they can't add files to the folder that is being removed.
+        """Remove the folder and its contents. Late writers find no folder,
+        and don't recreate it.
+        """
+        # Rename first: late writers use the old path, so they can't add files to the folder that is
+        # being removed.
         gone = self.path.with_name(f"{self.path.name}.gone")
         with contextlib.suppress(OSError):
             self.path.rename(gone)
         for path in (gone, self.path):
-            # A writer that looked up the folder just before the rename may add a file during the removal.
+            # A writer that looked up the folder just before the rename may add a file during the
+            # removal.
             for _ in range(_REMOVALS):
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
                     break
 
-    # --- spools -----------------------------------------------------------------------------------------------------
+    # --- spools -----------------------------------------------------------------------------------
 
     @property
     def last_words(self) -> Spool:
-        """`DOCUMENT` and `PRESENCE`: written at the start of each round, uploaded if the agent dies."""
+        """`DOCUMENT` and `PRESENCE`: written at the start of each round,
+        uploaded if the agent dies.
+        """
         return Spool(self.path / "last-words")
 
     @property
@@ -121,7 +136,9 @@ class NodeFolder:
 
     @property
     def outgoing_spool(self) -> Spool:
-        """Roster entries and the verdict. It isn't one of the `spools`: those hold only error documents."""
+        """Roster entries and the verdict. It isn't one of the `spools`:
+        those hold only error documents.
+        """
         return Spool(self.path / "outgoing")
 
     def spool(self, name: str) -> Spool:
@@ -132,7 +149,7 @@ class NodeFolder:
         """Return the spools of all processes, by name."""
         return [Spool(path) for path in sorted((self.path / "spool").glob("*"))]
 
-    # --- files of the agent and its workers ---------------------------------------------------------------------------
+    # --- files of the agent and its workers -------------------------------------------------------
 
     @property
     def agent_socket(self) -> Path:
@@ -183,8 +200,9 @@ class WorkerFiles:
     """The stacks that a fatal signal leaves."""
 
 
-# --- the client of the recorder ---------------------------------------------------------------------------------------
+# --- the client of the recorder -------------------------------------------------------------------
 
-# Protocol: one connection for each request. The client sends a line of JSON, the recorder answers with two lines. The
-# first one, `RECEIVED`, comes at once; without it the recorder is frozen, and the caller uploads the file itself. If
-# only the second line is missing, the storage is slow, and the recorder continues the upload.
+# Protocol: one connection for each request. The client sends a line of JSON, the recorder answers
+# with two lines. The first one, `RECEIVED`, comes at once; without it the recorder is frozen, and
+# the caller uploads the file itself. If only the second line is missing, the storage is slow, and
+# the recorder continues the upload.

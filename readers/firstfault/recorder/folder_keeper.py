@@ -1,8 +1,9 @@
 """Keeps the node's folder for as long as the job runs, and removes folders of killed jobs.
 
-The folder is below /tmp, where cleaners remove what is some days old, also under a running job: systemd-tmpfiles does
-so after 10 days on many systems. It skips a locked directory. Others (tmpwatch, tmpreaper, ``find -mtime +7 -delete``)
-know no locks, but skip what was touched lately. After all of them, the recorder restores what it needs itself.
+The folder is below /tmp, where cleaners remove what is some days old, also under a running job:
+systemd-tmpfiles does so after 10 days on many systems. It skips a locked directory. Others
+(tmpwatch, tmpreaper, ``find -mtime +7 -delete``) know no locks, but skip what was touched lately.
+After all of them, the recorder restores what it needs itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PREFIX = "firstfault-"
 _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}(\.gone)?")
 """What `tempfile.mkdtemp` and `NodeFolder.remove` make of the prefix."""
 _BOOT = "boot-id"
-"""A file in a folder that was locked when it was made: the machine and the boot in which its lock counts."""
+"""A file in a folder that was locked when it was made:
+the machine and the boot in which its lock counts.
+"""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PRIVATE = 0o700
 
@@ -31,11 +34,14 @@ class FolderLock:
     """A lock on a directory, held until the last process that has inherited it has ended.
 
     Raises:
-        OSError: the directory isn't there, isn't this user's alone, is locked, or is on a file system without locks.
+        OSError: the directory isn't there, isn't this user's alone, is locked, or is on a file
+            system without locks.
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._descriptor = os.open(
+            path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
         try:
             self._status = os.fstat(self._descriptor)
             _check_private(path, self._status)
@@ -57,7 +63,8 @@ class FolderLock:
 
     def release(self) -> None:
         """Hold the lock no longer in this process."""
-        # A program may have closed the descriptor, and its number may be that of one of its own files by now.
+        # A program may have closed the descriptor, and its number may be that of one of its own
+        # files by now.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), self._status):
                 os.close(self._descriptor)
@@ -83,8 +90,9 @@ def remove_stale_folders(own: NodeFolder) -> None:
             # Locked means in use, by an agent or a recorder of this machine.
             lock = FolderLock(path)
             try:
-                # Another machine may share this folder, and its locks may not be seen here. A folder that is not marked
-                # was made by another version of firstfault, or just now, and isn't locked yet.
+                # Another machine may share this folder, and its locks may not be seen here. A
+                # folder that is not marked was made by another version of firstfault, or just now,
+                # and isn't locked yet.
                 if (path / _BOOT).read_bytes() == _BOOT_ID.read_bytes() and lock.is_at(path):
                     NodeFolder(path).remove()
             finally:
@@ -102,7 +110,8 @@ class FolderKeeper:
         self._lock: FolderLock | None = None
 
     def look(self) -> bool:
-        """Restore what a cleaner has removed; return whether the recorder has to listen on a new socket.
+        """Restore what a cleaner has removed; return whether the recorder has to
+        listen on a new socket.
 
         Raises:
             OSError: it can't be restored, such as with a full disk.
@@ -117,7 +126,9 @@ class FolderKeeper:
         return not self._folder.socket.is_socket()
 
     def read(self, file: Path) -> bytes | None:
-        """Return the content of one of the files about the agent's death, also if a cleaner has just removed it."""
+        """Return the content of one of the files about the agent's death,
+        also if a cleaner has just removed it.
+        """
         with contextlib.suppress(OSError):
             return file.read_bytes()
         return self._kept[file][1] if file in self._kept else None
@@ -129,7 +140,8 @@ class FolderKeeper:
             if self._lock is not None:
                 self._lock.release()
             self._lock = lock_folder(path)
-        # Its name is known to all users of the machine: another one may have made something in its place.
+        # Its name is known to all users of the machine: another one may have made something in its
+        # place.
         if not self._folder.exists:
             raise PermissionError(f"{path} is not this user's folder")
         (path / "spool").mkdir(exist_ok=True)
@@ -151,7 +163,8 @@ class FolderKeeper:
         for folder, _, files in os.walk(self._folder.path):
             for name in (".", *files):
                 with contextlib.suppress(OSError):  # it has just been removed
-                    os.utime(os.path.join(folder, name), follow_symlinks=False)  # noqa: PTH118 - many, and often
+                    # many, and often
+                    os.utime(os.path.join(folder, name), follow_symlinks=False)  # noqa: PTH118
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:

@@ -1,10 +1,11 @@
 """Kills the orphans of a training's workers, and relays what surviving processes write to stderr.
 
-A worker that ends by SIGKILL or ``os._exit`` can't stop its data loaders, pools and programs. These orphans hold
-memory, GPUs and ports that the next round needs, and outlive the job unless its container ends. A process that started
-a new session, such as a daemon, is meant to outlive its worker and isn't killed. Its stderr is the worker's FIFO, so it
-would get SIGPIPE once nobody reads the FIFO. Therefore this module is also a script that reads FIFOs in a separate
-session, ``python orphans.py [-]FD ...``. The script uses the standard library only.
+A worker that ends by SIGKILL or ``os._exit`` can't stop its data loaders, pools and programs. These
+orphans hold memory, GPUs and ports that the next round needs, and outlive the job unless its
+container ends. A process that started a new session, such as a daemon, is meant to outlive its
+worker and isn't killed. Its stderr is the worker's FIFO, so it would get SIGPIPE once nobody reads
+the FIFO. Therefore this module is also a script that reads FIFOs in a separate session, ``python
+orphans.py [-]FD ...``. The script uses the standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _CHUNK_BYTES = 64 * 1024
 
 
 def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[int]:
-    """Return the processes of this session, and of `sessions`, that are workers of a node, or that workers started."""
+    """Return the processes of this session, and of `sessions`, that are workers of a node,
+    or that workers started.
+    """
     sessions, real = sessions | {os.getsid(0)}, folder.resolve()
     entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return {int(entry.name) for entry in entries if _is_orphan(entry, folder, real, sessions)}
@@ -45,7 +48,9 @@ def _is_orphan(entry: Path, folder: Path, real: Path, sessions: frozenset[int]) 
 
 
 def _send_signal(pid: int, number: signal.Signals, is_still_meant: Callable[[], bool]) -> None:
-    """Send a signal to a process that was found before: it may have ended since, and another one have its number."""
+    """Send a signal to a process that was found before: it may have ended since,
+    and another one have its number.
+    """
     with contextlib.suppress(OSError):
         try:
             descriptor = os.pidfd_open(pid)
@@ -66,12 +71,15 @@ def _send_signal(pid: int, number: signal.Signals, is_still_meant: Callable[[], 
 def _is_started_by_worker(process: Path, folder: Path) -> bool:
     """Return whether a program was started with a worker's variables.
 
-    ``/proc/<pid>/environ`` is the environment at the last exec, so a forked worker shows its agent's.
+    ``/proc/<pid>/environ`` is the environment at the last exec, so a forked worker shows its
+    agent's.
     """
     variables = (process / "environ").read_bytes().split(b"\0")
     recordings = [item for item in variables if item.startswith(_RECORDING)]
     of_this_node = b'"%s"' % os.fsencode(folder)
-    return any(item.startswith(_RANK) for item in variables) and any(of_this_node in item for item in recordings)
+    return any(item.startswith(_RANK) for item in variables) and any(
+        of_this_node in item for item in recordings
+    )
 
 
 def _is_forked_from_worker(process: Path, folder: Path) -> bool:
@@ -87,8 +95,12 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
     return False
 
 
-def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int] = frozenset()) -> None:
-    """Send SIGTERM to the orphans of ended workers, and SIGKILL to those still running after `seconds`."""
+def kill_orphan_processes(
+    folder: Path, seconds: float, sessions: frozenset[int] = frozenset()
+) -> None:
+    """Send SIGTERM to the orphans of ended workers,
+    and SIGKILL to those still running after `seconds`.
+    """
     from firstfault.recorder import time_limits  # noqa: PLC0415 - as above
 
     own = {os.getsid(0)}
@@ -97,40 +109,50 @@ def kill_orphan_processes(folder: Path, seconds: float, sessions: frozenset[int]
     for number, until in ((signal.SIGTERM, deadline), (signal.SIGKILL, last_deadline)):
         sent: set[int] = set()
         pause: float = time_limits.ORPHANS_POLL_SECONDS
-        # Search /proc again each time: an orphan may fork before it ends. Each process gets each signal once.
+        # Search /proc again each time: an orphan may fork before it ends. Each process gets each
+        # signal once.
         while left := find_orphans(folder, sessions):
             for pid in left - sent:
                 entry = Path(f"/proc/{pid}")
-                _send_signal(pid, number, partial(_is_orphan, entry, folder, folder.resolve(), sessions | own))
+                _send_signal(
+                    pid,
+                    number,
+                    partial(_is_orphan, entry, folder, folder.resolve(), sessions | own),
+                )
             sent |= left
             if time.monotonic() >= until:
                 break
             time.sleep(min(pause, max(until - time.monotonic(), 0)))
             pause = min(1.5 * pause, time_limits.MAX_ORPHANS_POLL_SECONDS)
         for pid in sent:
-            # As PID 1 of a container this process adopts orphans and must reap them; elsewhere it isn't their parent.
+            # As PID 1 of a container this process adopts orphans and must reap them; elsewhere it
+            # isn't their parent.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
 
-# --- what they write to stderr --------------------------------------------------------------------------------------
+# --- what they write to stderr --------------------------------------------------------------------
 
 
 def relay_late_stderr(shown: dict[int, bool]) -> None:
-    """Start a process that reads the workers' stderr from now on; the caller may then close the FIFOs.
+    """Start a process that reads the workers' stderr from now on;
+    the caller may then close the FIFOs.
 
-    `shown` maps the descriptor of each FIFO to whether its content is relayed to stderr (True) or dropped.
+    `shown` maps the descriptor of each FIFO to whether its content is relayed to stderr (True) or
+    dropped.
 
     Raises:
         OSError, subprocess.SubprocessError: that process could not be started.
     """
     import subprocess  # noqa: PLC0415 - as above
 
-    from firstfault.recorder.time_limits import STDERR_READER_START_TIMEOUT_SECONDS  # noqa: PLC0415 - as above
+    from firstfault.recorder.time_limits import (  # noqa: PLC0415 - as above
+        STDERR_READER_START_TIMEOUT_SECONDS,
+    )
 
     numbers = [str(number) if is_shown else f"-{number}" for number, is_shown in shown.items()]
-    # run() returns when that process has forked its reader, which has inherited the FIFOs. So at every moment they have
-    # a reader, and no writer gets SIGPIPE.
+    # run() returns when that process has forked its reader, which has inherited the FIFOs. So at
+    # every moment they have a reader, and no writer gets SIGPIPE.
     subprocess.run(  # noqa: S603 - this module
         [sys.executable, "-I", "-S", __file__, *numbers],
         check=True,
@@ -147,8 +169,8 @@ def _pass_on(shown: dict[int, bool]) -> None:
     for descriptor in shown:
         os.set_blocking(descriptor, False)
         poll.register(descriptor, select.POLLIN)
-    # Read each FIFO once before polling: if its last writer closed it before it was opened for reading, poll() never
-    # reports it.
+    # Read each FIFO once before polling: if its last writer closed it before it was opened for
+    # reading, poll() never reports it.
     ready = list(shown)
     while shown:
         for descriptor in ready:
@@ -165,7 +187,9 @@ def _pass_on(shown: dict[int, bool]) -> None:
 
 
 def write_stderr(data: bytes) -> None:
-    """Write all of it to this process's stderr; drop it if that is closed: the writers must not notice."""
+    """Write all of it to this process's stderr; drop it if that is closed:
+    the writers must not notice.
+    """
     view = memoryview(data)
     with contextlib.suppress(OSError):
         while view:
@@ -173,8 +197,8 @@ def write_stderr(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    # `relay_late_stderr` waits for this process only. The child reads until the last orphan ends, in a new session, so
-    # that a signal to the job's process group doesn't end it.
+    # `relay_late_stderr` waits for this process only. The child reads until the last orphan ends,
+    # in a new session, so that a signal to the job's process group doesn't end it.
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -29,7 +29,8 @@ _MAX_SOCKET_PATH_BYTES = 107
 """Size of sun_path in unix(7), without the final NUL."""
 _LONGEST_NAME = "worker-9999-999.line"
 """The longest name of a socket in the folder."""
-_SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR can't be used
+# only as the parent of a folder by mkdtemp, where TMPDIR can't be used
+_SHORT_FOLDER = "/tmp"  # noqa: S108
 _BACKLOG = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
 
@@ -57,15 +58,18 @@ def start_recorder(
     left_seconds: float = time_limits.ORPHANS_GRACE_SECONDS,
     own_session: bool = False,
 ) -> RecorderProcess:
-    """Start the recorder of this node and return at once; clients that connect wait until it is ready.
+    """Start the recorder of this node and return at once;
+    clients that connect wait until it is ready.
 
     It ignores the signals that terminate a pod, and ends with this process.
 
     Args:
         output_prefix: URI below which it uploads.
         deadline_seconds: longest upload of each document after this process has died.
-        left_seconds: how long processes of workers may run on after this process has died; then they get SIGKILL.
-        own_session: outlive a SIGKILL to this process's group; else the recorder is in its group and session.
+        left_seconds: how long processes of workers may run on after this process has died; then
+            they get SIGKILL.
+        own_session: outlive a SIGKILL to this process's group; else the recorder is in its group
+            and session.
 
     Raises:
         OSError: the folder could not be made, or the process could not be started.
@@ -79,11 +83,24 @@ def start_recorder(
             # before the recorder's process exists, so that early clients can connect
             listener.bind(str(folder.socket))
             listener.listen(_BACKLOG)
-            settings = Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno(), left_seconds)
-            # Afterwards `with` closes the agent's copy of the listener. Once the recorder is dead, connect() then fails
-            # at once; with a copy left open, clients would wait in a backlog that nobody accepts from.
+            settings = Settings(
+                output_prefix,
+                deadline_seconds,
+                os.getpid(),
+                listener.fileno(),
+                left_seconds,
+            )
+            # Afterwards `with` closes the agent's copy of the listener. Once the recorder is dead,
+            # connect() then fails at once; with a copy left open, clients would wait in a backlog
+            # that nobody accepts from.
             process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "firstfault.recorder", str(folder.path), json.dumps(asdict(settings))],
+                [
+                    sys.executable,
+                    "-m",
+                    "firstfault.recorder",
+                    str(folder.path),
+                    json.dumps(asdict(settings)),
+                ],
                 stdin=subprocess.DEVNULL,
                 close_fds=True,
                 pass_fds=(listener.fileno(), *held),
@@ -119,11 +136,13 @@ class RecorderProcess:
     def leave(self) -> None:
         """Leave the recorder running until this process ends; nothing waits for it."""
         if self._lock is not None:
-            self._lock.release()  # this process is the user's program, which needs no further descriptor
+            # this process is the user's program, which needs no further descriptor
+            self._lock.release()
         self._process.returncode = 0  # otherwise Popen.__del__ warns about a running child at exit
 
     def end(self, timeout_seconds: float = time_limits.RECORDER_EXIT_GRACE_SECONDS) -> None:
-        """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.
+        """Let the recorder finish its uploads, kill it after `timeout_seconds`,
+        and remove the folder.
 
         A second call does nothing.
         """
@@ -133,7 +152,8 @@ class RecorderProcess:
                 RecorderClient(self.folder).end(timeout_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(deadline - time.monotonic(), 0))
-        # Frozen, or still waiting for the storage: uploads that aren't finished are lost, but the job can exit.
+        # Frozen, or still waiting for the storage: uploads that aren't finished are lost, but the
+        # job can exit.
         if self.alive():
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -153,7 +173,8 @@ def _make_folder() -> Path:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block the signals in this thread, and in the processes it starts until they ignore the signals.
+    """Block the signals in this thread, and in the processes it starts until
+    they ignore the signals.
 
     Otherwise a Ctrl-C could kill a new recorder before it ignores SIGINT.
     """

@@ -1,4 +1,6 @@
-"""The recorder's process: answers requests, has documents uploaded, and reports the agent's death."""
+"""The recorder's process: answers requests, has documents uploaded,
+and reports the agent's death.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from firstfault.recorder.folder_keeper import FolderKeeper, remove_stale_folders
 from firstfault.recorder.orphans import kill_orphan_processes, relay_late_stderr
 from firstfault.recorder.process import IGNORED_SIGNALS, Settings
 from firstfault.recorder.spool import Spool, SpooledDocument
-from firstfault.recorder.termination_message import WARNING, describe_memory, find_file, write_termination_message
+from firstfault.recorder.termination_message import (
+    WARNING,
+    describe_memory,
+    find_file,
+    write_termination_message,
+)
 from firstfault.recorder.uploads import Uploads, log_line
 from firstfault.utils.run_sync import attempted
 from firstfault.utils.text import parse_json
@@ -42,13 +49,15 @@ _MAX_DRAIN_SHARE = 0.8
 
 def serve(folder: NodeFolder, settings: Settings) -> None:
     """Serve until the agent ends, then remove the folder and exit. Does not return."""
-    # The agent started this process with these signals blocked. Ignore them first, then unblock: the kernel discards a
-    # pending signal when its action becomes SIG_IGN, so a Ctrl-C during the start is lost on purpose.
+    # The agent started this process with these signals blocked. Ignore them first, then unblock:
+    # the kernel discards a pending signal when its action becomes SIG_IGN, so a Ctrl-C during the
+    # start is lost on purpose.
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     if not os.environ.get("FIRSTFAULT_DEBUG"):
-        logging.getLogger("stamina").setLevel(logging.ERROR)  # the recorder logs lost documents, not retries
+        # the recorder logs lost documents, not retries
+        logging.getLogger("stamina").setLevel(logging.ERROR)
     asyncio.run(_run(folder, settings))
 
 
@@ -57,7 +66,8 @@ async def _run(folder: NodeFolder, settings: Settings) -> None:
     if error:
         log_line(f"ended by {error}")
     folder.remove()
-    # Exit inside the loop: asyncio.run() would join executor threads, which may hang in a storage request.
+    # Exit inside the loop: asyncio.run() would join executor threads, which may hang in a storage
+    # request.
     os._exit(0)
 
 
@@ -78,16 +88,23 @@ class _Server:
 
     async def live(self) -> None:
         """Serve until the agent sends "end" or dies."""
-        # The agent has already bound this socket: clients may have connected before this process could run.
+        # The agent has already bound this socket: clients may have connected before this process
+        # could run.
         listener = socket.socket(fileno=self._settings.listener)
-        self._listening = await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
+        self._listening = await asyncio.start_unix_server(
+            self._serve, sock=listener, backlog=socket.SOMAXCONN
+        )
         agent = asyncio.create_task(_wait_for_agent_end(self._settings.agent_pid))
         ends = (agent, asyncio.create_task(self._ended.wait()))
         # references, so that they aren't garbage-collected
-        others = [asyncio.create_task(self._prepare()), asyncio.create_task(self._watch_memory_and_folder())]
+        others = [
+            asyncio.create_task(self._prepare()),
+            asyncio.create_task(self._watch_memory_and_folder()),
+        ]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         others[1].cancel()  # the folder is about to be removed
-        # The request may arrive and the agent exit in the same turn of the loop; then there is nothing left to upload.
+        # The request may arrive and the agent exit in the same turn of the loop; then there is
+        # nothing left to upload.
         if self._ended.is_set():
             return  # the request "end" has already waited for the uploads
         await self._outlive_agent()
@@ -99,7 +116,9 @@ class _Server:
         await asyncio.to_thread(_load_document_writer)  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
-        """Sample the memory, and restore what a cleaner of /tmp has removed, until the agent's end."""
+        """Sample the memory, and restore what a cleaner of /tmp has removed,
+        until the agent's end.
+        """
         # A loop for weeks: a full disk, or a moment without memory or threads, costs one turn.
         while True:
             self._memory.sample()
@@ -118,35 +137,52 @@ class _Server:
             listener.close()
             raise
         self._listening.close()
-        self._listening = await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
+        self._listening = await asyncio.start_unix_server(
+            self._serve, sock=listener, backlog=socket.SOMAXCONN
+        )
 
     async def _warn_of_shortage(self) -> None:
-        """Write a message before memory runs out: if the kernel kills the container, only this message says why."""
-        shortage = self._memory.find_shortage(_SHORTAGE_OVER if self._warning else _SHORTAGE) if find_file() else None
+        """Write a message before memory runs out: if the kernel kills the container,
+        only this message says why.
+        """
+        shortage = (
+            self._memory.find_shortage(_SHORTAGE_OVER if self._warning else _SHORTAGE)
+            if find_file()
+            else None
+        )
         if shortage is not None and not self._warning:
-            self._warning = await asyncio.to_thread(describe_memory, *shortage, self._folder, self._settings.agent_pid)
+            self._warning = await asyncio.to_thread(
+                describe_memory,
+                *shortage,
+                self._folder,
+                self._settings.agent_pid,
+            )
             await asyncio.to_thread(write_termination_message, self._warning, replaces=WARNING)
         elif shortage is None and self._warning:
             await asyncio.to_thread(write_termination_message, "", replaces=self._warning)
             self._warning = ""
 
-    # --- requests -----------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request in two lines, at once and with the result; close the connection if it is invalid."""
+        """Answer one request in two lines, at once and with the result;
+        close the connection if it is invalid.
+        """
         self._connections += 1
         self._last_request = time.monotonic()
         request: dict[str, Any] = {}
         try:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 request = dict(parse_json(await reader.readline()))
-                # The client may be killed, or time out, before it reads an answer: its document is uploaded anyway.
+                # The client may be killed, or time out, before it reads an answer: its document is
+                # uploaded anyway.
                 writer.write(RECEIVED)
                 answer = await self._answer(request)
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         finally:
-            # Also after an error: once the agent is dead, the recorder stays until no connection is left.
+            # Also after an error: once the agent is dead, the recorder stays until no connection is
+            # left.
             writer.close()
             self._connections -= 1
         if request.get("op") == "end":
@@ -168,56 +204,84 @@ class _Server:
             return {"names": names, "error": error}
         raise ValueError(request["op"])
 
-    # --- the agent's death --------------------------------------------------------------------------------------
+    # --- the agent's death ------------------------------------------------------------------------
 
     async def _outlive_agent(self) -> None:
-        # The dead agent was the only reader of the workers' stderr: open the FIFOs before anything slow, because a
-        # worker that writes without a reader gets SIGPIPE.
+        # The dead agent was the only reader of the workers' stderr: open the FIFOs before anything
+        # slow, because a worker that writes without a reader gets SIGPIPE.
         stderr = self._folder.open_stderr()
         reading = asyncio.create_task(asyncio.to_thread(_read_on, stderr)) if stderr else None
         _, error = await attempted(self._report_death())
         if error:
             log_line(f"the agent's death was not recorded: {error}")
-        # Surviving workers may still send documents: stay until no request is open and none has come for a while.
+        # Surviving workers may still send documents: stay until no request is open and none has
+        # come for a while.
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline:
-            if not self._connections and time.monotonic() - self._last_request > time_limits.QUIET_PERIOD_SECONDS:
+            if (
+                not self._connections
+                and time.monotonic() - self._last_request > time_limits.QUIET_PERIOD_SECONDS
+            ):
                 break
             await asyncio.sleep(time_limits.OPEN_REQUESTS_POLL_SECONDS)
         if reading is not None:
             await reading
         # Last: until here a surviving worker may still be sending its document.
         folder = self._folder
-        await asyncio.to_thread(kill_orphan_processes, folder.path, self._settings.left_seconds, folder.sessions)
+        await asyncio.to_thread(
+            kill_orphan_processes,
+            folder.path,
+            self._settings.left_seconds,
+            folder.sessions,
+        )
 
     async def _report_death(self) -> None:
-        """Upload the document about the agent's death and all spooled documents at once, then the roster entry.
+        """Upload the document about the agent's death and all spooled documents at once,
+        then the roster entry.
 
-        There is little time: if the agent was the container's first process, the kernel is killing this one too.
+        There is little time: if the agent was the container's first process, the kernel is killing
+        this one too.
         """
         words = self._folder.last_words.folder
-        uploads = [self._upload_spooled(spool, item) for spool in self._folder.spools() for item in spool.documents()]
+        uploads = [
+            self._upload_spooled(spool, item)
+            for spool in self._folder.spools()
+            for item in spool.documents()
+        ]
         if data := self._keeper.read(words / DOCUMENT):
             uploads.insert(0, self._upload_death(data, time.time_ns(), time.monotonic_ns()))
         uploaded = []
         for outcome in await asyncio.gather(*uploads, return_exceptions=True):
             if isinstance(outcome, BaseException):
-                log_line(f"a document of the dead agent was not uploaded: {type(outcome).__name__}: {outcome}")
+                log_line(
+                    f"a document of the dead agent was not uploaded: {type(outcome).__name__}:"
+                    f" {outcome}"
+                )
             else:
                 uploaded.append(outcome)
-        # The roster entry lists the receipts, so it comes last. If this process is killed first, readers find documents
-        # without an entry.
+        # The roster entry lists the receipts, so it comes last. If this process is killed first,
+        # readers find documents without an entry.
         if (data := self._keeper.read(words / PRESENCE)) is None:
             return
-        from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - heavy, seldom needed
+        from firstfault.wire.documents import (  # noqa: PLC0415 - heavy, seldom needed
+            decode_presence,
+            encode_presence,
+        )
 
         presence = decode_presence(data, PRESENCE)
-        receipts = tuple(receipt for receipt, round_ in uploaded if round_ in {None, presence.place.round})
+        receipts = tuple(
+            receipt for receipt, round_ in uploaded if round_ in {None, presence.place.round}
+        )
         presence = replace(presence, receipts=receipts, timestamp_ns=time.time_ns())
         target = Target(f"{ROSTER}/{roster_key_for(presence)}")
         await self._in_time(target, self._uploads.put(target, encode_presence(presence)))
 
-    async def _upload_death(self, data: bytes, wall_ns: int, monotonic_ns: int) -> tuple[model.Receipt, int | None]:
+    async def _upload_death(
+        self,
+        data: bytes,
+        wall_ns: int,
+        monotonic_ns: int,
+    ) -> tuple[model.Receipt, int | None]:
         """Upload the document about the agent's death at this moment; return receipt and round."""
         from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
 
@@ -225,24 +289,39 @@ class _Server:
         if not isinstance(failure, model.WorkerError):
             raise TypeError(f"{DOCUMENT} of the agent is not an error document")
         failure = replace(
-            failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=model.Writer.RECORDER, resources=resources
+            failure,
+            timestamp_ns=wall_ns,
+            monotonic_ns=monotonic_ns,
+            writer=model.Writer.RECORDER,
+            resources=resources,
         )
         if failure.subject is model.Subject.WORKER:  # a rank that no agent has started
             failure = _add_fatal_signal(failure, self._folder)
         target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
-        return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
+        return (
+            await self._in_time(target, self._uploads.put(target, encode(failure))),
+            failure.place.round,
+        )
 
-    async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[model.Receipt, int | None]:
-        """Upload a spooled document if it needs that; return its receipt, and its round if it could be read."""
+    async def _upload_spooled(
+        self, spool: Spool, document: SpooledDocument
+    ) -> tuple[model.Receipt, int | None]:
+        """Upload a spooled document if it needs that; return its receipt,
+        and its round if it could be read.
+        """
         failure = _decode_failure(document)
         receipt = document.settled
         if receipt is None:
-            rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
+            rank, monotonic_ns = (
+                (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
+            )
             target = Target(f"{ERRORS}/{document.name}", monotonic_ns, rank)
             receipt = await self._in_time(target, self._uploads.put(target, document.path, spool))
         return receipt, failure.place.round if failure is not None else None
 
-    async def _in_time(self, target: Target, upload: Coroutine[None, None, model.Receipt]) -> model.Receipt:
+    async def _in_time(
+        self, target: Target, upload: Coroutine[None, None, model.Receipt]
+    ) -> model.Receipt:
         seconds = self._settings.deadline_seconds
         try:
             receipt = await asyncio.wait_for(upload, seconds)
@@ -269,7 +348,8 @@ async def _wait_for_agent_end(pid: int) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
     try:
-        # checked after opening: if `pid` is still our parent, the number wasn't reused for another process
+        # checked after opening: if `pid` is still our parent, the number wasn't reused for another
+        # process
         if os.getppid() == pid:
             await ended.wait()
     finally:
@@ -278,7 +358,9 @@ async def _wait_for_agent_end(pid: int) -> None:
 
 
 def _read_on(stderr: list[int]) -> None:
-    """Let a separate process read the stderr of orphans, which would get SIGPIPE without a reader."""
+    """Let a separate process read the stderr of orphans,
+    which would get SIGPIPE without a reader.
+    """
     try:
         relay_late_stderr(dict.fromkeys(stderr, True))
     except (OSError, subprocess.SubprocessError) as error:
@@ -307,10 +389,13 @@ def _decode_failure(document: SpooledDocument) -> model.WorkerError | None:
 def _add_fatal_signal(failure: model.WorkerError, folder: NodeFolder) -> model.WorkerError:
     """Add the signal that ended a rank without an agent, if the rank left no exception.
 
-    The rank's parent is a launcher, so its exit code is unknown here. A fatal signal (SIGSEGV, SIGABRT) and SIGTERM
-    each leave stacks in a separate file. Without such a file the failure stays a SIGKILL, which leaves no trace.
+    The rank's parent is a launcher, so its exit code is unknown here. A fatal signal (SIGSEGV,
+    SIGABRT) and SIGTERM each leave stacks in a separate file. Without such a file the failure stays
+    a SIGKILL, which leaves no trace.
     """
-    from firstfault.exceptions.fingerprint import compute_fingerprint  # noqa: PLC0415 - heavy, seldom needed
+    from firstfault.exceptions.fingerprint import (  # noqa: PLC0415 - heavy, seldom needed
+        compute_fingerprint,
+    )
 
     files = folder.worker(failure.place.round, failure.place.local_rank or 0)
     fatal, asked = get_stack_tail(files.fatal_stacks), get_stack_tail(files.stacks)

@@ -47,16 +47,20 @@ class Spool:
     """The folder of one process's documents."""
 
     folder: Path
-    """Created by the first write. Its parent must exist: late writers must not recreate the node's folder."""
+    """Created by the first write. Its parent must exist:
+    late writers must not recreate the node's folder.
+    """
 
     def add(self, name: str, data: bytes) -> Path:
-        """Write a file atomically and return its path; the name of a document is the object's, with ``.pb``.
+        """Write a file atomically and return its path; the name of a document is the object's,
+        with ``.pb``.
 
         Raises:
             OSError: the file could not be written.
         """
         self.folder.mkdir(exist_ok=True)
-        # A rename is atomic: if this process is killed while it writes, the recorder finds no partial document.
+        # A rename is atomic: if this process is killed while it writes, the recorder finds no
+        # partial document.
         part = self.folder / f"{name}.part"
         part.write_bytes(data)
         return part.replace(self.folder / name)
@@ -69,7 +73,8 @@ class Spool:
         """
         before = self._read_receipt(receipt.name)
         if before is not None and before.durable and not receipt.durable:
-            return  # of two concurrent uploads, the slower one failed after the faster one had succeeded
+            # of two concurrent uploads, the slower one failed after the faster one had succeeded
+            return
         self.add(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
 
     def withdraw(self, name: str) -> None:
@@ -79,7 +84,8 @@ class Spool:
             OSError: the file could not be written.
         """
         self.folder.mkdir(exist_ok=True)
-        # A mark, not a removal: the document may be written only after this, or an upload may be reading it right now.
+        # A mark, not a removal: the document may be written only after this, or an upload may be
+        # reading it right now.
         (self.folder / f"{name}{_WITHDRAWN}").touch()
 
     def remove(self, name: str) -> None:
@@ -91,12 +97,18 @@ class Spool:
     def documents(self) -> list[SpooledDocument]:
         """Return the documents in the spool, by name."""
         return [
-            SpooledDocument(path, self._read_receipt(path.name), path.with_name(f"{path.name}{_WITHDRAWN}").exists())
+            SpooledDocument(
+                path,
+                self._read_receipt(path.name),
+                path.with_name(f"{path.name}{_WITHDRAWN}").exists(),
+            )
             for path in sorted(self.folder.glob("*.pb"))
         ]
 
     def _read_receipt(self, name: str) -> Receipt | None:
         try:
-            return Receipt(**parse_json((self.folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8")))
+            return Receipt(
+                **parse_json((self.folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8"))
+            )
         except (OSError, ValueError, TypeError):
             return None

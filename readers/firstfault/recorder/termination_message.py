@@ -1,6 +1,8 @@
-"""The termination message of a container: ``kubectl describe pod`` shows it after the container has ended.
+"""The termination message of a container: ``kubectl describe pod`` shows it after
+the container has ended.
 
-It needs no storage, and it is all that is left of a container that the kernel killed for its memory.
+It needs no storage, and it is all that is left of a container that the kernel killed for its
+memory.
 """
 
 from __future__ import annotations
@@ -36,14 +38,19 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
 
     Args:
         text: cut off at Kubernetes's limit; empty: none.
-        replaces: how a message of firstfault begins that may be replaced. The program's own messages stay.
+        replaces: how a message of firstfault begins that may be replaced. The program's own
+            messages stay.
     """
-    path, data = find_file(), f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
+    path, data = (
+        find_file(),
+        (f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""),
+    )
     if path is None:
         return
     with contextlib.suppress(OSError), path.open("a+b") as file:
-        # When workers die, memory drops: the recorder clears its warning while the agent may write the verdict. Without
-        # the lock, the recorder could read the warning and then clear the verdict.
+        # When workers die, memory drops: the recorder clears its warning while the agent may write
+        # the verdict. Without the lock, the recorder could read the warning and then clear the
+        # verdict.
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         current = file.read()
@@ -53,13 +60,20 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
 
 
 def describe_memory(used_bytes: int, limit_bytes: int, folder: NodeFolder, agent_pid: int) -> str:
-    """Return "memory at 97 % of 80.0 GiB, rank 3 largest (31.2 GiB)", with the largest process of a node's workers."""
+    """Return "memory at 97 % of 80.0 GiB, rank 3 largest (31.2 GiB)",
+    with the largest process of a node's workers.
+    """
     sessions = folder.sessions
     with contextlib.suppress(OSError):
         sessions |= {os.getsid(agent_pid)}
-    largest = max(((_read_resident_bytes(pid), pid) for pid in find_orphans(folder.path, sessions)), default=None)
+    largest = max(
+        ((_read_resident_bytes(pid), pid) for pid in find_orphans(folder.path, sessions)),
+        default=None,
+    )
     text = f"{WARNING}{used_bytes * 100 // limit_bytes} % of {limit_bytes / 2**30:.1f} GiB"
-    return f"{text}, {_name(largest[1])} largest ({largest[0] / 2**30:.1f} GiB)" if largest else text
+    return (
+        f"{text}, {_name(largest[1])} largest ({largest[0] / 2**30:.1f} GiB)" if largest else text
+    )
 
 
 def _read_resident_bytes(pid: int) -> int:

@@ -1,4 +1,5 @@
-"""All time limits of the node's recorder and its clients. `firstfault_torch.time_limits` has the rest.
+"""All time limits of the node's recorder and its clients.
+`firstfault_torch.time_limits` has the rest.
 
 The columns: seconds, who waits, for what, and what happens when the time is up.
 """
@@ -9,10 +10,16 @@ from firstfault.utils.time_limit import TimeLimit
 
 # a client of the recorder
 REQUEST_RECEIPT_TIMEOUT_SECONDS = TimeLimit(
-    3.0, "a client, at most half of its time", "the recorder to take its request", "it does without"
+    3.0,
+    "a client, at most half of its time",
+    "the recorder to take its request",
+    "it does without",
 )
 FULL_BACKLOG_RETRY_SECONDS = TimeLimit(
-    0.01, "a client whose recorder's backlog is full", "its next try", "it connects again"
+    0.01,
+    "a client whose recorder's backlog is full",
+    "its next try",
+    "it connects again",
 )
 MIN_SOCKET_TIMEOUT_SECONDS = TimeLimit(
     0.001,
@@ -20,10 +27,23 @@ MIN_SOCKET_TIMEOUT_SECONDS = TimeLimit(
     "its socket",
     "a timeout; 0 would mean a non-blocking socket",
 )
-ROSTER_LISTING_TIMEOUT_SECONDS = TimeLimit(10.0, "the agent's roster poll", "a listing", "it polls again later")
-RECORDER_EXIT_GRACE_SECONDS = TimeLimit(2.0, "the agent", "its recorder to end", "it kills the recorder")
+ROSTER_LISTING_TIMEOUT_SECONDS = TimeLimit(
+    10.0,
+    "the agent's roster poll",
+    "a listing",
+    "it polls again later",
+)
+RECORDER_EXIT_GRACE_SECONDS = TimeLimit(
+    2.0,
+    "the agent",
+    "its recorder to end",
+    "it kills the recorder",
+)
 KILLED_PROCESS_TIMEOUT_SECONDS = TimeLimit(
-    1.0, "the agent", "a process that it has killed", "it leaves a process that hangs in the kernel"
+    1.0,
+    "the agent",
+    "a process that it has killed",
+    "it leaves a process that hangs in the kernel",
 )
 ORPHANS_GRACE_SECONDS = TimeLimit(
     2.0,
@@ -32,13 +52,22 @@ ORPHANS_GRACE_SECONDS = TimeLimit(
     "it sends SIGKILL",
 )
 ORPHANS_POLL_SECONDS = TimeLimit(
-    0.02, "who ends what workers left, longer each time", "these processes to end", "it looks again"
+    0.02,
+    "who ends what workers left, longer each time",
+    "these processes to end",
+    "it looks again",
 )
 MAX_ORPHANS_POLL_SECONDS = TimeLimit(
-    0.5, "who ends what workers left, at most", "these processes to end", "it looks again"
+    0.5,
+    "who ends what workers left, at most",
+    "these processes to end",
+    "it looks again",
 )
 STDERR_READER_START_TIMEOUT_SECONDS = TimeLimit(
-    10.0, "the agent or the recorder", "the process that reads stderr on", "SIGPIPE ends writers"
+    10.0,
+    "the agent or the recorder",
+    "the process that reads stderr on",
+    "SIGPIPE ends writers",
 )
 
 # the recorder
@@ -48,7 +77,12 @@ SLOW_UPLOAD_SECONDS = TimeLimit(
     "that upload",
     "it begins another one: the first may hang",
 )
-MEMORY_SAMPLE_INTERVAL_SECONDS = TimeLimit(0.5, "the recorder", "the next look at memory and folder", "it looks again")
+MEMORY_SAMPLE_INTERVAL_SECONDS = TimeLimit(
+    0.5,
+    "the recorder",
+    "the next look at memory and folder",
+    "it looks again",
+)
 FOLDER_TOUCH_INTERVAL_SECONDS = TimeLimit(
     600.0,
     "the recorder",
@@ -56,12 +90,33 @@ FOLDER_TOUCH_INTERVAL_SECONDS = TimeLimit(
     "it touches them, so that no cleaner removes them",
 )
 # earlier would slow down the job's start; if the agent dies before, its document comes 0.3 s later
-IMPORT_DELAY_SECONDS = TimeLimit(30.0, "the recorder", "its import of what an agent's death needs", "it imports")
+IMPORT_DELAY_SECONDS = TimeLimit(
+    30.0,
+    "the recorder",
+    "its import of what an agent's death needs",
+    "it imports",
+)
 UPLOADS_DRAIN_TIMEOUT_SECONDS = TimeLimit(
-    2.0, "the recorder", "uploads when the job ends", "it names the lost documents, and exits"
+    2.0,
+    "the recorder",
+    "uploads when the job ends",
+    "it names the lost documents, and exits",
 )
 QUIET_PERIOD_SECONDS = TimeLimit(
-    0.3, "the recorder of a dead agent", "a request", "it exits: its workers have reported"
+    0.3,
+    "the recorder of a dead agent",
+    "a request",
+    "it exits: its workers have reported",
 )
-OPEN_REQUESTS_POLL_SECONDS = TimeLimit(0.02, "the recorder of a dead agent", "requests to end", "it looks again")
-AGENT_POLL_SECONDS = TimeLimit(0.1, "the recorder without pidfd_open(2)", "its agent's end", "it looks again")
+OPEN_REQUESTS_POLL_SECONDS = TimeLimit(
+    0.02,
+    "the recorder of a dead agent",
+    "requests to end",
+    "it looks again",
+)
+AGENT_POLL_SECONDS = TimeLimit(
+    0.1,
+    "the recorder without pidfd_open(2)",
+    "its agent's end",
+    "it looks again",
+)

@@ -55,8 +55,12 @@ class Uploads:
         self._repeated: set[asyncio.Task[model.Receipt]] = set()
 
     async def warm(self) -> None:
-        """Open the store and keep it open. If that fails, each upload tries again, and fails with the same error."""
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS))
+        """Open the store and keep it open. If that fails, each upload tries again,
+        and fails with the same error.
+        """
+        asyncio.get_running_loop().set_default_executor(
+            ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS)
+        )
         await self._open()
         self._warm.set()
 
@@ -70,25 +74,37 @@ class Uploads:
         await asyncio.to_thread(_load_client, self._output_prefix)
         return await open_store(self._output_prefix).__aenter__()
 
-    async def put(self, target: Target, source: bytes | Path, spool: Spool | None = None) -> model.Receipt:
-        """Write an object, from bytes or a file, and return its receipt, also into `spool`; never raises."""
+    async def put(
+        self,
+        target: Target,
+        source: bytes | Path,
+        spool: Spool | None = None,
+    ) -> model.Receipt:
+        """Write an object, from bytes or a file, and return its receipt, also into `spool`;
+        never raises.
+        """
         data = read_if_exists(source) if isinstance(source, Path) else source
         if data is None:
             receipt = target.failed(f"{source!s} could not be read")
         else:
             receipt = await self._upload_once(target, data)
         if spool is not None:
-            with contextlib.suppress(OSError):  # no folder, or a full disk; the client gets the answer anyway
+            # no folder, or a full disk; the client gets the answer anyway
+            with contextlib.suppress(OSError):
                 spool.add_receipt(receipt)
         return receipt
 
     async def names(self, folder: str) -> tuple[list[str], str]:
-        """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
+        """Return the names of a folder's objects, and the error if they could not be listed;
+        never raises.
+        """
         found, error = await self._with_store(lambda store: store.list(folder))
         return [item.name for item in found or ()], error
 
     async def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` for the uploads in progress; name those that didn't finish on stderr."""
+        """Wait at most `seconds` for the uploads in progress;
+        name those that didn't finish on stderr.
+        """
         running = {upload.task for upload in self._in_progress.values()} | self._repeated
         if running:
             await asyncio.wait(running, timeout=seconds)
@@ -96,9 +112,12 @@ class Uploads:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
     async def _upload_once(self, target: Target, data: bytes) -> model.Receipt:
-        """Start an upload, or join the one in progress of the same content; start a second one if that one is slow."""
-        # A document may be requested twice: by its worker, and again after the worker or the agent has died. The first
-        # request may hang in the storage, so it is awaited only while it is young.
+        """Start an upload, or join the one in progress of the same content;
+        start a second one if that one is slow.
+        """
+        # A document may be requested twice: by its worker, and again after the worker or the agent
+        # has died. The first request may hang in the storage, so it is awaited only while it is
+        # young.
         path = target.path
         while (running := self._in_progress.get(path)) is not None:
             young_for = running.began + SLOW_UPLOAD_SECONDS - time.monotonic()
@@ -119,10 +138,16 @@ class Uploads:
         task = asyncio.create_task(upload)
         self._in_progress[path] = _Upload(data, task, time.monotonic())
         task.add_done_callback(lambda ended: self._forget(path, ended))
-        # Cancelling a caller (`_in_time`) must not cancel the upload, which other callers may have joined.
+        # Cancelling a caller (`_in_time`) must not cancel the upload, which other callers may have
+        # joined.
         return await asyncio.shield(task)
 
-    async def _replace(self, older: asyncio.Task[model.Receipt], target: Target, data: bytes) -> model.Receipt:
+    async def _replace(
+        self,
+        older: asyncio.Task[model.Receipt],
+        target: Target,
+        data: bytes,
+    ) -> model.Receipt:
         """Upload newer content while a slow upload of older content goes on."""
         receipt = await self._put(target, data)
         if not older.done():
@@ -132,7 +157,12 @@ class Uploads:
             again.add_done_callback(self._repeated.discard)
         return receipt
 
-    async def _put_after(self, older: asyncio.Task[model.Receipt], target: Target, data: bytes) -> model.Receipt:
+    async def _put_after(
+        self,
+        older: asyncio.Task[model.Receipt],
+        target: Target,
+        data: bytes,
+    ) -> model.Receipt:
         await asyncio.wait({older})
         return await self._put(target, data)
 
@@ -143,7 +173,8 @@ class Uploads:
 
     async def _with_store(self, call: Callable[[Store], Awaitable[T]]) -> tuple[T | None, str]:
         await self._warm.wait()
-        # It could not be opened before: perhaps only for want of a thread, or while the network was down.
+        # It could not be opened before: perhaps only for want of a thread, or while the network was
+        # down.
         if self._store is None:
             await self._open()
         if self._store is None:
@@ -159,7 +190,9 @@ class Uploads:
 async def _first_durable(
     running: asyncio.Task[model.Receipt], upload: Coroutine[None, None, model.Receipt]
 ) -> model.Receipt:
-    """Run a second upload in addition to a slow one; return the first durable receipt, else the last one."""
+    """Run a second upload in addition to a slow one; return the first durable receipt,
+    else the last one.
+    """
     pending = {running, asyncio.create_task(upload)}
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

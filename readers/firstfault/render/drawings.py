@@ -1,4 +1,6 @@
-"""The page's drawings, as coordinates: the time line of the cascade, and the map of a large job's nodes."""
+"""The page's drawings, as coordinates: the time line of the cascade,
+and the map of a large job's nodes.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def build_timeline(cascade: Cascade) -> Timeline | None:
 
 
 def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
-    """Return the drawing of many failures: how many of each state at each time, on the same scale."""
+    """Return the drawing of many failures: how many of each state at each time,
+    on the same scale.
+    """
     times = [event.at_ns or 0 for event in timed]
     scale = _Scale(min(*times, 0), max(*times, _MS))
     width = (_RIGHT - _LEFT) / _BARS
@@ -138,7 +142,8 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
         index = min(int((scale.x(event.at_ns or 0) - _LEFT) / width), _BARS - 1)
         found[index][event.state].append(event.at_ns or 0)
     most = max(sum(map(len, states.values())) for states in found.values())
-    # each state in a bar is at least `_LEAST` high, so the highest bar may exceed `_BARS_HEIGHT` by this much
+    # each state in a bar is at least `_LEAST` high, so the highest bar may exceed `_BARS_HEIGHT` by
+    # this much
     base = _TOP + _BARS_HEIGHT + len(State) * _LEAST
     bars = []
     for index, states in sorted(found.items()):
@@ -150,9 +155,19 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
             foot = round(foot - height, 1)
             when = " to ".join(dict.fromkeys([_format_tick(min(at)), _format_tick(max(at))]))
             x = round(_LEFT + index * width, 1)
-            bars.append(Bar(x, foot, round(width - 1, 1), height, state, f"{len(at)} {state.value}, {when}"))
+            bars.append(
+                Bar(x, foot, round(width - 1, 1), height, state, f"{len(at)} {state.value}, {when}")
+            )
     height = int(base + _BOTTOM)
-    return Timeline(height, scale.ticks(), scale.x(0), untimed, bars=tuple(bars), most=most, base=base)
+    return Timeline(
+        height,
+        scale.ticks(),
+        scale.x(0),
+        untimed,
+        bars=tuple(bars),
+        most=most,
+        base=base,
+    )
 
 
 class _Scale:
@@ -165,10 +180,15 @@ class _Scale:
 
     def ticks(self) -> tuple[Tick, ...]:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
-        found = [Tick(self.x(at), _format_tick(at)) for at in moments if self._low <= _to_log_scale(at) <= self._high]
+        found = [
+            Tick(self.x(at), _format_tick(at))
+            for at in moments
+            if self._low <= _to_log_scale(at) <= self._high
+        ]
         kept: list[Tick] = []
         for tick in found:  # zero first, then those with labels that don't overlap
-            if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
+            # the width of "-100 ms"
+            if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004
                 kept.append(tick)
         return tuple(sorted(kept, key=lambda tick: tick.x))
 
@@ -184,7 +204,11 @@ def _format_tick(at_ns: int) -> str:
 
 def _get_bounds(event: Event) -> tuple[int, int]:
     at = event.at_ns or 0
-    return (min(event.bounds.low, at), max(event.bounds.high, at)) if event.bounds is not None else (at, at)
+    return (
+        (min(event.bounds.low, at), max(event.bounds.high, at))
+        if event.bounds is not None
+        else (at, at)
+    )
 
 
 def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]) -> Lane:
@@ -202,7 +226,9 @@ def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]
         name=f"{failure.node} {who}".strip(),
         state=event.state,
         # a point inside of bounds on both sides of the origin would claim an order that isn't known
-        point=scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or width < 1) else None,
+        point=(
+            scale.x(event.at_ns or 0) if not is_open and (event.is_ordered or width < 1) else None
+        ),
         is_sure=event.bounds is not None,
         band=(left, width) if width >= 1 else None,
         later="since before this" if is_open else event.brief,
@@ -219,7 +245,7 @@ def _shorten(name: str, room: int) -> str:
     return f"{name[:head]}..{name[len(name) - max(room - 2, 0) + head :]}"
 
 
-# --- the map of nodes -------------------------------------------------------------------------------------------------
+# --- the map of nodes -----------------------------------------------------------------------------
 
 _FROM = 17
 """Fewer nodes have no map: the table of their ranks fits on the page."""
@@ -227,7 +253,10 @@ _MAP_WIDTH = 760
 _SIZES = (14, 9, 6)
 """Widths of a cell; a smaller one where the map would have too many rows."""
 _ROWS = 24
-_ORDER = (*(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED), *(State.VICTIM, State.STOPPED, State.FINISHED))
+_ORDER = (
+    *(State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED),
+    *(State.VICTIM, State.STOPPED, State.FINISHED),
+)
 """What a person should see first."""
 
 
@@ -272,11 +301,20 @@ def node_map(cascade: Cascade) -> NodeMap | None:
         path = "".join(f"M{x} {y}h{side}v{side}h-{side}z" for x, y in places[state])
         cells.append(Cells(state, path))
     summary = ", ".join(f"{len(places[item.state])} {item.state.value}" for item in cells)
-    return NodeMap(columns * size, -(-len(nodes) // columns) * size, size, columns, tuple(cells), summary)
+    return NodeMap(
+        columns * size,
+        -(-len(nodes) // columns) * size,
+        size,
+        columns,
+        tuple(cells),
+        summary,
+    )
 
 
 def _worst_states(cascade: Cascade) -> dict[str, State]:
-    """Return the state to show for each node: its own, else the worst state of its ranks, in the order of `_ORDER`."""
+    """Return the state to show for each node: its own, else the worst state of its ranks,
+    in the order of `_ORDER`.
+    """
     found: dict[str, State] = {}
     for item in cascade.ranks:
         before = found.get(item.node)

@@ -22,31 +22,45 @@ _LEAST = 200
 
 
 def flyte_message(report: Report) -> str:
-    """Return the text that Flyte shows for a failed attempt: below 16 KB, with its first line repeated at the end.
+    """Return the text that Flyte shows for a failed attempt: below 16 KB,
+    with its first line repeated at the end.
 
-    It is ASCII, one fact a line, without columns: Flyte's panel is about 40 characters wide, its lists show the
-    beginning of the first line, and Flyte cuts a long text in its middle.
+    It is ASCII, one fact a line, without columns: Flyte's panel is about 40 characters wide, its
+    lists show the beginning of the first line, and Flyte cuts a long text in its middle.
     """
     parts, line = build_sections(report), report.first_line
     facts = [line, "", *_message_facts((*parts.answers, *parts.facts)), *_message_code(parts.code)]
     details = ["", *_message_facts(parts.details)]
     tail = ["", *_message_end(parts), "", line]
-    # facts come first: quoted texts share what they leave, the stack and the log a third each at most, the message the
-    # rest
+    # facts come first: quoted texts share what they leave, the stack and the log a third each at
+    # most, the message the rest
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
-    stack = "\n".join(shorten_list(parts.stack.lines, plain_lines.MAX_STACK_LINES, "... {} more lines"))
-    quoted = ((parts.stack.title, stack), (parts.log.title, "\n".join(parts.log.lines[-plain_lines.MAX_LOG_LINES :])))
-    blocks = [_message_block(f"{title}:", text, max(room // 3, _LEAST)) for title, text in quoted if text]
+    stack = "\n".join(
+        shorten_list(parts.stack.lines, plain_lines.MAX_STACK_LINES, "... {} more lines")
+    )
+    quoted = (
+        (parts.stack.title, stack),
+        (parts.log.title, "\n".join(parts.log.lines[-plain_lines.MAX_LOG_LINES :])),
+    )
+    blocks = [
+        _message_block(f"{title}:", text, max(room // 3, _LEAST)) for title, text in quoted if text
+    ]
     room -= sum(len(block) + 2 for block in blocks)
     if parts.message.lines:
-        blocks.insert(0, _message_block(f"{parts.message.title}:", parts.message.text, max(room, _LEAST)))
+        blocks.insert(
+            0, _message_block(f"{parts.message.title}:", parts.message.text, max(room, _LEAST))
+        )
     apart = itertools.chain.from_iterable(("", block) for block in blocks)
     text = "\n".join([*facts, *apart, *details, *tail])
     if len(text) <= _MESSAGE:
         return text
     # many long facts may still exceed the limit; 50 characters are for the line in the middle
     half = _MESSAGE // 2 - 50
-    head, end = text[:half].rpartition("\n")[0], text[-half:].partition("\n")[2]  # whole lines of both ends
+    # whole lines of both ends
+    head, end = (
+        text[:half].rpartition("\n")[0],
+        text[-half:].partition("\n")[2],
+    )
     return f"{head}\n... {len(text) - len(head) - len(end)} characters left out ...\n{end}"
 
 
@@ -54,7 +68,10 @@ def _message_facts(facts: Iterable[Fact]) -> Iterator[str]:
     """Yield the facts, one a line; of the sentences on what isn't known only the first ones."""
     for name, of_name in itertools.groupby(facts, lambda fact: fact.name):
         shown = list(of_name)
-        yield from map(_ascii_row, shorten_list([fact.line for fact in shown], _SENTENCES, f"{name}: and {{}} more"))
+        yield from map(
+            _ascii_row,
+            shorten_list([fact.line for fact in shown], _SENTENCES, f"{name}: and {{}} more"),
+        )
         yield from (f"  {_ascii_row(line)}" for fact in shown for line in fact.lines)
 
 
@@ -72,7 +89,10 @@ def _message_end(parts: Sections) -> Iterator[str]:
     yield from map(_ascii_row, shorten_list(reasons, _SENTENCES, "Why: and {} more"))
     if parts.commands.lines:
         yield from ("", f"{parts.commands.title}:")
-        yield from (one_line(plain_lines.encodable(command, "ascii"), _COMMAND) for command in parts.commands.lines)
+        yield from (
+            one_line(plain_lines.encodable(command, "ascii"), _COMMAND)
+            for command in parts.commands.lines
+        )
 
 
 def _message_block(title: str, text: str, limit: int) -> str:

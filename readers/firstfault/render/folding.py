@@ -1,4 +1,6 @@
-"""Folds texts into rows of a terminal, as rich does, and loads rich only for texts with more than ASCII."""
+"""Folds texts into rows of a terminal, as rich does,
+and loads rich only for texts with more than ASCII.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def count_columns(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
     if _has_one_column_each(text):
         return len(text)
-    from rich.cells import cell_len  # noqa: PLC0415 - rich takes a tenth of the time that a small log takes
+    from rich.cells import (  # noqa: PLC0415 - rich takes a tenth of the time that a small log takes
+        cell_len,
+    )
 
     return cell_len(text)
 

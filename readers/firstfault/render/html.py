@@ -1,7 +1,7 @@
 """A report as one HTML file that needs nothing else, and as a tab of Flyte's deck.
 
-The texts come from untrusted documents: the template escapes all of them, and the file's content security policy
-allows only its own script and no requests.
+The texts come from untrusted documents: the template escapes all of them, and the file's content
+security policy allows only its own script and no requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from urllib.parse import quote
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.stack_position import locate_main_thread
-from firstfault.exceptions.traceback_format import format_exception, group_frames_by_library, list_causes_first
+from firstfault.exceptions.traceback_format import (
+    format_exception,
+    group_frames_by_library,
+    list_causes_first,
+)
 from firstfault.model import DocumentRef, ExceptionInfo, FrameInfo, WorkerError
 from firstfault.render.drawings import build_timeline, node_map
 from firstfault.render.json_report import json_report
@@ -74,7 +78,8 @@ def page(report: Report) -> str:
 
 
 def deck_html(report: Report) -> str:
-    """Return the report as the body of a tab of Flyte's deck, with styles that apply to nothing else.
+    """Return the report as the body of a tab of Flyte's deck,
+    with styles that apply to nothing else.
 
     It is always light, as Flyte's page is.
     """
@@ -82,7 +87,9 @@ def deck_html(report: Report) -> str:
 
 
 def outcome_page(title: str, lines: Sequence[str], uri: str) -> str:
-    """Return the page on an attempt without a failure: whether it succeeded, and what shows that."""
+    """Return the page on an attempt without a failure: whether it succeeded,
+    and what shows that.
+    """
     return _render_template("outcome.html.j2", {"title": title, "lines": lines, "uri": uri})
 
 
@@ -94,7 +101,11 @@ def _render_template(template: str, context: Mapping[str, Any]) -> str:
     assets: dict[str, str] = {}
     for name in ("style", "script"):
         suffix = "css" if name == "style" else "js"
-        text = (resources.files("firstfault.render") / "page" / f"report.{suffix}").read_text(encoding="utf-8").strip()
+        text = (
+            (resources.files("firstfault.render") / "page" / f"report.{suffix}")
+            .read_text(encoding="utf-8")
+            .strip()
+        )
         # the page's policy allows these hashes alone: a script or style in a quoted text never runs
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assets |= {name: text, f"{name}_hash": f"sha256-{digest}"}
@@ -108,11 +119,17 @@ def _build_environment() -> jinja2.Environment:
     import jinja2  # noqa: PLC0415 - a verdict's other forms need none of it
 
     def harmless(value: Any) -> Any:
-        """Remove control characters and direction marks from a text; the template's own markup stays."""
-        return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+        """Remove control characters and direction marks from a text;
+        the template's own markup stays.
+        """
+        return (
+            printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+        )
 
     def sentence(text: str) -> str:
-        """Return a text with a capital letter, unless it begins with an identifier like "node_lost"."""
+        """Return a text with a capital letter,
+        unless it begins with an identifier like "node_lost".
+        """
         return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
     environment = jinja2.Environment(
@@ -126,14 +143,20 @@ def _build_environment() -> jinja2.Environment:
     )
     environment.filters.update(ranks=format_ranks, who=name_process, line=summarize_failure)
     environment.filters.update(sentence=sentence, is_retried=is_retried)
-    environment.filters.update(runs=group_frames_by_library, source_lines=source_lines, traceback=format_exception)
+    environment.filters.update(
+        runs=group_frames_by_library, source_lines=source_lines, traceback=format_exception
+    )
     environment.filters["quoted"] = partial(elide, limit=_QUOTE)
-    environment.filters["shown_time"] = lambda time_ns: format_time(time_ns) if time_ns is not None else ""
+    environment.filters["shown_time"] = lambda time_ns: (
+        format_time(time_ns) if time_ns is not None else ""
+    )
     return environment
 
 
 def _build_context(report: Report) -> dict[str, Any]:
-    """Return what the template shows: the report, shortened lists, drawings, and the script's data."""
+    """Return what the template shows: the report, shortened lists, drawings,
+    and the script's data.
+    """
     verdict, cascade, name = report.verdict, report.cascade, report.verdict.node or ""
     short = shorten_names(node.name for node in cascade.nodes)
     pod = shorten_pod_name(name)
@@ -164,7 +187,9 @@ def _build_context(report: Report) -> dict[str, Any]:
         "logs": _list_logs(report),
         "counts": [(state, count) for state in State if (count := cascade.count(state))],
         "root_state": State.ROOT,
-        "root_nodes": [node.name for node in cascade.nodes if node.state is State.ROOT and node.name],
+        "root_nodes": [
+            node.name for node in cascade.nodes if node.state is State.ROOT and node.name
+        ],
         "map": node_map(cascade),
         "page_size": PAGE_SIZE,
         "ranks_width": _RANKS,
@@ -176,28 +201,42 @@ def _build_context(report: Report) -> dict[str, Any]:
         "groups": groups,
         "shortened": [group for group in groups if len(format_ranks(group.ranks)) > _RANKS],
         "examples": list(itertools.islice(_iter_examples(cascade), _EXAMPLES)),
-        "evidence": [(why, [numbered[name] for name in names if name in numbered]) for why, names in verdict.reasons],
+        "evidence": [
+            (why, [numbered[name] for name in names if name in numbered])
+            for why, names in verdict.reasons
+        ],
         "nodes": sorted(cascade.nodes, key=lambda node: problems.get(node.state, 3))[:_ROWS],
         "documents": documents,
         "markdown": markdown(report),
         "json": _in_script(json_report(report, _JSON_TEXT)),
-        "data": _in_script(json.dumps(_build_data(cascade, short), ensure_ascii=False, separators=(",", ":"))),
+        "data": _in_script(
+            json.dumps(_build_data(cascade, short), ensure_ascii=False, separators=(",", ":"))
+        ),
     }
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------
 
 
 def _find_first_rank(cascade: Cascade) -> int:
-    """Return the index of the rank to look at first: the root cause, else a rank of its node, else a suspect."""
+    """Return the index of the rank to look at first: the root cause, else a rank of its node,
+    else a suspect.
+    """
     of_node = {node.name: node.state for node in cascade.nodes if node.name}
     states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
     wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))
-    found = (index for whose, state in wanted for index, pair in enumerate(states) if pair[whose] is state)
+    found = (
+        index
+        for whose, state in wanted
+        for index, pair in enumerate(states)
+        if pair[whose] is state
+    )
     return next(found, 0)
 
 
-def _list_first_rows(cascade: Cascade, first: int) -> list[tuple[NodeState | None, str, list[RankState]]]:
+def _list_first_rows(
+    cascade: Cascade, first: int
+) -> list[tuple[NodeState | None, str, list[RankState]]]:
     """Return the ranks of the initial page by node: (the node, its name, its ranks)."""
     nodes = {node.name: node for node in cascade.nodes}
     found: dict[str, list[RankState]] = defaultdict(list)
@@ -207,9 +246,13 @@ def _list_first_rows(cascade: Cascade, first: int) -> list[tuple[NodeState | Non
 
 
 def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
-    """Return what the script pages through and filters: ranks, groups, states and nodes that refer by index."""
+    """Return what the script pages through and filters: ranks, groups,
+    states and nodes that refer by index.
+    """
     index = {state: number for number, state in enumerate(State)}
-    nodes = {node.name: [index[node.state]] if node.state is not None else [] for node in cascade.nodes}
+    nodes = {
+        node.name: [index[node.state]] if node.state is not None else [] for node in cascade.nodes
+    }
     names = list(dict.fromkeys([*nodes, *(item.node for item in cascade.ranks)]))
     place = {name: number for number, name in enumerate(names)}
     lines = {group.number: group.line for group in cascade.groups}
@@ -221,7 +264,10 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
         "foremost": _find_first_rank(cascade),
         "rows": _ROWS,
         "states": [[state.slug, state.value] for state in State],
-        "nodes": [[printable(name), printable(short.get(name, name)), *nodes.get(name, [])] for name in names],
+        "nodes": [
+            [printable(name), printable(short.get(name, name)), *nodes.get(name, [])]
+            for name in names
+        ],
         "groups": [
             [
                 group.number,
@@ -252,7 +298,8 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
 
 def _in_script(text: str) -> str:
     """Return JSON that can't end a script element; these characters occur only in its strings."""
-    # a browser ends the element at "</script>" even inside of a JSON string, and "<!--" changes how it reads on
+    # a browser ends the element at "</script>" even inside of a JSON string, and "<!--" changes how
+    # it reads on
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -267,7 +314,7 @@ def _shorten(text: str, room: int) -> str:
     return text
 
 
-# --- what is quoted ---------------------------------------------------------------------------------------------------
+# --- what is quoted -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +343,11 @@ def _iter_examples(cascade: Cascade) -> Iterator[tuple[int, _Quoted]]:
     for group in cascade.groups:
         if group.first is not None and group.state is not State.ROOT:
             failure = group.first.failure
-            text = format_exception(failure.exception) if failure.exception is not None else failure.message
+            text = (
+                format_exception(failure.exception)
+                if failure.exception is not None
+                else failure.message
+            )
             if text.strip():
                 yield group.number, _Quoted(name_process(failure), elide(text.strip(), _QUOTE))
 
@@ -323,7 +374,12 @@ def _list_stacks(report: Report) -> list[_Quoted]:
             name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
             note = f"{stood.kind.value}: {stood.frame}" if is_own and stood.frame else ""
             is_root = is_own and failure is report.verdict.root
-            dumps[key] = _Quoted(name, elide(format_stack_dump(dump.text).strip(), _QUOTE), note, is_root)
+            dumps[key] = _Quoted(
+                name,
+                elide(format_stack_dump(dump.text).strip(), _QUOTE),
+                note,
+                is_root,
+            )
         if len(dumps) >= _OTHERS:
             break
     return list(dumps.values())[:_OTHERS]
@@ -339,13 +395,19 @@ def _list_logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
     logs = ((failure, "\n".join(log_lines(failure)[-_LOG_LINES:])) for failure in _in_order(report))
-    found = (_Quoted(name_process(failure), log, is_root=failure is root) for failure, log in logs if log)
+    found = (
+        _Quoted(name_process(failure), log, is_root=failure is root) for failure, log in logs if log
+    )
     return list(itertools.islice(found, _OTHERS))
 
 
 def _list_documents(report: Report) -> tuple[_Document, ...]:
     """Return the documents that the page refers to: those of the evidence first, then by time."""
-    by_name = {ref.name: (ref, event.failure) for event in report.cascade.events for ref in event.failure.documents}
+    by_name = {
+        ref.name: (ref, event.failure)
+        for event in report.cascade.events
+        for ref in event.failure.documents
+    }
     reasons: dict[str, int] = {}
     for number, (_, sources) in enumerate(report.verdict.reasons, 1):
         for name in sources:
@@ -353,14 +415,18 @@ def _list_documents(report: Report) -> tuple[_Document, ...]:
     names = list(dict.fromkeys([*(name for name in reasons if name in by_name), *by_name]))
     # a document that a sentence of the evidence links to is always on the page
     shown = enumerate(names[: max(_ROWS, len(reasons))], 1)
-    return tuple(_Document(number, *by_name[name], reason=reasons.get(name, 0)) for number, name in shown)
+    return tuple(
+        _Document(number, *by_name[name], reason=reasons.get(name, 0)) for number, name in shown
+    )
 
 
-# --- the traceback ----------------------------------------------------------------------------------------------------
+# --- the traceback --------------------------------------------------------------------------------
 
 
 def _open_at(exception: ExceptionInfo) -> tuple[int, int, int] | None:
-    """Return the program's innermost frame: the numbers of its exception in the chain, of its run, and in the run."""
+    """Return the program's innermost frame: the numbers of its exception in the chain, of its run,
+    and in the run.
+    """
     innermost = next(reversed(find_own_frames(exception)), None)
     places = (
         (link, run, number)
@@ -373,13 +439,19 @@ def _open_at(exception: ExceptionInfo) -> tuple[int, int, int] | None:
 
 
 def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
-    """Return the lines around a frame: number, and text before, inside and after what Python marks with carets."""
+    """Return the lines around a frame: number, and text before,
+    inside and after what Python marks with carets.
+    """
     found = []
     for number, text in enumerate(frame.context, frame.context_line):
         indent = len(text) - len(text.lstrip())
         # the columns come from a document and may not fit the line: then nothing is marked
-        is_marked = number == frame.line and 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
-        since, until = (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
+        is_marked = (
+            number == frame.line and 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
+        )
+        since, until = (
+            (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
+        )
         found.append((number, text[:since], text[since:until], text[until:]))
     return found
 
@@ -388,7 +460,11 @@ def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:
     """Return where a frame's line can be read in its repository; empty: unknown."""
     root = identity.source_root.rstrip("/") + "/"
     # only an ordinary web address is ever a link
-    if not (frame.file.startswith(root) and _WEB.fullmatch(identity.source_url) and _PATH.fullmatch(frame.file)):
+    if not (
+        frame.file.startswith(root)
+        and _WEB.fullmatch(identity.source_url)
+        and _PATH.fullmatch(frame.file)
+    ):
         return ""
     # Bitbucket has different anchors; GitHub and GitLab use the same ones
     anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"

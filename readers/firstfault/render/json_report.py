@@ -39,9 +39,11 @@ _TEXTS = {"file", "function", "group"}
 
 
 def json_report(report: Report, longest: int | None = None, *, decided: bool = True) -> str:
-    """Return a report as one line, an object of the schema ``firstfault.verdict/v1`` (docs/schemas).
+    """Return a report as one line, an object of the schema
+    ``firstfault.verdict/v1`` (docs/schemas).
 
-    Of each message at most `longest` characters are kept. If it isn't `decided`, it is marked as preliminary.
+    Of each message at most `longest` characters are kept. If it isn't `decided`, it is marked as
+    preliminary.
     """
     answers, identity, root = report.answers, report.identity, report.verdict.root
     by_state: dict[str, list[int]] = {}
@@ -52,9 +54,17 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     document = {
         "schema": SCHEMA,
         **({} if decided else {"decided": False}),
-        "verdict": verdict_to_dict(replace(report.verdict, message=_shorten(report.verdict.message, longest))),
+        "verdict": verdict_to_dict(
+            replace(report.verdict, message=_shorten(report.verdict.message, longest))
+        ),
         "decision": DECISION.write(report.decision),
-        "outcome": (AttemptOutcome.TEARDOWN if report.verdict.category == TEARDOWN else AttemptOutcome.FAILED).value,
+        "outcome": (
+            (
+                AttemptOutcome.TEARDOWN
+                if report.verdict.category == TEARDOWN
+                else AttemptOutcome.FAILED
+            ).value
+        ),
         "first_line": report.first_line,
         "root": _build_root(report, root, longest) if root is not None else None,
         "what": answers.what,
@@ -64,7 +74,9 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         "next": [{"text": step.text, "command": step.command or None} for step in answers.steps],
         "unknown": list(answers.unknown),
         "victims_by_state": by_state,
-        "sources": [list(names) for _, names in report.verdict.reasons] if report.engine.cites else None,
+        "sources": (
+            [list(names) for _, names in report.verdict.reasons] if report.engine.cites else None
+        ),
         "followers": report.followers or None,
         "clocks": report.clocks or None,
         "attempt": report.number,
@@ -80,8 +92,16 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
 
 
 def json_without_failure(outcome: AttemptOutcome, reason: str) -> dict[str, Any]:
-    """Return the object for an attempt without a failure; `reason` is the sentence that `show` prints."""
-    return {"schema": SCHEMA, "verdict": None, "decision": None, "outcome": outcome.value, "reason": reason}
+    """Return the object for an attempt without a failure;
+    `reason` is the sentence that `show` prints.
+    """
+    return {
+        "schema": SCHEMA,
+        "verdict": None,
+        "decision": None,
+        "outcome": outcome.value,
+        "reason": reason,
+    }
 
 
 def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
@@ -118,7 +138,11 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
     exception = find_first_cause(raised) if raised is not None else None
     frames = find_own_frames(raised) if raised is not None else ()
     innermost = _build_fields(FRAME, frames[-1]) if frames else {}
-    place = {**_build_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
+    place = {
+        **_build_fields(PLACE, root.place),
+        "pod": root.node or None,
+        "pid": root.place.pid or None,
+    }
     # outside of Kubernetes a node isn't a pod but a machine, perhaps known only by its host name
     if report.engine is PLAIN:
         place |= {"pod": None, "machine": place["machine"] or place["host"]}
@@ -143,7 +167,9 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
         "time": format_timestamp(root.timestamp_ns),
         "memory": _build_fields(RESOURCES, root.resources),
         "deadline": _build_fields(EXPIRED, root.expired) if root.expired is not None else None,
-        "last_collective": _build_fields(PROGRESS, root.collectives[0]) if root.collectives else None,
+        "last_collective": (
+            _build_fields(PROGRESS, root.collectives[0]) if root.collectives else None
+        ),
         "threads": [
             {"name": name, "type": exception.type, "message": _shorten(exception.message, longest)}
             for name, exception in dead_threads
@@ -152,9 +178,13 @@ def _build_root(report: Report, root: WorkerError, longest: int | None) -> dict[
 
 
 def _build_fields(table: FieldTable, part: Any) -> dict[str, Any]:
-    """Return the fields of a part by their names in JSON; null for an empty text that may be missing."""
+    """Return the fields of a part by their names in JSON;
+    null for an empty text that may be missing.
+    """
     found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
-    return {name: None if value == "" and name not in _TEXTS else value for name, value in found.items()}
+    return {
+        name: None if value == "" and name not in _TEXTS else value for name, value in found.items()
+    }
 
 
 def _shorten(text: str, longest: int | None) -> str:

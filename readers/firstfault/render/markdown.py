@@ -23,7 +23,8 @@ _LINE = 500
 _ESCAPED = str.maketrans(
     {
         **{character: f"\\{character}" for character in "\\`*_{}[]<>()|!~&"},
-        # a space of no width: where Markdown is pasted, "@team" calls people and "#7" links an issue, escaped or not
+        # a space of no width: where Markdown is pasted, "@team" calls people and "#7" links an
+        # issue, escaped or not
         "@": "@\u200b",
         "#": "\\#\u200b",
     }
@@ -31,7 +32,8 @@ _ESCAPED = str.maketrans(
 
 
 def markdown(report: Report) -> str:
-    """Return the report as Markdown, in the order of the page: answers, the job, traceback, log, failures, evidence.
+    """Return the report as Markdown, in the order of the page: answers, the job, traceback, log,
+    failures, evidence.
 
     Quoted texts are escaped, or in code blocks that they can't end.
     """
@@ -43,12 +45,19 @@ def _markdown_lines(report: Report) -> Iterator[str]:
     parts = build_sections(report)
     yield from (f"## {escape(report.answers.what)}", "", *_markdown_answers(parts))
     if parts.commands.lines:
-        yield from ("", *format_code_block("\n".join(map(printable, parts.commands.lines)), "console"))
+        yield from (
+            "",
+            *format_code_block("\n".join(map(printable, parts.commands.lines)), "console"),
+        )
     if job := report.identity.parts(report.engine):
         yield from ("", escape(", ".join(job)))
     yield from _format_list(parts.changes, parts.changes.lines)
     stack, log = "\n".join(parts.stack.lines[:_QUOTED]), "\n".join(parts.log.lines[-_QUOTED:])
-    quoted = ((parts.stack, stack), (parts.message, elide(parts.message.text, _TEXT)), (parts.log, log))
+    quoted = (
+        (parts.stack, stack),
+        (parts.message, elide(parts.message.text, _TEXT)),
+        (parts.log, log),
+    )
     for part, text in quoted:
         if text:
             yield from ("", f"### {part.title}", "", *format_code_block(text))
@@ -57,9 +66,16 @@ def _markdown_lines(report: Report) -> Iterator[str]:
         yield from ("", f"Victims: {escape(report.followers)}")
     yield from _format_list(parts.evidence, shorten_list(parts.evidence.lines, MAX_GROUPS))
     yield from _format_list(parts.recovered, parts.recovered.lines)
-    besides = [fact for fact in parts.details if fact.name in {report.engine.nodes.capitalize(), "Clocks"}]
+    besides = [
+        fact for fact in parts.details if fact.name in {report.engine.nodes.capitalize(), "Clocks"}
+    ]
     facts = [*report.facts, *besides, *([Fact("Read from", report.uri)] if report.uri else [])]
-    yield from ("", "### Facts", "", *(f"- {escape(fact.name)}: {escape(fact.value)}" for fact in facts))
+    yield from (
+        "",
+        "### Facts",
+        "",
+        *(f"- {escape(fact.name)}: {escape(fact.value)}" for fact in facts),
+    )
 
 
 def _markdown_answers(parts: Sections) -> Iterator[str]:
@@ -67,7 +83,9 @@ def _markdown_answers(parts: Sections) -> Iterator[str]:
     for fact in parts.answers:
         shown[fact.name] += 1
         # the heading is the cause itself
-        name, value = ("Fault", ", ".join(fact.lines)) if fact.name == "Cause" else (fact.name, fact.value)
+        name, value = (
+            ("Fault", ", ".join(fact.lines)) if fact.name == "Cause" else (fact.name, fact.value)
+        )
         if shown[fact.name] <= MAX_GROUPS and fact.name != "Attempts":
             yield f"- **{name}:** {escape(value)}"
 
@@ -75,9 +93,16 @@ def _markdown_answers(parts: Sections) -> Iterator[str]:
 def _markdown_groups(report: Report) -> Iterator[str]:
     groups = report.cascade.groups
     if groups:
-        yield from ("", "### Failed", "", "| State | Processes | Ranks | What happened |", "|---|---|---|---|")
+        yield from (
+            "",
+            "### Failed",
+            "",
+            "| State | Processes | Ranks | What happened |",
+            "|---|---|---|---|",
+        )
     for group in groups[:MAX_GROUPS]:
-        # the text is cut before it is escaped: a cut inside of an escape would leave a lone backslash
+        # the text is cut before it is escaped: a cut inside of an escape would leave a lone
+        # backslash
         ranks = format_ranks(group.ranks, 60) or escape(group.who())
         yield f"| {group.label} | {group.count} | {ranks} | {escape(group.said[:_CELL])} |"
     if len(groups) > MAX_GROUPS:

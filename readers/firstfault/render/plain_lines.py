@@ -28,5 +28,7 @@ def plain_row(text: str, limit: int = MAX_FACT_CHARACTERS) -> str:
 
 
 def indent(text: str) -> str:
-    """Return a quoted text with every line indented, so that none of them looks like an answer of the report."""
+    """Return a quoted text with every line indented,
+    so that none of them looks like an answer of the report.
+    """
     return "\n".join(f"  {line}" if line.strip() else "" for line in text.split("\n"))

@@ -1,4 +1,6 @@
-"""A report for a terminal, a pipe or a file: one screen, or with -v everything, folded to a width."""
+"""A report for a terminal, a pipe or a file: one screen, or with -v everything,
+folded to a width.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from firstfault.model import WorkerError
 from firstfault.render.folding import count_columns, expand_tabs, fold
 from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group
-from firstfault.report.data import Report, Sections, build_sections, log_lines, quoted_failures, repeats_cause
+from firstfault.report.data import (
+    Report,
+    Sections,
+    build_sections,
+    log_lines,
+    quoted_failures,
+    repeats_cause,
+)
 from firstfault.report.formatting import shorten_list
 from firstfault.report.states import State
 from firstfault.utils.text import elide, one_line, printable
@@ -27,7 +36,16 @@ _COLUMNS = 80
 """The width for which `_ROWS` counts; a report on a narrower terminal may have more rows."""
 _PLAIN_COLUMNS = 80
 """Columns of a report in a pipe or a file."""
-_ALL = {"Why": 2, "Code": 3, "Failed": 4, "Unknown": 3, "Attempts": 3, "Job": 1, "Victims": 1, "commands": 99}
+_ALL = {
+    "Why": 2,
+    "Code": 3,
+    "Failed": 4,
+    "Unknown": 3,
+    "Attempts": 3,
+    "Job": 1,
+    "Victims": 1,
+    "commands": 99,
+}
 """How many lines of each part one screen has."""
 _ROWS_OF_TEXT = "rows of a text"
 _STEPS = (
@@ -76,22 +94,39 @@ _WIDTH = 80
 
 
 def terminal_text(report: Report, *, verbose: bool = False) -> str:
-    """Return the report for a pipe or a file: as on a terminal, without color, with quoted texts whole and unfolded."""
+    """Return the report for a pipe or a file: as on a terminal, without color,
+    with quoted texts whole and unfolded.
+    """
     rows = _layout(report, _PLAIN_COLUMNS, "utf-8", verbose=verbose, is_plain=True).rows
     return "\n".join(expand_tabs(f"{row.head}{row.text}") for row in rows).rstrip("\n")
 
 
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print a report, folded to the terminal's width, in one screen unless `verbose`; escape sequences are removed."""
+    """Print a report, folded to the terminal's width, in one screen unless `verbose`;
+    escape sequences are removed.
+    """
     from rich.text import Text  # noqa: PLC0415 - slow, and a pipe needs none of it
 
-    for row in _layout(report, console.width, console.encoding, verbose=verbose, is_plain=False).rows:
+    for row in _layout(
+        report,
+        console.width,
+        console.encoding,
+        verbose=verbose,
+        is_plain=False,
+    ).rows:
         shown = Text().append(row.head, row.head_style or None).append(row.text, row.style or None)
         # the rows are folded already: rich must not fold a command again, which people copy
         console.print(shown, soft_wrap=True)
 
 
-def _layout(report: Report, width: int, encoding: str, *, verbose: bool, is_plain: bool) -> _Printer:
+def _layout(
+    report: Report,
+    width: int,
+    encoding: str,
+    *,
+    verbose: bool,
+    is_plain: bool,
+) -> _Printer:
     printer = _Printer(width, encoding, is_plain=is_plain)
     parts = build_sections(report)
     if verbose:
@@ -100,7 +135,8 @@ def _layout(report: Report, width: int, encoding: str, *, verbose: bool, is_plai
     # half the width folds a report into about twice the rows
     room = _ROWS * _COLUMNS // min(printer.width, _COLUMNS)
     _print_screen(printer, report, parts, _ALL)
-    # Lay out the whole report after each step: how many rows a line takes is known only after it is folded.
+    # Lay out the whole report after each step: how many rows a line takes is known only after it is
+    # folded.
     for step in range(1, len(_STEPS) + 1):
         if len(printer.rows) <= room:
             break
@@ -110,14 +146,21 @@ def _layout(report: Report, width: int, encoding: str, *, verbose: bool, is_plai
     return printer
 
 
-# --- one screen -----------------------------------------------------------------------------------------------------
+# --- one screen -----------------------------------------------------------------------------------
 
 
-def _print_screen(printer: _Printer, report: Report, parts: Sections, limits: Mapping[str, int]) -> None:
+def _print_screen(
+    printer: _Printer,
+    report: Report,
+    parts: Sections,
+    limits: Mapping[str, int],
+) -> None:
     answers, more = report.answers, f"{_SHOW}-v {report.uri}" if report.uri else ""
     # a command in several rows isn't worth a screen's room; without it the last line mentions -v
     has_more = bool(more) and printer.fits(more)
-    brief = [f"{fact.name.lower()} {fact.value}" for fact in report.facts if fact.name in _BRIEF_FACTS]
+    brief = [
+        f"{fact.name.lower()} {fact.value}" for fact in report.facts if fact.name in _BRIEF_FACTS
+    ]
     _print_head(printer, report, brief)
     printer.labeled("Retry", [f"{answers.retry}: {answers.retry_reason}"])
     _print_next(printer, parts, limits["commands"])
@@ -125,7 +168,9 @@ def _print_screen(printer: _Printer, report: Report, parts: Sections, limits: Ma
         printer.under_label(more)
     printer.labeled("Unknown", shorten_list(answers.unknown, limits["Unknown"], _COUNTED))
     printer.labeled("Job", [report.identity.brief(report.engine)] if limits["Job"] else [])
-    printer.labeled("Attempts", shorten_list(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1])
+    printer.labeled(
+        "Attempts", shorten_list(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1]
+    )
     printer.gap()
     _print_code(printer, report, parts, limits["Code"])
     groups = report.cascade.groups
@@ -160,14 +205,24 @@ def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) 
     root = report.verdict.root
     if parts.code.lines:
         # not [-limit:], which is everything for a limit of 0; the innermost frames come last
-        lines = parts.code.lines[len(parts.code.lines) - limit if limit < len(parts.code.lines) else 0 :]
+        lines = parts.code.lines[
+            len(parts.code.lines) - limit if limit < len(parts.code.lines) else 0 :
+        ]
         printer.labeled("Code", [printer.short(line) for line in lines])
     elif root is not None and root.exception is None and limit:
         printer.labeled("Log", [printer.short(line) for line in parts.log.lines[-_LOG_LINES:]])
 
 
-def _print_groups(printer: _Printer, report: Report, groups: Sequence[Group], *, whole: bool = False) -> None:
-    """Print a table of the groups: state, ranks, and what happened; the cause itself is printed at the top."""
+def _print_groups(
+    printer: _Printer,
+    report: Report,
+    groups: Sequence[Group],
+    *,
+    whole: bool = False,
+) -> None:
+    """Print a table of the groups: state, ranks, and what happened;
+    the cause itself is printed at the top.
+    """
     names = [group.who(0 if whole else _RANKS) for group in groups]
     state_width = max((len(group.label) for group in groups), default=0)
     name_width = max(map(len, names), default=0)
@@ -183,12 +238,14 @@ def _print_groups(printer: _Printer, report: Report, groups: Sequence[Group], *,
         row = f"{group.label:<{state_width}}  {name:<{name_width}}  {text}".rstrip()
         lines.append(row if whole else printer.short(row))
     if left := report.cascade.groups[len(groups) :]:
-        lines.append(f"and {len(left)} more groups, {sum(group.count for group in left)} failures (-v)")
+        lines.append(
+            f"and {len(left)} more groups, {sum(group.count for group in left)} failures (-v)"
+        )
     styles = [_STYLES.get(group.state, "") for group in groups]
     printer.labeled("Failed", lines or ["no readable error document"], styles)
 
 
-# --- everything -----------------------------------------------------------------------------------------------------
+# --- everything -----------------------------------------------------------------------------------
 
 
 def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
@@ -205,11 +262,17 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     _print_groups(printer, report, report.cascade.groups, whole=True)
     _print_quoted(printer, report, parts)
     facts = (*parts.facts, *parts.details)
-    printer.section("Facts", [text for fact in facts for text in (fact.line, *(f"  {line}" for line in fact.lines))])
+    printer.section(
+        "Facts",
+        [text for fact in facts for text in (fact.line, *(f"  {line}" for line in fact.lines))],
+    )
     _print_nodes(printer, report)
     cited = dict.fromkeys(name for _, names in report.verdict.reasons for name in names)
     numbers = {name: number for number, name in enumerate(cited, 1)}
-    reasons = [" ".join([why, *(f"[{numbers[name]}]" for name in names)]) for why, names in report.verdict.reasons]
+    reasons = [
+        " ".join([why, *(f"[{numbers[name]}]" for name in names)])
+        for why, names in report.verdict.reasons
+    ]
     printer.section(parts.evidence.title, reasons)
     for part in (parts.suspects, parts.attempts, parts.recovered, parts.documents):
         printer.section(part.title, part.lines, is_copied=part is parts.documents)
@@ -224,12 +287,18 @@ def _print_quoted(printer: _Printer, report: Report, parts: Sections) -> None:
     if raised is None:
         for failure in failures:
             _print_stacks(printer, failure, parts.stack.title)
-    text = format_exception(raised, folded=True) if raised is not None and raised.frames else parts.message.text
+    text = (
+        format_exception(raised, folded=True)
+        if raised is not None and raised.frames
+        else parts.message.text
+    )
     printer.quote(parts.message.title, text.split("\n") if text else [])
     for failure in failures:
         if raised is not None:
             _print_stacks(printer, failure, parts.stack.title)
-        name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
+        name = (
+            f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
+        )
         printer.quote(f"{parts.log.title}: {name}", log_lines(failure))
 
 
@@ -257,7 +326,7 @@ def _shorten(lines: Sequence[str]) -> list[str]:
     return found if left <= 1 and found == list(lines) else [*found, f"({_TO_SEE_ALL})"]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 class _Row(NamedTuple):
@@ -272,7 +341,14 @@ class _Row(NamedTuple):
 class _Printer:
     """Collects labeled rows, folded, with a hanging indent. Quoted texts are never markup."""
 
-    def __init__(self, width: int, encoding: str, max_rows: int = 0, *, is_plain: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        encoding: str,
+        max_rows: int = 0,
+        *,
+        is_plain: bool = False,
+    ) -> None:
         self._encoding = encoding
         self._max_rows = max_rows
         """Rows that one value next to a label may have; 0: any number."""
@@ -298,7 +374,8 @@ class _Printer:
             if is_copied and self._is_plain:
                 self.rows.append(_Row(self._clean(f"  {to_one_row(line)}")))
                 continue
-            # the indentation of code is kept, but a deep one must not push the text off a narrow terminal
+            # the indentation of code is kept, but a deep one must not push the text off a narrow
+            # terminal
             inner = min(2 + len(line) - len(line.lstrip(" ")), self.width // 2)
             self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
 
@@ -313,11 +390,15 @@ class _Printer:
             self.rows += [_Row(self._clean(f"  {to_one_row(line)}".rstrip())) for line in lines]
 
     def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """Add one line; where it is folded, its other rows are indented, so that none of them begins like a label."""
+        """Add one line; where it is folded, its other rows are indented,
+        so that none of them begins like a label.
+        """
         self._rows(" " * indent, " " * (indent + 2), text, style)
 
     def labeled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
-        """Add values next to their label, without empty ones; on a narrow terminal only the first is next to it."""
+        """Add values next to their label, without empty ones;
+        on a narrow terminal only the first is next to it.
+        """
         hang = " " * self._hang
         styled = itertools.zip_longest(values, styles, fillvalue="")
         for index, (text, style) in enumerate(pair for pair in styled if pair[0]):
@@ -342,14 +423,17 @@ class _Printer:
         return self._hang + count_columns(self._clean(text)) <= self.width
 
     def command(self, command: str) -> None:
-        """Add a shell command that can be copied: below a label's values, or in several rows from the first column."""
+        """Add a shell command that can be copied: below a label's values,
+        or in several rows from the first column.
+        """
         if self._is_plain:
             self.rows.append(_Row(" " * self._hang + self._clean(to_one_row(command))))
             return
         if self.fits(command):
             self.under_label(command)
             return
-        # a backslash at the end of each row but the last: a shell joins the pasted rows to one command
+        # a backslash at the end of each row but the last: a shell joins the pasted rows to one
+        # command
         rows, used = [""], 0
         for character in self._clean(to_one_row(command)):
             cells = count_columns(character)
@@ -361,13 +445,23 @@ class _Printer:
             used += cells
         self.rows += map(_Row, "\\\n".join(rows).split("\n"))
 
-    def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
+    def _rows(
+        self,
+        head: str,
+        hang: str,
+        text: str,
+        style: str = "",
+        *,
+        head_style: str = "",
+    ) -> None:
         # even a terminal narrower than the labels gets one character a row
         room = max(self.width - max(len(head), len(hang)), 1)
         for index, part in enumerate(fold(self._clean(to_one_row(text)), room)):
             label = hang if index else head
             row = part.rstrip()
-            self.rows.append(_Row(row, style, label if row else label.rstrip(), "" if index else head_style))
+            self.rows.append(
+                _Row(row, style, label if row else label.rstrip(), "" if index else head_style)
+            )
 
     def _clean(self, text: str) -> str:
         # quoted texts are untrusted: an escape sequence could clear the screen or hide a line

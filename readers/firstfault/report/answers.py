@@ -37,7 +37,9 @@ from firstfault.utils.text import one_line
 
 _LINE = 200
 _ENDED_FROM_OUTSIDE = "ended from outside"
-"""In place of a category, if a log doesn't tell a preemption from a time limit, a drain and an abort."""
+"""In place of a category, if a log doesn't tell a preemption from a time limit,
+a drain and an abort.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,9 @@ class Answers:
 
     @property
     def fault(self) -> str:
-        """Whose fault it is, and how sure the verdict is: "your code, category data, confidence high"."""
+        """Whose fault it is, and how sure the verdict is: "your code, category data,
+        confidence high".
+        """
         name = self.category.partition(":")[0]
         kind = name if name == _ENDED_FROM_OUTSIDE else f"category {name}"
         return f"{self.fault_owner.value}, {kind}, confidence {self.confidence}"
@@ -82,7 +86,9 @@ def build_answers(case: Case) -> Answers:
     job, verdict = case.job, case.verdict
     code, source = _find_code_line(job, verdict)
     by = f" (by strategy {verdict.strategy})" if verdict.strategy != DEFAULT_STRATEGY else ""
-    where = "unknown" if job.named_ranks else f"unknown: {case.engine.source} names no rank and no node"
+    where = (
+        "unknown" if job.named_ranks else f"unknown: {case.engine.source} names no rank and no node"
+    )
     local = verdict.root.place.local_rank if verdict.root is not None and case.is_alone else None
     if local is not None:
         where = f"local rank {local} of a node that {case.engine.source} doesn't name"
@@ -104,12 +110,23 @@ def build_answers(case: Case) -> Answers:
 
 
 def _describe_same_end(case: Case) -> str:
-    """Return that the workers' start before this one in the attempt ended in the same way; empty: it isn't known to."""
-    before = [record for record in case.job.restarts if record.restart and record.kind is RestartKind.ROUND]
+    """Return that the workers' start before this one in the attempt ended in the same way; empty:
+    it isn't known to.
+    """
+    before = [
+        record
+        for record in case.job.restarts
+        if record.restart and record.kind is RestartKind.ROUND
+    ]
     is_unclear = case.decision.action is Action.UNKNOWN and not case.engine.cites
     if not before or not is_unclear or before[-1].headline != case.verdict.headline:
         return ""
-    count = sum(1 for _ in itertools.takewhile(lambda record: record.headline == case.verdict.headline, before[::-1]))
+    count = sum(
+        1
+        for _ in itertools.takewhile(
+            lambda record: record.headline == case.verdict.headline, before[::-1]
+        )
+    )
     return f"; the {'start' if count == 1 else f'{count} starts'} before ended in the same way"
 
 
@@ -122,7 +139,11 @@ def _describe_category(verdict: Verdict, engine: EngineWords) -> str:
 
 def _has_unproven_preemption(verdict: Verdict, engine: EngineWords) -> bool:
     """Whether a log shows that a job was ended from outside, but not that it was preempted."""
-    return engine.cites and verdict.category == "preemption" and verdict.code not in {PREEMPTED, REQUEUED}
+    return (
+        engine.cites
+        and verdict.category == "preemption"
+        and verdict.code not in {PREEMPTED, REQUEUED}
+    )
 
 
 def _fault_owner(case: Case) -> FaultOwner:
@@ -148,12 +169,16 @@ def _fault_owner(case: Case) -> FaultOwner:
 def _shows_own_code(verdict: Verdict) -> bool:
     """Whether a log shows that the program failed in its own code: in a frame outside of libraries.
 
-    An error of a GPU appears wherever the program waits for it, and a library or a driver may have caused it.
+    An error of a GPU appears wherever the program waits for it, and a library or a driver may have
+    caused it.
     """
     root = verdict.root
     if root is None or not _find_code(root, verdict.headline)[0]:
         return False
-    return verdict.category != "gpu_kernel" or "device-side assert triggered" in f"{root.message}\n{root.printed}"
+    return (
+        verdict.category != "gpu_kernel"
+        or "device-side assert triggered" in f"{root.message}\n{root.printed}"
+    )
 
 
 def _describe_fault(verdict: Verdict) -> str:
@@ -170,7 +195,11 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
     if verdict.category in FROM_OUTSIDE and (terminated := count_terminated_nodes(job)).are_all:
         return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
-        suspects = [name for name in dict.fromkeys(item.name for item in verdict.suspects) if name != UNNAMED_PROCESS]
+        suspects = [
+            name
+            for name in dict.fromkeys(item.name for item in verdict.suspects)
+            if name != UNNAMED_PROCESS
+        ]
         if suspects:
             names = " or ".join(shorten_list(suspects, MAX_LISTED_ITEMS))
             return f"{names.replace('or and ', 'or one of ')} (suspected)"
@@ -182,22 +211,32 @@ def _describe_place(job: JobErrors, verdict: Verdict, engine: EngineWords) -> st
         on += f" ({machine})"
     if len(verdict.ranks) > 1 and engine.cites:
         # stamped lines of several ranks don't prove which one was first
-        example = f", one of them rank {verdict.root.rank}{on}" if on and verdict.root is not None else ""
+        example = (
+            f", one of them rank {verdict.root.rank}{on}" if on and verdict.root is not None else ""
+        )
         return f"{len(verdict.ranks)} ranks ({format_ranks(verdict.ranks, 60)}){example}"
     if len(verdict.ranks) > 1:
         return f"{len(verdict.ranks)} ranks ({format_ranks(verdict.ranks, 60)}), the first{on}"
     if not verdict.ranks:
         # of a lost node, a log names no agent
         is_node = engine.cites and verdict.category == "node_lost" and bool(on)
-        is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT and not is_node
+        is_agent = (
+            verdict.root is not None and verdict.root.subject is Subject.AGENT and not is_node
+        )
         # on[4:]: the name without " on " in front of it
-        return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "unknown"
+        return (
+            f"the agent{on}"
+            if is_agent and verdict.scope is not Scope.EXTERNAL
+            else on[4:] or "unknown"
+        )
     local = verdict.root.place.local_rank if verdict.root is not None else None
     return f"rank {verdict.ranks[0]}{'' if local is None else f' (local rank {local})'}{on}"
 
 
 def _find_code_line(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
-    """Return the root cause's place in the program and its line; if undetermined, the place that all failures share."""
+    """Return the root cause's place in the program and its line; if undetermined,
+    the place that all failures share.
+    """
     if verdict.root is not None:
         return _find_code(verdict.root, verdict.headline)
     if verdict.scope is not Scope.UNDETERMINED:
@@ -207,17 +246,34 @@ def _find_code_line(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
 
 
 def _find_shared_code(job: JobErrors, verdict: Verdict, code: str) -> str:
-    """Return the place in the program that advice may name; if undetermined, only one that all failures share."""
+    """Return the place in the program that advice may name; if undetermined,
+    only one that all failures share.
+    """
     places = {_find_code(failure)[0] for failure in job.failures}
     return code if verdict.scope is not Scope.UNDETERMINED or places == {code} else ""
 
 
 def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
-    """Return the place of the exception, or of the thread that crashed or is in the headline, else the main one's."""
-    threads = (thread for thread in failure.thread_failures if f"thread {thread.thread!r} ended" in headline)
-    exception = find_ending_exception(failure) or next((thread.exception for thread in threads), None)
+    """Return the place of the exception, or of the thread that crashed or is in the headline,
+    else the main one's.
+    """
+    threads = (
+        thread
+        for thread in failure.thread_failures
+        if f"thread {thread.thread!r} ended" in headline
+    )
+    exception = find_ending_exception(failure) or next(
+        (thread.exception for thread in threads), None
+    )
     frames = find_own_frames(exception) if exception is not None else ()
     crashed = find_crash_frames(failure)
     # the last frame is returned: the innermost one outside of libraries, else the one that crashed
-    frames = frames or (*crashed[:1], *(frame for frame in crashed[::-1] if not is_library_file(frame.file)))
-    return (format_place(frames[-1]), frames[-1].code) if frames else (locate_main_thread(failure).frame, "")
+    frames = frames or (
+        *crashed[:1],
+        *(frame for frame in crashed[::-1] if not is_library_file(frame.file)),
+    )
+    return (
+        (format_place(frames[-1]), frames[-1].code)
+        if frames
+        else (locate_main_thread(failure).frame, "")
+    )

@@ -1,4 +1,6 @@
-"""The cascade: every failure with its time, groups of identical ones, and the state of every rank and node."""
+"""The cascade: every failure with its time, groups of identical ones,
+and the state of every rank and node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.texts import find_message
-from firstfault.model import JobErrors, NodePresence, Phase, Scope, Subject, Suspect, Verdict, WorkerError
+from firstfault.model import (
+    JobErrors,
+    NodePresence,
+    Phase,
+    Scope,
+    Subject,
+    Suspect,
+    Verdict,
+    WorkerError,
+)
 from firstfault.model.failure import JOB_END_WORDS, LAST_LINES_OF_SUCCESS, OF_LOGS
 from firstfault.model.job import unreported_nodes
 from firstfault.report.engine_words import find_engine_words
@@ -52,19 +63,25 @@ class Event:
 
     @property
     def key(self) -> tuple[str, State]:
-        """Its group: its fault and its state. A fault without a fingerprint is alone in its group."""
+        """Its group: its fault and its state. A fault without a fingerprint
+        is alone in its group.
+        """
         # id: failures without a fingerprint aren't known to be alike, so each gets a separate key
         return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
 
     @property
     def brief(self) -> str:
-        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s"; "about +42 ms" if clocks weren't compared."""
+        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s";
+        "about +42 ms" if clocks weren't compared.
+        """
         if self.at_ns is None:
             return ""
         if self.bounds is None:
             return f"about {format_signed(self.at_ns)}"
         # bounds narrower than a tenth of the time are as good as one number
-        if (self.bounds.high - self.bounds.low) * TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
+        if (self.bounds.high - self.bounds.low) * TENTH <= abs(
+            self.at_ns
+        ) or self.bounds.low == self.bounds.high:
             return format_signed(self.at_ns)
         return f"{format_signed(self.bounds.low)} to {format_signed(self.bounds.high)}"
 
@@ -80,7 +97,9 @@ class Event:
     @property
     def is_ordered(self) -> bool:
         """Whether it is known to be before or after the origin."""
-        return self.bounds is None or self.is_origin or self.bounds.low >= 0 or self.bounds.high <= 0
+        return (
+            self.bounds is None or self.is_origin or self.bounds.low >= 0 or self.bounds.high <= 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +130,16 @@ class Group:
 
     @property
     def label(self) -> str:
-        """Its state; of a job that was ended from outside, how: nothing failed, so nothing is its root cause."""
+        """Its state; of a job that was ended from outside, how: nothing failed,
+        so nothing is its root cause.
+        """
         code = "" if self.first is None or self.ranks or self.nodes else self.first.failure.code
         return JOB_END_WORDS.get(code, self.state.value)
 
     def who(self, limit: int = 0) -> str:
-        """Return its ranks, else its node, else how many processes it has; `limit`: as `format_ranks`."""
+        """Return its ranks, else its node, else how many processes it has; `limit`:
+        as `format_ranks`.
+        """
         if self.ranks:
             return f"rank{'s' if len(self.ranks) > 1 else ''} {format_ranks(self.ranks, limit)}"
         if len(self.nodes) == 1 or self.label != self.state.value:
@@ -144,7 +167,9 @@ class NodeState:
 
     name: str
     state: State | None
-    """ROOT or SUSPECT if the node itself is one, UNREPORTED, or FINISHED; None: it reported a failure."""
+    """ROOT or SUSPECT if the node itself is one, UNREPORTED, or FINISHED; None:
+    it reported a failure.
+    """
     group_rank: int | None = None
     ranks: tuple[int, ...] = ()
     note: str = ""
@@ -154,7 +179,9 @@ class NodeState:
     def line(self) -> str:
         """Its name, group rank, state and note: "w-1 (group rank 1): root cause"."""
         number = f" (group rank {self.group_rank})" if self.group_rank is not None else ""
-        text = ", ".join(filter(None, [self.state.value if self.state is not None else "", self.note]))
+        text = ", ".join(
+            filter(None, [self.state.value if self.state is not None else "", self.note])
+        )
         return f"{self.name}{number}" + (f": {text}" if text else "")
 
 
@@ -171,7 +198,9 @@ class Cascade:
     nodes: tuple[NodeState, ...] = ()
     """By group rank and name."""
     from_root: bool = True
-    """Whether times are counted from the root cause; if its time isn't known, from the first failure."""
+    """Whether times are counted from the root cause; if its time isn't known,
+    from the first failure.
+    """
 
     def count(self, state: State) -> int:
         """Return how many ranks are in a state."""
@@ -183,13 +212,17 @@ class Cascade:
         for item in self.ranks:
             found[item.node or "unknown node"][item.state].append(item.rank)
         return {
-            node: ", ".join(f"{state.value} {format_ranks(ranks)}" for state, ranks in states.items())
+            node: ", ".join(
+                f"{state.value} {format_ranks(ranks)}" for state, ranks in states.items()
+            )
             for node, states in found.items()
         }
 
 
 def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:
-    """Return what happened to every rank and node of an attempt; the diagnosis is in the order of its failures."""
+    """Return what happened to every rank and node of an attempt;
+    the diagnosis is in the order of its failures.
+    """
     origin = _find_origin(job, verdict)
     from_root = origin is not None and origin is verdict.root
     events = []
@@ -208,50 +241,65 @@ def build_cascade(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cas
             missing[item.state].append(item.rank)
     is_root_shown = any(group.state is State.ROOT for group in groups)
     groups += _groups_without_documents(missing, job, verdict, is_root_shown=is_root_shown)
-    groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
+    groups.sort(
+        key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what)
+    )
     # number after sorting: drawings and `RankState.group` refer to the numbers that are printed
     groups = [replace(group, number=number) for number, group in enumerate(groups, 1)]
     of_rank = {rank: group.number for group in groups for rank in group.ranks}
     of_event = {group.first.key: group.number for group in groups if group.first is not None}
     # if two nodes have documents of one rank, the rank is in two groups
-    of_rank |= {event.failure.rank: of_event[event.key] for event in reversed(events) if event.failure.rank is not None}
+    of_rank |= {
+        event.failure.rank: of_event[event.key]
+        for event in reversed(events)
+        if event.failure.rank is not None
+    }
     numbered = tuple(replace(item, group=of_rank.get(item.rank)) for item in ranks)
     return Cascade(tuple(events), tuple(groups), numbered, _list_nodes(job, verdict), from_root)
 
 
-# --- times ------------------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 def _find_origin(job: JobErrors, verdict: Verdict) -> WorkerError | None:
     """Return the failure from which times are counted: the root cause, if its time is known.
 
-    For a rank that hung only the time of its stop is known, so times are counted from the first failure instead; the
-    end of a deadline is a time.
+    For a rank that hung only the time of its stop is known, so times are counted from the first
+    failure instead; the end of a deadline is a time.
     """
     root = verdict.root
     is_timed = root is not None and root.timestamp_ns is not None
     began = verdict.category != "hang" or (root is not None and root.expired is not None)
     if root is not None and is_timed and not root.stopped_by_agent and began:
         return root
-    timed = [failure for failure in job.failures if failure.timestamp_ns is not None and failure is not root]
+    timed = [
+        failure
+        for failure in job.failures
+        if failure.timestamp_ns is not None and failure is not root
+    ]
     return timed[0] if timed else root
 
 
 def _get_event_time(
     failure: WorkerError, origin: WorkerError | None, clocks: Clocks
 ) -> tuple[int | None, Interval | None]:
-    """Return how much later than the origin a failure was, in nanoseconds, and the bounds of that time."""
+    """Return how much later than the origin a failure was, in nanoseconds,
+    and the bounds of that time.
+    """
     if origin is None:
         return None, None
     apart = Interval(0, 0) if failure is origin else clocks.interval_between(origin, failure)
     if apart is not None:
         # an agent notices an exit late, but knows when it stopped a process
         early = 0 if failure.stopped_by_agent else clocks.noticed_after_ns(failure)
-        late = 0 if failure is origin or origin.stopped_by_agent else clocks.noticed_after_ns(origin)
+        late = (
+            0 if failure is origin or origin.stopped_by_agent else clocks.noticed_after_ns(origin)
+        )
         return (apart.low + apart.high) // 2, Interval(apart.low - early, apart.high + late)
     if failure.timestamp_ns is None or origin.timestamp_ns is None:
         return None, None
-    # the clocks can't be compared: without bounds, the difference of the wall clocks is only a guess
+    # the clocks can't be compared: without bounds, the difference of the wall clocks is only a
+    # guess
     return failure.timestamp_ns - origin.timestamp_ns, None
 
 
@@ -270,7 +318,7 @@ def _build_sort_key(event: Event) -> tuple[object, ...]:
     )
 
 
-# --- states -----------------------------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------------
 
 
 def _find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:
@@ -299,9 +347,11 @@ def _find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdic
 
 
 def _is_root(failure: WorkerError, verdict: Verdict) -> bool:
-    """Whether a failure is of one of the verdict's ranks, and has its fault, or is of the verdict's node's agent.
+    """Whether a failure is of one of the verdict's ranks, and has its fault,
+    or is of the verdict's node's agent.
 
-    Other ranks with the same fault aren't root causes: of several SIGKILLs the verdict may name only the first.
+    Other ranks with the same fault aren't root causes: of several SIGKILLs the verdict may name
+    only the first.
     """
     if verdict.scope in {Scope.RANK, Scope.RANKS}:
         if len(verdict.ranks) > 1 and failure.rank in verdict.ranks:
@@ -319,11 +369,13 @@ def _is_suspect(failure: WorkerError, suspect: Suspect) -> bool:
     return failure.rank == suspect.rank and (not suspect.node or failure.node == suspect.node)
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:
-    """Return the groups of the events, and of documents that weren't opened; neither sorted nor numbered."""
+    """Return the groups of the events, and of documents that weren't opened;
+    neither sorted nor numbered.
+    """
     found: dict[tuple[str, State], list[Event]] = defaultdict(list)
     states: dict[str, set[State]] = defaultdict(set)
     for event in events:
@@ -339,14 +391,24 @@ def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> 
     groups = []
     for (fault, _), of_one in found.items():
         alike: set[int] = set()
-        if len(states[fault]) == 1:  # unopened ranks have the state of their fault, if all its opened ranks have one
+        # unopened ranks have the state of their fault, if all its opened ranks have one
+        if len(states[fault]) == 1:
             alike, _ = ranks.pop(fault, alike), counts.pop(fault, 0)
         groups.append(_group(of_one, alike, verdict))
     # what is left: faults without an opened document, or with opened ranks in different states
     for fault, count in counts.items():
         of_fault = tuple(sorted(ranks[fault]))
         if of_fault or count:
-            groups.append(Group(State.UNCLEAR, "not opened", _NOT_OPENED, of_fault, (), max(count, len(of_fault))))
+            groups.append(
+                Group(
+                    State.UNCLEAR,
+                    "not opened",
+                    _NOT_OPENED,
+                    of_fault,
+                    (),
+                    max(count, len(of_fault)),
+                )
+            )
     return groups
 
 
@@ -364,7 +426,16 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
         line = _describe_stop(first.failure, len(events))
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
     count = len(events) + len(unopened)
-    return Group(first.state, what, line, tuple(sorted(ranks)), nodes, count, opened=len(events), first=first)
+    return Group(
+        first.state,
+        what,
+        line,
+        tuple(sorted(ranks)),
+        nodes,
+        count,
+        opened=len(events),
+        first=first,
+    )
 
 
 def _describe_stop(failure: WorkerError, count: int) -> str:
@@ -376,9 +447,15 @@ def _describe_stop(failure: WorkerError, count: int) -> str:
 
 
 def _groups_without_documents(
-    ranks: Mapping[State, list[int]], job: JobErrors, verdict: Verdict, *, is_root_shown: bool
+    ranks: Mapping[State, list[int]],
+    job: JobErrors,
+    verdict: Verdict,
+    *,
+    is_root_shown: bool,
 ) -> Iterator[Group]:
-    """Yield the groups of a root cause, of suspects and of silent ranks without a document; `ranks` are by state."""
+    """Yield the groups of a root cause, of suspects and of silent ranks without a document;
+    `ranks` are by state.
+    """
     # a lost node leaves no document; without this group the root cause would be missing
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
@@ -394,18 +471,27 @@ def _groups_without_documents(
                 yield Group(state, *texts, tuple(missing), (), len(missing))
 
 
-# --- ranks and nodes --------------------------------------------------------------------------------------------------
+# --- ranks and nodes ------------------------------------------------------------------------------
 
 
 def _list_ranks(
-    job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Sequence[Group]
+    job: JobErrors,
+    verdict: Verdict,
+    events: Sequence[Event],
+    groups: Sequence[Group],
 ) -> tuple[RankState, ...]:
-    """Return every rank that a document, the roster, the verdict or a group names, or that the world size implies."""
-    # the roster has no local ranks; an agent numbers its workers locally in the order of their ranks
+    """Return every rank that a document, the roster, the verdict or a group names,
+    or that the world size implies.
+    """
+    # the roster has no local ranks; an agent numbers its workers locally in the order of their
+    # ranks
     places = {  # node and local rank
-        rank: (entry.place.node, index) for entry in job.roster for index, rank in enumerate(sorted(entry.ranks))
+        rank: (entry.place.node, index)
+        for entry in job.roster
+        for index, rank in enumerate(sorted(entry.ranks))
     }
-    # later sources replace earlier ones: the documents themselves come after the verdict and the groups
+    # later sources replace earlier ones: the documents themselves come after the verdict and the
+    # groups
     known: dict[int, RankState] = {}
     for rank, state, line, node in _named_ranks(verdict, groups):
         where, local = places.get(rank, (node or (known[rank].node if rank in known else ""), None))
@@ -416,11 +502,25 @@ def _list_ranks(
             local = failure.place.local_rank
             local = local if local is not None else places.get(claimed, ("", None))[1]
             line = summarize_failure(failure)
-            known[claimed] = RankState(claimed, event.state, failure.node, local, later=event.later, line=line)
-    finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
+            known[claimed] = RankState(
+                claimed,
+                event.state,
+                failure.node,
+                local,
+                later=event.later,
+                line=line,
+            )
+    finished = {
+        rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks
+    }
     words, named = find_engine_words(job, verdict), set(job.named_ranks)
-    highest = max((failure.rank for failure in job.failures if failure.rank is not None), default=-1)
-    for rank in {*places, *range(max(world_size(job), highest + 1 if job.size is not None else 0))} - set(known):
+    highest = max(
+        (failure.rank for failure in job.failures if failure.rank is not None), default=-1
+    )
+    for rank in {
+        *places,
+        *range(max(world_size(job), highest + 1 if job.size is not None else 0)),
+    } - set(known):
         missing = (State.UNREPORTED, words.describe_missing(has_lines=rank in named))
         state, line = (State.FINISHED, "") if rank in finished else missing
         where, local = places.get(rank, ("", None))
@@ -428,8 +528,12 @@ def _list_ranks(
     return tuple(known[rank] for rank in sorted(known))
 
 
-def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[int, State, str, str]]:
-    """Yield the ranks that the verdict or a group names: state, line, node. Without documents these are all."""
+def _named_ranks(
+    verdict: Verdict, groups: Sequence[Group]
+) -> Iterator[tuple[int, State, str, str]]:
+    """Yield the ranks that the verdict or a group names: state, line,
+    node. Without documents these are all.
+    """
     is_sure = verdict.scope is not Scope.UNDETERMINED
     for rank, line in verdict.victims.by_rank:
         yield rank, State.VICTIM if is_sure else State.UNCLEAR, line, ""
@@ -444,8 +548,8 @@ def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[in
 
 def world_size(job: JobErrors) -> int:
     """Return the world size that the documents state; 0 if they don't, or if it isn't plausible."""
-    # the size comes from a document, and `_list_ranks` makes an entry for each rank: without a limit a damaged size
-    # would exhaust the memory
+    # the size comes from a document, and `_list_ranks` makes an entry for each rank: without a
+    # limit a damaged size would exhaust the memory
     stated = max((failure.place.world_size for failure in job.failures), default=0)
     return stated if stated <= _LARGEST_WORLD else 0
 
@@ -463,7 +567,11 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         if failure.node:
             key = (failure.node, failure.place.group_rank)
             # a failure may lack the group rank that the roster has; its node would be listed twice
-            key = key if key in entries else (failure.node, known.get(failure.node, failure.place.group_rank))
+            key = (
+                key
+                if key in entries
+                else (failure.node, known.get(failure.node, failure.place.group_rank))
+            )
             ranks[key] |= set() if failure.rank is None else {failure.rank}
     if verdict.node and not any(name == verdict.node for name, _ in ranks):
         ranks[verdict.node, None] = set()
@@ -475,24 +583,33 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         # JOINED doesn't show how the node ended: a node finished if all its other entries succeeded
         phases = {entry.phase for entry in said} - {Phase.JOINED}
         state = State.FINISHED if phases == {Phase.SUCCEEDED} else None
-        note = next((entry.first_failure_reason for entry in said if entry.first_failure_reason), "")
+        note = next(
+            (entry.first_failure_reason for entry in said if entry.first_failure_reason), ""
+        )
         # order matters: a state from the verdict replaces a state from the roster
         if (name or f"group rank {group_rank}") in unreported:
             is_documented = any(failure.node == name for failure in job.failures)
-            state, note = State.UNREPORTED, "no final report" if is_documented else "started, then sent nothing"
+            state, note = (
+                State.UNREPORTED,
+                ("no final report" if is_documented else "started, then sent nothing"),
+            )
         if name and name in suspects:
             state = State.SUSPECT
         if name and name == root:
             state = State.ROOT
         found.append(NodeState(name, state, group_rank, tuple(sorted(own)), note))
-    return tuple(sorted(found, key=lambda node: (node.group_rank is None, node.group_rank or 0, node.name)))
+    return tuple(
+        sorted(found, key=lambda node: (node.group_rank is None, node.group_rank or 0, node.name))
+    )
 
 
-# --- in a line -------------------------------------------------------------------------------------------------------
+# --- in a line ------------------------------------------------------------------------------------
 
 
 def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
-    """Return who failed after the root cause, and how much later; empty if no rank is certainly a victim."""
+    """Return who failed after the root cause, and how much later;
+    empty if no rank is certainly a victim.
+    """
     if verdict.scope is Scope.UNDETERMINED:
         return ""
     if not cascade.events:
@@ -506,7 +623,9 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     parts = [f"{victims} {what}"] if victims else []
     is_log = any(event.failure.place.engine == OF_LOGS for event in after)
     stopper = "launcher" if is_log else "agent" if stopped == 1 else "agents"
-    parts += [f"{stopped} stopped by {'its' if stopped == 1 else 'their'} {stopper}"] if stopped else []
+    parts += (
+        [f"{stopped} stopped by {'its' if stopped == 1 else 'their'} {stopper}"] if stopped else []
+    )
     parts += [f"{counted(agents, 'agent')} failed"] if agents else []
     timed = [event for event in after if event.at_ns is not None]
     if timed and parts:
@@ -515,7 +634,9 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
 
 
 def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -> Iterator[str]:
-    """Yield how much later than the root cause the victims failed, and which of them failed first, if that's known."""
+    """Yield how much later than the root cause the victims failed, and which of them failed first,
+    if that's known.
+    """
     first, *others = timed
     bounds = [event.bounds for event in timed if event.bounds is not None]
     if len(bounds) < len(timed):
@@ -526,7 +647,8 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
     # the bounds of the first and the last failure are known even if their order isn't
     low, high = min(item.low for item in bounds), max(item.high for item in bounds)
     if cascade.from_root and low < 0 < high:
-        # a victim that may be earlier: its agent noticed the root cause later, or another clock is inexact
+        # a victim that may be earlier: its agent noticed the root cause later, or another clock is
+        # inexact
         yield f"within {duration(max(-low, high))} of the cause (times too inexact for an order)"
     elif cascade.from_root and (low < 0 or len(timed) == 1):
         yield later_text(Interval(low, high))
@@ -536,21 +658,36 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
         # the time of the root cause is unknown: times are counted from the first victim
         yield f"within {duration(high)}"
     if others and all(clocks.before(first.failure, other.failure) for other in others):
-        name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
-        on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
+        name = (
+            f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
+        )
+        on = (
+            f" on {first.failure.node}"
+            if first.failure.rank is not None and first.failure.node
+            else ""
+        )
         yield f"first {name}{on}"
 
 
 def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
     """Return why times of different processes can't be compared exactly; empty if they can be."""
     untimed = [event for event in cascade.events if event.at_ns is None]
-    unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
+    unknown = {
+        event.failure.node
+        for event in cascade.events
+        if event.at_ns is not None and event.bounds is None
+    }
     timed_nodes = {event.failure.node for event in cascade.events if event.at_ns is not None}
-    if any(event.failure.place.engine == OF_LOGS for event in cascade.events) and len(timed_nodes - {""}) < 2:  # noqa: PLR2004 - to compare
+    if (
+        any(event.failure.place.engine == OF_LOGS for event in cascade.events)
+        and len(timed_nodes - {""}) < 2  # noqa: PLR2004 - to compare
+    ):
         unknown = set()  # in a log, a process without a node may be on any
     if unknown:  # the unknown clock may be the one that all are compared with
         unknown = {node for node in timed_nodes if not clocks.offset(node).is_known} or unknown
-    widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
+    widths = [
+        event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None
+    ]
     parts = []
     if untimed and len(cascade.events) > 1:
         parts.append(f"{len(untimed)} of {len(cascade.events)} failures have no time")
@@ -574,7 +711,9 @@ def coverage_text(verdict: Verdict, cascade: Cascade) -> str:
     parts = [] if coverage.complete else ["incomplete"]
     failed = {event.failure.node for event in cascade.events}
     # a node with a document sent something, even if its last report is missing
-    silent = sum(node.state is State.UNREPORTED and node.name not in failed for node in cascade.nodes)
+    silent = sum(
+        node.state is State.UNREPORTED and node.name not in failed for node in cascade.nodes
+    )
     if silent and coverage.expected is not None and coverage.reported + silent > coverage.expected:
         parts.append(f"{silent} more started and sent nothing")
     missing = cascade.count(State.UNREPORTED)

@@ -31,15 +31,30 @@ class Case:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is only one document, and it names no rank and no node: it is known what failed, not where."""
-        return self.verdict.scope is Scope.UNDETERMINED and len(self.job.failures) == 1 and self.verdict.node is None
+        """Whether there is only one document, and it names no rank and no node:
+        it is known what failed, not where.
+        """
+        return (
+            self.verdict.scope is Scope.UNDETERMINED
+            and len(self.job.failures) == 1
+            and self.verdict.node is None
+        )
 
 
 def find_machine(job: JobErrors, verdict: Verdict) -> str:
-    """Return the machine of the verdict's node, from its process or from any entry of that node; empty: unknown."""
+    """Return the machine of the verdict's node, from its process or from any entry of that node;
+    empty: unknown.
+    """
     if verdict.root is not None and verdict.root.place.machine:
         return verdict.root.place.machine
-    return next((place.machine for place in reversed(job.places) if place.node == verdict.node and place.machine), "")
+    return next(
+        (
+            place.machine
+            for place in reversed(job.places)
+            if place.node == verdict.node and place.machine
+        ),
+        "",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +67,23 @@ class TerminatedNodes:
 
     @property
     def are_all(self) -> bool:
-        """Whether all nodes of a job with several nodes were terminated: perhaps a person aborted the job."""
+        """Whether all nodes of a job with several nodes were terminated:
+        perhaps a person aborted the job.
+        """
         return self.count > 1 and self.count == self.expected
 
 
 def count_terminated_nodes(job: JobErrors) -> TerminatedNodes:
     """Count the nodes with agents that got a signal from outside."""
-    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category in FROM_OUTSIDE]
+    agents = [
+        item
+        for item in job.failures
+        if item.subject is Subject.AGENT and item.category in FROM_OUTSIDE
+    ]
     times = [item.timestamp_ns for item in agents]
     known = [time for time in times if time is not None]
     # an agent without a time may be the late one: every time must be known
     at_once = bool(known) and len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS
-    return TerminatedNodes(len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once)
+    return TerminatedNodes(
+        len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once
+    )

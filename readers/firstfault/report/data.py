@@ -1,4 +1,5 @@
-"""A report as data: answers, facts, cascade, attempts, and its parts as finished texts, in the order of reading.
+"""A report as data: answers, facts, cascade, attempts, and its parts as finished texts,
+in the order of reading.
 
 `firstfault.render` only lays them out.
 """
@@ -16,7 +17,15 @@ from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.stack_position import locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.layout import Layout, parse_attempt_number
-from firstfault.model import Decision, JobErrors, RestartKind, RestartRecord, Scope, Verdict, WorkerError
+from firstfault.model import (
+    Decision,
+    JobErrors,
+    RestartKind,
+    RestartRecord,
+    Scope,
+    Verdict,
+    WorkerError,
+)
 from firstfault.report.answers import Answers, build_answers
 from firstfault.report.cascade import build_cascade, clocks_text, coverage_text, followers_text
 from firstfault.report.case import Case
@@ -79,7 +88,9 @@ class Report(Case):
     """Rarely needed values: process ids, exact times, digests."""
     identity: JobIdentity
     followers: str
-    """The victims and how much later they failed: "2 lost a peer, 5 stopped by their agents; ..."; empty: none."""
+    """The victims and how much later they failed: "2 lost a peer, 5 stopped by their agents; ...";
+    empty: none.
+    """
     clocks: str
     """How exactly times of different nodes can be compared."""
     coverage: str
@@ -110,7 +121,11 @@ class Report(Case):
     def change(self) -> str:
         """What changed since the attempt before this one; empty: unknown."""
         number = self.number
-        pair = [attempt for attempt in self.attempts if number is not None and attempt.number in {number - 1, number}]
+        pair = [
+            attempt
+            for attempt in self.attempts
+            if number is not None and attempt.number in {number - 1, number}
+        ]
         return next(iter(changes_between(pair)), "")
 
 
@@ -125,14 +140,19 @@ def build_report(  # noqa: PLR0913 - keywords
 ) -> Report:
     """Return the report on an attempt as data, without credentials.
 
-    The local files in `logs`, by node, replace the engine's commands. Without a diagnosis of the job it is computed.
+    The local files in `logs`, by node, replace the engine's commands. Without a diagnosis of the
+    job it is computed.
     """
     diagnosis = diagnosis or diagnose(job)
     cascade = build_cascade(job, verdict, diagnosis)
     case = Case(job, verdict, decision, cascade, find_engine_words(job, verdict), uri, logs or {})
     # the number is in the output prefix or in the documents
     here = parse_attempt_number(uri) if uri else None
-    numbers = [here[1]] if here is not None else [place.attempt for place in job.places if place.incarnation]
+    numbers = (
+        [here[1]]
+        if here is not None
+        else [place.attempt for place in job.places if place.incarnation]
+    )
     return Report(
         *(job, verdict, decision, cascade, case.engine, uri, case.logs),
         answers=build_answers(case),
@@ -146,17 +166,21 @@ def build_report(  # noqa: PLR0913 - keywords
     )
 
 
-def report_conclusion(conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | None = None) -> Report:
+def report_conclusion(
+    conclusion: Conclusion, *, uri: str, logs: Mapping[str, str] | None = None
+) -> Report:
     """Return the report on a conclusion."""
     job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
     return build_report(job, verdict, decision, uri=uri, logs=logs, diagnosis=conclusion.diagnosis)
 
 
-# --- attempts ---------------------------------------------------------------------------------------------------------
+# --- attempts -------------------------------------------------------------------------------------
 
 
 def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
-    """Add a comparison of all `attempts` of the task, including the report's own; without attempts add nothing."""
+    """Add a comparison of all `attempts` of the task, including the report's own;
+    without attempts add nothing.
+    """
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     answers = report.answers
     # a later attempt exists: what happened replaces the forecast
@@ -166,67 +190,101 @@ def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
     return replace(report, attempts=ordered, answers=answers)
 
 
-def summarize_attempt(number: int, job: JobErrors, verdict: Verdict, decision: Decision) -> AttemptSummary:
+def summarize_attempt(
+    number: int,
+    job: JobErrors,
+    verdict: Verdict,
+    decision: Decision,
+) -> AttemptSummary:
     """Return the summary of an attempt that failed."""
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
     engine = find_engine_words(job, verdict)
-    return AttemptSummary(number, verdict, decision, nodes=tuple(sorted(nodes - {""})), engine=engine)
+    return AttemptSummary(
+        number,
+        verdict,
+        decision,
+        nodes=tuple(sorted(nodes - {""})),
+        engine=engine,
+    )
 
 
 def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
-    """Return a sentence for each attempt but the first: whether it had the same fault in the same place."""
+    """Return a sentence for each attempt but the first:
+    whether it had the same fault in the same place.
+    """
     found = []
     for index, after in enumerate(attempts[1:], 1):
         # compare with the last attempt that is known
-        known = (item for item in reversed(attempts[:index]) if item.verdict is not None or after.verdict is None)
+        known = (
+            item
+            for item in reversed(attempts[:index])
+            if item.verdict is not None or after.verdict is None
+        )
         before = next(known, attempts[index - 1])
-        found.append(f"attempt {before.number} to {after.number}: {', '.join(_list_changes(before, after))}")
+        found.append(
+            f"attempt {before.number} to {after.number}: {', '.join(_list_changes(before, after))}"
+        )
     return tuple(found)
 
 
 def _list_changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str]:
     one, other = before.verdict, after.verdict
     if one is None or other is None:
-        yield from (f"attempt {item.number} {item.note}" for item in (before, after) if item.verdict is None)
+        yield from (
+            f"attempt {item.number} {item.note}" for item in (before, after) if item.verdict is None
+        )
         return
     is_known = bool(one.fingerprint and other.fingerprint)
     if is_known and one.fingerprint == other.fingerprint:
         yield "the same fault again"
     elif one.category == other.category:
-        yield f"a different fault of the same category ({other.category})" if is_known else "can't be compared"
+        yield (
+            f"a different fault of the same category ({other.category})"
+            if is_known
+            else "can't be compared"
+        )
     else:
         yield f"{'a different fault: ' if is_known else ''}{other.category} after {one.category}"
     if one.ranks and other.ranks:
         noun = "rank" if len(other.ranks) == 1 else "ranks"
-        moved = f"on {noun} {format_ranks(other.ranks, _RANKS)} after {format_ranks(one.ranks, _RANKS)}"
+        moved = (
+            f"on {noun} {format_ranks(other.ranks, _RANKS)} after {format_ranks(one.ranks, _RANKS)}"
+        )
         yield f"on the same {noun}" if one.ranks == other.ranks else moved
     if one.root is None or other.root is None:
         return
     yield from _compare_machines(one.root, other.root)
     old, new = dict(one.root.versions), dict(other.root.versions)
-    yield from (f"{name} {new[name]} after {old[name]}" for name in sorted(old.keys() & new) if old[name] != new[name])
+    yield from (
+        f"{name} {new[name]} after {old[name]}"
+        for name in sorted(old.keys() & new)
+        if old[name] != new[name]
+    )
 
 
 def _compare_machines(one: WorkerError, other: WorkerError) -> Iterator[str]:
     """Yield whether machine and GPU of the root cause are the same; nothing if that isn't known.
 
-    A machine is known by the kernel's boot id, which all of its pods share. The names of pods always differ: Flyte puts
-    the attempt's number into them.
+    A machine is known by the kernel's boot id, which all of its pods share. The names of pods
+    always differ: Flyte puts the attempt's number into them.
     """
     old, new = one.place, other.place
     # the most precise answer first: one GPU implies one machine
     if old.gpu and old.gpu == new.gpu:
         yield f"on the same GPU ({new.gpu})"
-    elif (one.boot_id and one.boot_id == other.boot_id) or (old.machine and old.machine == new.machine):
+    elif (one.boot_id and one.boot_id == other.boot_id) or (
+        old.machine and old.machine == new.machine
+    ):
         yield f"on the same machine ({new.machine})" if new.machine else "on the same machine"
     elif old.machine and new.machine:
         yield f"on machine {new.machine} after {old.machine}"
     elif one.boot_id and other.boot_id:
-        # the boot id changes with each boot, so a new one alone doesn't prove that it was another machine
+        # the boot id changes with each boot, so a new one alone doesn't prove that it was another
+        # machine
         yield "on another machine, or after a reboot"
 
 
-# --- the parts as finished texts --------------------------------------------------------------------------------------
+# --- the parts as finished texts ------------------------------------------------------------------
 
 LOG_TITLE = "Last lines of its log"
 STACK_TITLE = "Stack"
@@ -279,7 +337,9 @@ class Sections:
     """Its text; for a hang without the stack at its end."""
     log: Section
     details: tuple[Fact, ...]
-    """Job, progress, victims, restarts, stalls, and what is unusual about the nodes and their clocks."""
+    """Job, progress, victims, restarts, stalls,
+    and what is unusual about the nodes and their clocks.
+    """
     evidence: Section
     suspects: Section
     attempts: Section
@@ -291,7 +351,9 @@ class Sections:
 def build_sections(report: Report) -> Sections:
     """Return the parts of a report."""
     verdict, root = report.verdict, report.verdict.root
-    frames = find_own_frames(root.exception) if root is not None and root.exception is not None else ()
+    frames = (
+        find_own_frames(root.exception) if root is not None and root.exception is not None else ()
+    )
     message, what = message_text(verdict), report.answers.what
     message = "" if message in what or repeats_cause(message, what) else message
     # one attempt has nothing to be compared with
@@ -308,7 +370,9 @@ def build_sections(report: Report) -> Sections:
     return Sections(
         answers=tuple(_list_answers(report)),
         facts=tuple(fact for fact in report.facts if fact.name not in _PLACE_FACTS),
-        commands=Section("Commands", tuple(step.command for step in report.answers.steps if step.command)),
+        commands=Section(
+            "Commands", tuple(step.command for step in report.answers.steps if step.command)
+        ),
         changes=Section("Attempts", report.changes),
         code=Section("In your code", tuple(code)),
         stack=Section(STACK_TITLE, tuple(stack_lines(root)) if root is not None else ()),
@@ -318,13 +382,15 @@ def build_sections(report: Report) -> Sections:
         evidence=Section("Why", tuple(reasons)),
         suspects=Section("Suspects", tuple(suspects)),
         attempts=Section("Attempts side by side", tuple(attempts)),
-        recovered=Section("Recovered by restarts within this attempt", tuple(recovered_lines(report.job))),
+        recovered=Section(
+            "Recovered by restarts within this attempt", tuple(recovered_lines(report.job))
+        ),
         documents=Section("Documents", tuple(documents)),
         raw=Section("Raw values", tuple(fact.line for fact in report.raw)),
     )
 
 
-# --- facts ----------------------------------------------------------------------------------------------------------
+# --- facts ----------------------------------------------------------------------------------------
 
 
 def _list_answers(report: Report) -> Iterator[Fact]:
@@ -333,7 +399,9 @@ def _list_answers(report: Report) -> Iterator[Fact]:
     yield Fact("Where", answers.place)
     yield Fact("Retry", f"{answers.retry}: {answers.retry_reason}")
     # the place is in the row above
-    yield from (Fact("Next", step.text.removesuffix(f": {answers.code}")) for step in answers.steps[:1])
+    yield from (
+        Fact("Next", step.text.removesuffix(f": {answers.code}")) for step in answers.steps[:1]
+    )
     yield from (Fact("Unknown", sentence) for sentence in answers.unknown)
     if report.change:
         yield Fact("Attempts", report.change)
@@ -354,7 +422,9 @@ def _list_details(report: Report) -> Iterator[Fact]:
     yield from _list_victims(report)
     if before := [record for record in report.job.restarts if record.restart]:
         faults = tuple(f"{_describe_restart(record)}: {record.headline}" for record in before)
-        yield Fact("Restarts", counted(len(before), "restart"), tuple(shorten_list(faults, _MAX_VICTIMS)))
+        yield Fact(
+            "Restarts", counted(len(before), "restart"), tuple(shorten_list(faults, _MAX_VICTIMS))
+        )
     if stalls := list_stalls(report.job):
         ended_ns = verdict.timestamp_ns if report.job.last_stall is not None else None
         yield Fact("Stalls", stalls_line(stalls, ended_ns))
@@ -373,30 +443,44 @@ def _list_victims(report: Report) -> Iterator[Fact]:
             yield _build_list_fact("Failed", str(victims.count), victims.by_rank, victims.count)
         return
     states = {item.rank: item.state for item in report.cascade.ranks}
-    # The verdict's victims may include ranks that the cascade shows as suspects or unclear: these are listed as "Failed
-    # too". Stopped ranks are only counted: their agents stopped all of them for the same reason.
+    # The verdict's victims may include ranks that the cascade shows as suspects or unclear: these
+    # are listed as "Failed too". Stopped ranks are only counted: their agents stopped all of them
+    # for the same reason.
     after = [item for item in victims.by_rank if states.get(item[0]) is State.VICTIM]
     if report.followers:
         count = report.cascade.count(State.VICTIM) if report.cascade.events else victims.count
         names = {item.rank: [ref.name for ref in item.documents] for item in report.job.failures}
-        after = [(rank, report.engine.cited(one_line(line, 100), names.get(rank, ()))) for rank, line in after]
+        after = [
+            (rank, report.engine.cited(one_line(line, 100), names.get(rank, ())))
+            for rank, line in after
+        ]
         yield _build_list_fact("Victims", report.followers, after, max(count, len(after)))
-    besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
+    besides = [
+        item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}
+    ]
     if besides:
-        yield _build_list_fact("Failed too", format_ranks([rank for rank, _ in besides], 60), besides, len(besides))
+        yield _build_list_fact(
+            "Failed too",
+            format_ranks([rank for rank, _ in besides], 60),
+            besides,
+            len(besides),
+        )
 
 
 def _build_list_fact(name: str, text: str, victims: Sequence[tuple[int, str]], count: int) -> Fact:
-    lines = [f"rank {rank}: {one_line(line, _MAX_VICTIM_LINE)}" for rank, line in victims[:_MAX_VICTIMS]]
+    lines = [
+        f"rank {rank}: {one_line(line, _MAX_VICTIM_LINE)}" for rank, line in victims[:_MAX_VICTIMS]
+    ]
     lines += [f"and {count - len(lines)} more"] if lines and count > len(lines) else []
     return Fact(name, text, tuple(lines))
 
 
-# --- what is quoted -------------------------------------------------------------------------------------------------
+# --- what is quoted -------------------------------------------------------------------------------
 
 
 def message_text(verdict: Verdict) -> str:
-    """Return the verdict's text; for a hang without the stack at its end, which `stack_lines` returns.
+    """Return the verdict's text; for a hang without the stack at its end,
+    which `stack_lines` returns.
 
     If nothing of an attempt could be read, its text is its notes, which every form shows elsewhere.
     """
@@ -409,7 +493,9 @@ def message_text(verdict: Verdict) -> str:
 
 
 def stack_lines(failure: WorkerError) -> list[str]:
-    """Return a process's stack when it was stopped, as a person reads it; empty if it has a traceback."""
+    """Return a process's stack when it was stopped, as a person reads it;
+    empty if it has a traceback.
+    """
     if failure.exception is not None and failure.exception.frames:
         return []
     return _list_lines(format_stack_dump(_own_stack(failure)))
@@ -418,7 +504,11 @@ def stack_lines(failure: WorkerError) -> list[str]:
 def _own_stack(failure: WorkerError) -> str:
     place = failure.place
     own = [dump.text for dump in failure.stack_dumps if place.pid and dump.pid == place.pid]
-    own += [dump.text for dump in failure.stack_dumps if place.rank is not None and dump.rank == place.rank]
+    own += [
+        dump.text
+        for dump in failure.stack_dumps
+        if place.rank is not None and dump.rank == place.rank
+    ]
     return next(iter(own), "")
 
 
@@ -428,34 +518,55 @@ def log_lines(failure: WorkerError) -> list[str]:
 
 
 def _list_lines(text: str) -> list[str]:
-    """Return the lines that aren't empty; of a progress bar's line what is after the last carriage return."""
-    lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
-    return [line if len(line) <= _MAX_STACK_LINE else line[: _MAX_STACK_LINE - 3] + "..." for line in lines if line]
-
-
-def quoted_failures(report: Report) -> list[WorkerError]:
-    """Return the failures with a stack or log to show: the root cause, or a few that may be it, and suspects' stacks.
-
-    If the root cause is undetermined, one stopped process for each place where some were stopped is shown, too.
+    """Return the lines that aren't empty; of a progress bar's line what is after
+    the last carriage return.
     """
-    verdict, events = report.verdict, report.cascade.events
-    if verdict.root is not None or verdict.scope is not Scope.UNDETERMINED:
-        suspects = [event.failure for event in events if event.state is State.SUSPECT and _own_stack(event.failure)]
-        return [*([verdict.root] if verdict.root is not None else []), *suspects[: _MAX_SUSPECTS - 1]]
-    mays = {State.SUSPECT, State.UNCLEAR}
-    may_be = [event.failure for event in events if event.state in mays]
-    # ranks that were stopped at the same line have similar stacks: keep one for each line
-    places = {locate_main_thread(event.failure).frame: event.failure for event in events if _own_stack(event.failure)}
-    return [*may_be[:_MAX_SUSPECTS], *(failure for failure in places.values() if failure not in may_be)][
-        : 2 * _MAX_SUSPECTS
+    lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
+    return [
+        line if len(line) <= _MAX_STACK_LINE else line[: _MAX_STACK_LINE - 3] + "..."
+        for line in lines
+        if line
     ]
 
 
-# --- restarts -------------------------------------------------------------------------------------------------------
+def quoted_failures(report: Report) -> list[WorkerError]:
+    """Return the failures with a stack or log to show: the root cause, or a few that may be it,
+    and suspects' stacks.
+
+    If the root cause is undetermined, one stopped process for each place where some were stopped is
+    shown, too.
+    """
+    verdict, events = report.verdict, report.cascade.events
+    if verdict.root is not None or verdict.scope is not Scope.UNDETERMINED:
+        suspects = [
+            event.failure
+            for event in events
+            if event.state is State.SUSPECT and _own_stack(event.failure)
+        ]
+        return [
+            *([verdict.root] if verdict.root is not None else []),
+            *suspects[: _MAX_SUSPECTS - 1],
+        ]
+    mays = {State.SUSPECT, State.UNCLEAR}
+    may_be = [event.failure for event in events if event.state in mays]
+    # ranks that were stopped at the same line have similar stacks: keep one for each line
+    places = {
+        locate_main_thread(event.failure).frame: event.failure
+        for event in events
+        if _own_stack(event.failure)
+    }
+    return [
+        *may_be[:_MAX_SUSPECTS],
+        *(failure for failure in places.values() if failure not in may_be),
+    ][: 2 * _MAX_SUSPECTS]
+
+
+# --- restarts -------------------------------------------------------------------------------------
 
 
 def recovered_lines(job: JobErrors, limit: int = _MAX_RECOVERED) -> list[str]:
-    """Return the first `limit` failures that the job recovered from, one a line, and how many more there are.
+    """Return the first `limit` failures that the job recovered from, one a line,
+    and how many more there are.
 
     A round with a record of its restart has one line, about its root cause.
     """
@@ -463,16 +574,28 @@ def recovered_lines(job: JobErrors, limit: int = _MAX_RECOVERED) -> list[str]:
     recorded = {record.number for record in job.restarts if record.kind is RestartKind.ROUND}
     lines = [restart_line(record) for record in job.restarts if record.restart]
     others = (failure for failure in job.history if failure.place.round not in recorded)
-    lines += [f"round {item.place.round}: {name_process(item)}: {summarize_failure(item)}" for item in others]
+    lines += [
+        f"round {item.place.round}: {name_process(item)}: {summarize_failure(item)}"
+        for item in others
+    ]
     return shorten_list(lines, limit)
 
 
 def restart_line(record: RestartRecord) -> str:
-    """Return what failed before a restart, why the workers were restarted, and how long that took."""
+    """Return what failed before a restart, why the workers were restarted,
+    and how long that took.
+    """
     took = f", {record.lost_seconds:.0f} s lost" if record.lost_seconds is not None else ""
     sizes = (record.world_size_before, record.world_size_after)
-    resized = f", {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
-    text = f"{_describe_restart(record)}: {record.headline} (restarted: {record.reason}{took}{resized})"
+    resized = (
+        f", {sizes[1]} ranks instead of {sizes[0]}"
+        if None not in sizes and sizes[0] != sizes[1]
+        else ""
+    )
+    text = (
+        f"{_describe_restart(record)}: {record.headline} (restarted:"
+        f" {record.reason}{took}{resized})"
+    )
     return one_line(text, _MAX_RESTART_LINE)
 
 
@@ -482,19 +605,30 @@ def list_stalls(job: JobErrors) -> list[RestartRecord]:
 
 
 def stalls_line(stalls: Sequence[RestartRecord], ended_ns: int | None = None) -> str:
-    """Return how often and how long a job made no progress, its cost, and the ranks it waited for, most frequent first.
+    """Return how often and how long a job made no progress, its cost, and the ranks it waited for,
+    most frequent first.
 
     If the last one has no end, it lasted until `ended_ns`, nanoseconds since the Unix epoch.
     """
     seconds, last = [record.lost_seconds or 0 for record in stalls], stalls[-1]
     if last.lost_seconds is None and None not in {last.timestamp_ns, ended_ns}:
         seconds[-1] = max((ended_ns or 0) - (last.timestamp_ns or 0), 0) / 1e9
-    hours = sum(each * (record.world_size_before or 0) for each, record in zip(seconds, stalls, strict=True)) / 3600
+    hours = (
+        sum(
+            each * (record.world_size_before or 0)
+            for each, record in zip(seconds, stalls, strict=True)
+        )
+        / 3600
+    )
     places = Counter(record.headline for record in stalls)
     waits = [f"{place} ({counted(number, 'time')})" for place, number in places.most_common()]
-    total = f"{counted(len(stalls), 'stall')}, {sum(seconds):.0f} s in total, {hours:.2f} rank hours"
+    total = (
+        f"{counted(len(stalls), 'stall')}, {sum(seconds):.0f} s in total, {hours:.2f} rank hours"
+    )
     return f"{total}, waiting for {', '.join(shorten_list(waits, _MAX_STALLED_RANKS))}"
 
 
 def _describe_restart(record: RestartRecord) -> str:
-    return f"{'round' if record.kind is RestartKind.ROUND else 'in-process restart'} {record.number}"
+    return (
+        f"{'round' if record.kind is RestartKind.ROUND else 'in-process restart'} {record.number}"
+    )

@@ -40,7 +40,9 @@ class EngineWords:
     """Whether facts are followed by the files and lines that show them."""
 
     def describe_missing(self, *, has_lines: bool) -> str:
-        """Return what there is of a rank without a report; `has_lines`: lines of the log name it."""
+        """Return what there is of a rank without a report; `has_lines`:
+        lines of the log name it.
+        """
         return "no exit status in the log" if has_lines and self.cites else self.missing
 
     @property
@@ -49,7 +51,8 @@ class EngineWords:
         return f"{self.reporter or self.node}s"
 
     def describe_retry(self, decision: Decision) -> str:
-        """Return whether the job is retried, and whether that is only advice: "no (advice: Flyte may retry anyway)".
+        """Return whether the job is retried, and whether that is only advice: "no (advice:
+        Flyte may retry anyway)".
 
         "unclear": nothing is proven, and the scheduler decides by its own rule.
         """
@@ -64,33 +67,49 @@ class EngineWords:
         return f"{answer} (advice: {self.enforcer} {anyway})"
 
     def summarize_retry(self, decision: Decision) -> str:
-        """Return the same in a few words for a line: "retry", "no retry", "no retries left", "retry unclear"."""
+        """Return the same in a few words for a line: "retry", "no retry", "no retries left",
+        "retry unclear".
+        """
         if is_retried(decision):
             return "retry"
-        return "no retries left" if decision.is_spent else "retry unclear" if self.leaves_open(decision) else "no retry"
+        return (
+            "no retries left"
+            if decision.is_spent
+            else "retry unclear"
+            if self.leaves_open(decision)
+            else "no retry"
+        )
 
     def leaves_open(self, decision: Decision) -> bool:
         """Whether firstfault leaves it to the scheduler to run the job again."""
         return decision.action is Action.UNKNOWN and self.retries_unknown
 
     def cited(self, text: str, names: Iterable[str], limit: int = 0) -> str:
-        """Return a text with the lines of logs that show it, if the engine's facts have such: "... [nohup.out:3-9]".
+        """Return a text with the lines of logs that show it, if the engine's facts have such: "...
+        [nohup.out:3-9]".
 
         Args:
             text: a fact.
             names: of the documents that show it.
-            limit: with as many names there may be further ones, so those left out aren't counted; 0: there are none.
+            limit: with as many names there may be further ones, so those left out aren't counted;
+                0: there are none.
         """
         shown = list(names)
         more = "and more" if limit and len(shown) >= limit else "and {} more"
-        found = ", ".join(shorten_list(list(dict.fromkeys(shown)), _CITED, more)) if self.cites else ""
+        found = (
+            ", ".join(shorten_list(list(dict.fromkeys(shown)), _CITED, more)) if self.cites else ""
+        )
         return f"{text} [{found}]" if found else text
 
     def kubectl(self, command: str, name: str, namespace: str = "") -> str:
-        """Return a shell command with the name in place of `{}`; empty if the cluster has no such name."""
+        """Return a shell command with the name in place of `{}`;
+        empty if the cluster has no such name.
+        """
         if not self.has_kubectl or not _POD.fullmatch(name):
             return ""
-        return f"kubectl {command.format(name)}" + (f" -n {namespace}" if _POD.fullmatch(namespace) else "")
+        return f"kubectl {command.format(name)}" + (
+            f" -n {namespace}" if _POD.fullmatch(namespace) else ""
+        )
 
 
 FLYTE2 = EngineWords("the pod's log", "the pod's events", "pod", enforcer="Flyte", has_kubectl=True)
@@ -108,11 +127,20 @@ LOG = EngineWords(
     cites=True,
 )
 """A job without firstfault that is known only from its logs."""
-_ENGINES = {"": FLYTE, "flyte": FLYTE, "flyte2": FLYTE2, "plain": PLAIN, "alone": ALONE, OF_LOGS: LOG}
+_ENGINES = {
+    "": FLYTE,
+    "flyte": FLYTE,
+    "flyte2": FLYTE2,
+    "plain": PLAIN,
+    "alone": ALONE,
+    OF_LOGS: LOG,
+}
 
 
 def find_engine_words(job: JobErrors, verdict: Verdict) -> EngineWords:
-    """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that isn't known."""
+    """Return the engine that the documents name; `FLYTE` if none does,
+    `PLAIN` for a name that isn't known.
+    """
     return _ENGINES.get(job.engine, PLAIN) if job.engine else find_words_of_root(verdict)
 
 
@@ -122,5 +150,7 @@ def find_words_of_root(verdict: Verdict) -> EngineWords:
 
 
 def is_retried(decision: Decision) -> bool:
-    """Whether the decision makes another attempt: it wants one, and the retry budget isn't used up."""
+    """Whether the decision makes another attempt: it wants one,
+    and the retry budget isn't used up.
+    """
     return decision.retry and not decision.is_spent

@@ -9,7 +9,12 @@ from firstfault.model import Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS, explain_end, explain_signal
 from firstfault.report.case import Case, find_machine
 from firstfault.report.engine_words import EngineWords
-from firstfault.report.formatting import MAX_LISTED_ITEMS, format_log_time, format_time, shorten_list
+from firstfault.report.formatting import (
+    MAX_LISTED_ITEMS,
+    format_log_time,
+    format_time,
+    shorten_list,
+)
 from firstfault.strategies.hang_times import has_computed_time
 from firstfault.utils.text import counted, one_line, size
 from firstfault.wire.json_schemas import format_timestamp
@@ -34,7 +39,9 @@ class Fact:
 
 
 def list_facts(case: Case) -> Iterator[Fact]:
-    """Yield the facts about the root cause: its place, its end, its time, and what the machine counted."""
+    """Yield the facts about the root cause: its place, its end, its time,
+    and what the machine counted.
+    """
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
     shown = case.job.failures[:1] if root is None else (root,)
     is_log = any(failure.place.engine == OF_LOGS for failure in shown)
@@ -42,7 +49,11 @@ def list_facts(case: Case) -> Iterator[Fact]:
     when = write_time(verdict.timestamp_ns) if verdict.timestamp_ns is not None else ""
     when += ", when the hang began (computed)" if has_computed_time(verdict) else ""
     if root is None:
-        found = ((engine.node.capitalize(), verdict.node), ("Machine", find_machine(case.job, verdict)), ("Time", when))
+        found = (
+            (engine.node.capitalize(), verdict.node),
+            ("Machine", find_machine(case.job, verdict)),
+            ("Time", when),
+        )
         yield from (Fact(name, value) for name, value in found if value)
         return
     yield from _place_facts(root, engine)
@@ -66,7 +77,10 @@ def list_facts(case: Case) -> Iterator[Fact]:
 def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
     place = root.place
     if place.rank is not None:
-        yield Fact("Rank", f"{place.rank}{'' if place.local_rank is None else f' (local rank {place.local_rank})'}")
+        yield Fact(
+            "Rank",
+            f"{place.rank}{'' if place.local_rank is None else f' (local rank {place.local_rank})'}",
+        )
     if root.node:
         yield Fact(engine.node.capitalize(), root.node)
     if place.machine and place.machine != root.node:
@@ -94,21 +108,33 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
 
 
 def _counted_facts(root: WorkerError) -> Iterator[Fact]:
-    """Yield what was counted where the root cause was: dead threads, memory, disk, limits, collectives."""
+    """Yield what was counted where the root cause was: dead threads, memory, disk, limits,
+    collectives.
+    """
     threads = []
     for failure in root.thread_failures:
         kind, text = failure.exception.type.rsplit(".", 1)[-1], one_line(failure.exception.message)
-        threads.append(f"{failure.thread} ended by {kind}: {text}" if text else f"{failure.thread} ended by {kind}")
+        threads.append(
+            f"{failure.thread} ended by {kind}: {text}"
+            if text
+            else f"{failure.thread} ended by {kind}"
+        )
     yield from (Fact("Thread", text) for text in shorten_list(threads, MAX_LISTED_ITEMS))
     # if a file system is full, only full ones are worth a line
     disks = [disk.text for disk in root.system.full or root.system.file_systems]
     limits = [
-        f"{root.system.open_files} of {limit} files open"
-        if name == "RLIMIT_NOFILE" and root.system.open_files is not None
-        else f"{name} {limit if name in _COUNTS else size(limit)}"
+        (
+            f"{root.system.open_files} of {limit} files open"
+            if name == "RLIMIT_NOFILE" and root.system.open_files is not None
+            else f"{name} {limit if name in _COUNTS else size(limit)}"
+        )
         for name, limit in root.system.limits
     ]
-    for name, texts in (("Memory", list(_list_memory_facts(root))), ("Disk", disks), ("Limits", limits)):
+    for name, texts in (
+        ("Memory", list(_list_memory_facts(root))),
+        ("Disk", disks),
+        ("Limits", limits),
+    ):
         if texts:
             yield Fact(name, ", ".join(texts))
     collectives = []
@@ -116,7 +142,9 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
         number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
         completed = f", {progress.completed} completed" if progress.completed is not None else ""
         collectives.append(f"{number}{completed} (group {progress.group})")
-    yield from (Fact("Last collective", text) for text in shorten_list(collectives, MAX_LISTED_ITEMS))
+    yield from (
+        Fact("Last collective", text) for text in shorten_list(collectives, MAX_LISTED_ITEMS)
+    )
 
 
 def _list_memory_facts(root: WorkerError) -> Iterator[str]:
@@ -125,11 +153,17 @@ def _list_memory_facts(root: WorkerError) -> Iterator[str]:
     if found.memory_peak_bytes is not None:
         yield f"peak {size(found.memory_peak_bytes)}{limit}"
     if found.memory_used_bytes is not None:
-        yield f"in use {size(found.memory_used_bytes)}" + ("" if found.memory_peak_bytes is not None else limit)
+        yield f"in use {size(found.memory_used_bytes)}" + (
+            "" if found.memory_peak_bytes is not None else limit
+        )
     elif found.memory_peak_bytes is None and limit:
         yield f"limit {size(found.memory_limit_bytes or 0)}"
     if found.oom_kill is not None:
-        yield f"{counted(found.oom_kill, 'OOM kill')} counted" if found.oom_kill else "no OOM kill counted"
+        yield (
+            f"{counted(found.oom_kill, 'OOM kill')} counted"
+            if found.oom_kill
+            else "no OOM kill counted"
+        )
 
 
 def list_raw_facts(verdict: Verdict) -> Iterator[Fact]:
@@ -138,5 +172,9 @@ def list_raw_facts(verdict: Verdict) -> Iterator[Fact]:
     if (root := verdict.root) is not None:
         found += [("PID", str(root.place.pid or "")), ("Address", root.place.ip)]
         found += [("Boot ID", root.boot_id), ("Round", str(root.place.round))]
-    found += [("Fingerprint", verdict.fingerprint), ("Rule", verdict.rule), ("Documents", str(verdict.document_count))]
+    found += [
+        ("Fingerprint", verdict.fingerprint),
+        ("Rule", verdict.rule),
+        ("Documents", str(verdict.document_count)),
+    ]
     yield from (Fact(name, value) for name, value in found if value)

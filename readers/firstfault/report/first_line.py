@@ -14,16 +14,30 @@ from firstfault.report.headline import headline_parts, split_fault
 from firstfault.utils.text import one_line, printable
 
 _MAX_ANSWER_CHARACTERS = 51
-"""Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error: SYSTEM::``."""
+"""Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error:
+SYSTEM::``.
+"""
 _MAX_LINE_CHARACTERS = 78
 _MIN_NODE_CHARACTERS = 10
 """There is always room for this much of a node's long name."""
 _MAX_LISTED_RANKS = 3
 _MAX_RANKS_CHARACTERS = 10
 """If more ranks failed, or their numbers are longer, the line only has their count."""
-_FLYTE_POD_NAME = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
-"""Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
-_GENERIC_EXCEPTIONS = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
+_FLYTE_POD_NAME = re.compile(
+    r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL
+)
+"""Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica,
+its number.
+"""
+_GENERIC_EXCEPTIONS = {
+    "Exception",
+    "RuntimeError",
+    "OSError",
+    "ClientError",
+    "HTTPError",
+    "error",
+    "gaierror",
+}
 """Exceptions with names that explain nothing."""
 _PLAIN_NAMES = {"AgentLost": "agent lost", "NoErrorFile": "no error file", "Silent": "no output"}
 """Plainer words for some names."""
@@ -32,22 +46,29 @@ _CUDA_PREFIX = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)
 
 
 def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None = None) -> str:
-    """Return a line of at most 78 characters; the first 51 have the fault, the rank, the pod, and retry or not.
+    """Return a line of at most 78 characters; the first 51 have the fault, the rank, the pod,
+    and retry or not.
 
     `engine`: what ran the job; None: what ran the root cause.
     """
     fate = (engine or find_words_of_root(verdict)).summarize_retry(decision)
     subject = _describe_subject(verdict)
     # if all ranks failed, the node of the first one explains nothing
-    node = _to_one_line(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
+    node = (
+        _to_one_line(shorten_pod_name(verdict.node or "")) if not subject.startswith("all ") else ""
+    )
     name, text = split_fault(verdict)
-    # subject, fate and the end of the node's name always fit; the fault gets the rest, less three blanks
-    room = _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3
+    # subject, fate and the end of the node's name always fit; the fault gets the rest, less three
+    # blanks
+    room = (
+        _MAX_ANSWER_CHARACTERS - len(subject) - min(len(node), _MIN_NODE_CHARACTERS) - len(fate) - 3
+    )
     what = one_line(_to_one_line(_describe_fault(verdict, name)), room)
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
     room = _MAX_ANSWER_CHARACTERS - len(answer) - len(fate) - 2
     if len(node) > room:  # the end is kept, because pods' names differ there
-        node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less wouldn't identify it
+        # less wouldn't identify it
+        node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004
     answer = " ".join(part for part in (answer, node, fate) if part)
     room = max(_MAX_LINE_CHARACTERS - len(answer) - 2, 0)
     detail = one_line(_to_one_line(_describe_detail(verdict, name, text)), room)
@@ -55,7 +76,9 @@ def first_line(verdict: Verdict, decision: Decision, engine: EngineWords | None 
 
 
 def shorten_pod_name(name: str) -> str:
-    """Return the end of a pod's name, behind execution, node and attempt: "worker-1"; any other name as it is."""
+    """Return the end of a pod's name, behind execution, node and attempt: "worker-1";
+    any other name as it is.
+    """
     match = _FLYTE_POD_NAME.fullmatch(name)
     return match["pod"] if match is not None else name
 
@@ -64,7 +87,9 @@ def _describe_subject(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         # with one candidate, the cause is known, and only its rank isn't
         is_log = verdict.root is not None and verdict.root.place.engine == OF_LOGS
-        is_cause_known = is_log and not verdict.suspects and not verdict.headline.startswith("undetermined")
+        is_cause_known = (
+            is_log and not verdict.suspects and not verdict.headline.startswith("undetermined")
+        )
         return "" if is_cause_known else "undetermined"
     count = len(verdict.ranks)
     if count > 1 and verdict.root is not None and verdict.root.place.world_size == count:
@@ -99,7 +124,8 @@ def _describe_detail(verdict: Verdict, name: str, text: str) -> str:
     if root is None or verdict.scope is Scope.UNDETERMINED or name == "OOM-killed":
         return text
     if root.expired is not None and root.exception is None:
-        return headline_parts(verdict)[1].rpartition(" in ")[0] or text  # a line has no room for the function
+        # a line has no room for the function
+        return headline_parts(verdict)[1].rpartition(" in ")[0] or text
     if verdict.category == "hang" and (stood := locate_main_thread(root).frame):
         return f"at {stood}"
     if "short" in ABOUT_CATEGORIES.get(verdict.category, {}):
@@ -108,7 +134,9 @@ def _describe_detail(verdict: Verdict, name: str, text: str) -> str:
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
     if root.signal == "SIGKILL":
         text = text.removeprefix("killed, ")
-    return text.removeprefix("terminated ").strip("()") if verdict.category == "preemption" else text
+    return (
+        text.removeprefix("terminated ").strip("()") if verdict.category == "preemption" else text
+    )
 
 
 def _to_one_line(text: str) -> str:

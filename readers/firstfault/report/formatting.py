@@ -18,7 +18,9 @@ _SMALLEST_NS = 1_000
 
 
 def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
-    """Return ascending ranks as ranges, "0-2, 5, 8-63"; those that don't fit in `limit` characters are counted."""
+    """Return ascending ranks as ranges, "0-2, 5, 8-63";
+    those that don't fit in `limit` characters are counted.
+    """
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -31,14 +33,18 @@ def format_ranks(ranks: Sequence[int], limit: int = 0) -> str:
         return text
     # room for the longest count: `world_size` accepts no more than 100,000 ranks
     shown = 0
-    while shown < len(parts) and len(", ".join(parts[: shown + 1])) <= limit - len(" and 99999 more"):
+    while shown < len(parts) and len(", ".join(parts[: shown + 1])) <= limit - len(
+        " and 99999 more"
+    ):
         shown += 1
     left = len(ranks) - sum(high - low + 1 for low, high in runs[:shown])
     return f"{', '.join(parts[:shown])} and {left} more" if shown else f"{len(ranks)} ranks"
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """Return short names without the parts that all share: "worker-2" for "job-worker-2.cluster.local"."""
+    """Return short names without the parts that all share: "worker-2" for
+    "job-worker-2.cluster.local".
+    """
     known = [name for name in dict.fromkeys(names) if name]
     if len(known) <= 1:
         return {name: name for name in known}
@@ -53,19 +59,25 @@ def shorten_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def shorten_list(lines: Sequence[str], limit: int, more: str = "and {} more") -> list[str]:
-    """Return the first `limit` lines, and a count of the rest; if only one line is left, the line itself."""
+    """Return the first `limit` lines, and a count of the rest; if only one line is left,
+    the line itself.
+    """
     left = len(lines) - limit
     return [*lines[:limit], more.format(left)] if left > 1 else list(lines)
 
 
 def format_time(nanoseconds: int) -> str:
-    """Return a moment since the Unix epoch as people write it, to the millisecond: "2026-11-14 22:13:20.000 UTC"."""
+    """Return a moment since the Unix epoch as people write it, to the millisecond:
+    "2026-11-14 22:13:20.000 UTC".
+    """
     text = format_timestamp(nanoseconds) or ""
     return f"{text[:10]} {text[11:23]} UTC"
 
 
 def format_log_time(nanoseconds: int) -> str:
-    """Return a moment as a console log printed it, which may lack milliseconds and doesn't name its time zone."""
+    """Return a moment as a console log printed it,
+    which may lack milliseconds and doesn't name its time zone.
+    """
     text = format_timestamp(nanoseconds) or ""
     return f"{text[:10]} {text[11:23]}".removesuffix(".000")
 

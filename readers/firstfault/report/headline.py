@@ -17,11 +17,15 @@ _NEAR_THE_LIMIT = 0.9
 # "Name (a, b), more": only a comma outside of parentheses ends the name
 _NOT_IN_PARENTHESES = re.compile(r",(?![^(]*\))")
 _LOST = "the agent died and "
-"""The beginning of the text about an agent that left no report: the name of the fault has the same meaning."""
+"""The beginning of the text about an agent that left no report:
+the name of the fault has the same meaning.
+"""
 
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
-    """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
+    """Return a verdict's headline in two parts: the fault in one or two words,
+    and a sentence about it.
+    """
     root, headline = verdict.root, verdict.headline
     if verdict.category == TEARDOWN:
         return headline, ""  # the process's end alone would be about the training
@@ -38,7 +42,9 @@ def headline_parts(verdict: Verdict) -> tuple[str, str]:
 
 
 def split_fault(verdict: Verdict) -> tuple[str, str]:
-    """Return the fault in one or two words, and all that is known about it: the whole message, not only its line."""
+    """Return the fault in one or two words, and all that is known about it: the whole message,
+    not only its line.
+    """
     root = verdict.root
     name, text = headline_parts(verdict)
     if root is None or verdict.scope is Scope.UNDETERMINED:
@@ -53,7 +59,9 @@ def split_fault(verdict: Verdict) -> tuple[str, str]:
     said = find_message(root)
     if name != said.what or not (said.text or said.exception is not None):
         return name, text
-    return name, strip_log_prefixes(said.whole, root.rank) if root.place.engine == OF_LOGS else said.whole
+    return name, (
+        strip_log_prefixes(said.whole, root.rank) if root.place.engine == OF_LOGS else said.whole
+    )
 
 
 def summarize_failure(failure: WorkerError) -> str:
@@ -78,5 +86,10 @@ def _memory_text(found: Resources) -> str:
     used, most = size(peak), size(limit)
     number, _, unit = used.partition(" ")
     text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
-    # the OOM killer also acts if the whole machine is out of memory; then the process is far from its own limit
-    return text if peak >= _NEAR_THE_LIMIT * limit else f"its machine had no memory left; it used {text}"
+    # the OOM killer also acts if the whole machine is out of memory; then the process is far from
+    # its own limit
+    return (
+        text
+        if peak >= _NEAR_THE_LIMIT * limit
+        else f"its machine had no memory left; it used {text}"
+    )

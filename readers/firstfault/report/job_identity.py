@@ -75,11 +75,15 @@ class JobIdentity:
 
     @property
     def _after(self) -> str:
-        return f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+        return (
+            f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+        )
 
     @property
     def trained(self) -> str:
-        """Return how far the last round came: "40,312 collectives, 3 h of training"; empty if unknown."""
+        """Return how far the last round came: "40,312 collectives, 3 h of training";
+        empty if unknown.
+        """
         calls, seconds = self.progress.collectives, self.progress.seconds
         if not calls:
             return ""
@@ -90,7 +94,13 @@ class JobIdentity:
         """Return what ran in few words; the rest is the same for every attempt of it."""
         gpus = f"{self.gpus} {self.gpu_model}" if self.gpus else ""
         progress = f"progress: {self.trained}" if self.trained else ""
-        parts = (self.task or self.execution, self._describe_size(engine), gpus, self._after, progress)
+        parts = (
+            self.task or self.execution,
+            self._describe_size(engine),
+            gpus,
+            self._after,
+            progress,
+        )
         return ", ".join(filter(None, (*parts, self._describe_earlier_starts())))
 
     def _describe_earlier_starts(self) -> str:
@@ -99,12 +109,18 @@ class JobIdentity:
         number = len(self.earlier_starts) + 1
         is_teen = 10 < number % 100 < 20  # noqa: PLR2004 - "11th" to "19th"
         ending = "th" if is_teen else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-        ends = shorten_list([one_line(headline, _MAX_END_CHARS) for headline in self.earlier_starts], _MAX_ENDS)
+        ends = shorten_list(
+            [one_line(headline, _MAX_END_CHARS) for headline in self.earlier_starts], _MAX_ENDS
+        )
         return f"{number}{ending} start in the log, after {'; '.join(ends)}"
 
     def parts(self, engine: EngineWords) -> tuple[str, ...]:
         """Return what is known, in the order in which a person asks for it."""
-        start = f"started {format_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
+        start = (
+            f"started {format_time(self.started_ns)[:19]} UTC"
+            if self.started_ns is not None
+            else ""
+        )
         parts = (
             self.task,
             f"execution {self.execution}" if self.execution else "",
@@ -112,7 +128,15 @@ class JobIdentity:
             f"commit {self.commit[:7]}" if self.commit else "",
             ", ".join(filter(None, [start, self._after])),
             self._describe_size(engine),
-            ": ".join(filter(None, [counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "", self.gpu_model])),
+            ": ".join(
+                filter(
+                    None,
+                    [
+                        counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "",
+                        self.gpu_model,
+                    ],
+                )
+            ),
             ", ".join(f"{name} {version}" for name, version in self.versions),
         )
         return tuple(filter(None, parts))
@@ -122,10 +146,14 @@ def identify_job(case: Case) -> JobIdentity:
     """Return what ran, as far as the documents and the output prefix show."""
     job, verdict, places = case.job, case.verdict, case.job.places
     times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
-    ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
+    ended_ns = (
+        verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
+    )
     # a clock that wasn't set yet, or a damaged entry, isn't a start
     longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
-    started = [start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest]
+    started = [
+        start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest
+    ]
     started_ns = min(started, default=None)
     took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
     setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
@@ -152,8 +180,13 @@ def identify_job(case: Case) -> JobIdentity:
         gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
         gpus=sum(setup.gpus for setup in setups.values()),
         all_gpus=len(setups) == verdict.coverage.expected,
-        versions=versions or next((failure.versions for failure in job.failures if failure.versions), ()),
-        earlier_starts=tuple(record.headline for record in job.restarts if record.restart) if is_of_logs else (),
+        versions=versions
+        or next((failure.versions for failure in job.failures if failure.versions), ()),
+        earlier_starts=(
+            tuple(record.headline for record in job.restarts if record.restart)
+            if is_of_logs
+            else ()
+        ),
         source_url=first.source_url,
         source_root=first.source_root,
     )

@@ -11,7 +11,15 @@ from firstfault.evidence.certain_bugs import find_missing_script
 from firstfault.evidence.texts import has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
-from firstfault.model.failure import CANCELLED, CTRL_C, FROM_OUTSIDE, HANGUP, PREEMPTED, REQUEUED, TEARDOWN
+from firstfault.model.failure import (
+    CANCELLED,
+    CTRL_C,
+    FROM_OUTSIDE,
+    HANGUP,
+    PREEMPTED,
+    REQUEUED,
+    TEARDOWN,
+)
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
@@ -36,10 +44,13 @@ class Step:
 
 
 def find_next_steps(case: Case, code: str) -> Iterator[Step]:
-    """Yield the advice, then commands that show more; `code` is the place in the program, "train.py:41 in step"."""
+    """Yield the advice, then commands that show more; `code` is the place in the program,
+    "train.py:41 in step".
+    """
     job, verdict, engine = case.job, case.verdict, case.engine
     advice = _give_advice(case, code)
-    # an advice that ends in "all were at" continues with the place: "... all were at train.py:41 in step"
+    # an advice that ends in "all were at" continues with the place: "... all were at train.py:41 in
+    # step"
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
     # the pods of a job share their namespace
     places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
@@ -50,9 +61,11 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
         yield Step("its machine's events", command)
     # the root cause's node, else the suspects', else those that failed
     named = [verdict.node] if verdict.node else [suspect.node for suspect in verdict.suspects]
-    nodes = dict.fromkeys(named or sorted((failure.node for failure in job.failures), key=_split_numbers))
-    # the names come from documents, and people paste these commands into a shell: paths are quoted, and `kubectl`
-    # refuses what isn't the name of a pod
+    nodes = dict.fromkeys(
+        named or sorted((failure.node for failure in job.failures), key=_split_numbers)
+    )
+    # the names come from documents, and people paste these commands into a shell: paths are quoted,
+    # and `kubectl` refuses what isn't the name of a pod
     for node in [node for node in nodes if node][:_LOGS]:
         if node in case.logs:
             yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
@@ -67,13 +80,19 @@ def find_next_steps(case: Case, code: str) -> Iterator[Step]:
 
 def _split_numbers(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts "worker-2" before "worker-10"."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d{1,9})", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d{1,9})", name)
+    ]
 
 
 def _may_be_on_kubernetes(job: JobErrors) -> bool:
-    """Whether nothing shows that the nodes are no pods: one with its host's name, and no namespace, is a machine."""
+    """Whether nothing shows that the nodes are no pods: one with its host's name, and no namespace,
+    is a machine.
+    """
     known = [place for place in job.places if place.host]
-    return not known or any(place.namespace or place.machine or place.host != place.node for place in known)
+    return not known or any(
+        place.namespace or place.machine or place.host != place.node for place in known
+    )
 
 
 _ADVICE_BY_CODE = {
@@ -93,7 +112,10 @@ _VENDOR_TOOLS = (
     ),
     (
         re.compile(r"\b(?:HCCL|Ascend|torch_npu|npu:\d|ACL stream)\b"),
-        {"CUDA_LAUNCH_BLOCKING=1": "ASCEND_LAUNCH_BLOCKING=1", "Xid errors": "errors of the NPU (npu-smi info)"},
+        {
+            "CUDA_LAUNCH_BLOCKING=1": "ASCEND_LAUNCH_BLOCKING=1",
+            "Xid errors": "errors of the NPU (npu-smi info)",
+        },
     ),
     (
         re.compile(r"\b(?:HPU|hpu:\d|Gaudi|habana\w*)\b", re.IGNORECASE),
@@ -123,7 +145,9 @@ def _give_advice(case: Case, code: str) -> str:
             # a log may not show all ranks
             number = len(case.job.failures)
             size = case.job.size
-            is_of_all = not case.engine.cites or (size is not None and size.ranks == number and not size.at_least)
+            is_of_all = not case.engine.cites or (
+                size is not None and size.ranks == number and not size.at_least
+            )
             return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
     if ended := _advise_on_end(case, code):
@@ -132,17 +156,24 @@ def _give_advice(case: Case, code: str) -> str:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "find out what killed it: check the node's events and the kernel log"
-    return advice if root is None else _name_tool_of_vendor(advice, f"{root.message}\n{root.printed}")
+    return (
+        advice if root is None else _name_tool_of_vendor(advice, f"{root.message}\n{root.printed}")
+    )
 
 
 def _advise_on_end(case: Case, code: str) -> str:
-    """Return the advice about a rank that ended on its own, without an error; empty: it's another failure."""
+    """Return the advice about a rank that ended on its own, without an error; empty:
+    it's another failure.
+    """
     root = case.verdict.root
     if root is not None and (script := find_missing_script(root)):
         return f"correct the path of the script: {one_line(script)} doesn't exist"
     # this rank had left the training while its peers still waited for it
     if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
-        return "find out why this rank ran fewer steps than its peers: fewer batches, or an early return"
+        return (
+            "find out why this rank ran fewer steps than its peers: fewer batches, or an early"
+            " return"
+        )
     # the line that called sys.exit is known: no log knows more
     return "open the code that exited" if case.verdict.category == "exit" and code else ""
 
@@ -159,6 +190,16 @@ def _name_tool_of_vendor(advice: str, text: str) -> str:
 
 def _list_positions(job: JobErrors) -> list[str]:
     """Return where ranks stood outside of collectives: "rank 0 was at train.py:12 in load"."""
-    stood = ((failure.rank, locate_main_thread(failure)) for failure in job.failures if failure.rank is not None)
-    away = [(rank, where.description) for rank, where in stood if where.kind is PositionKind.ELSEWHERE and where.frame]
-    return shorten_list([f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS)
+    stood = (
+        (failure.rank, locate_main_thread(failure))
+        for failure in job.failures
+        if failure.rank is not None
+    )
+    away = [
+        (rank, where.description)
+        for rank, where in stood
+        if where.kind is PositionKind.ELSEWHERE and where.frame
+    ]
+    return shorten_list(
+        [f"rank {rank} {doing.removeprefix('it ')}" for rank, doing in sorted(away)], _LOGS
+    )

@@ -55,12 +55,18 @@ def list_unknowns(case: Case) -> Iterator[str]:
         # in a log, a process without a node may be on any: only two names are two clocks
         unclear = {event.failure.node for event in timed if event.failure.node}
     if len(unclear) > engine.cites:
-        yield f"the order of failures on {counted(len(unclear), engine.node)}: couldn't compare their clocks"
+        yield (
+            f"the order of failures on {counted(len(unclear), engine.node)}: couldn't compare their"
+            " clocks"
+        )
 
 
 def _describe_suspect(suspect: Suspect) -> str:
     if suspect.name == UNNAMED_PROCESS:
-        return f"whether another process failed first: it {suspect.why.removeprefix(f'{UNNAMED_PROCESS} ')}"
+        return (
+            "whether another process failed first: it"
+            f" {suspect.why.removeprefix(f'{UNNAMED_PROCESS} ')}"
+        )
     return f"whether {suspect.name} failed first: {suspect.why}"
 
 
@@ -95,7 +101,11 @@ def _list_unknown_about_root(case: Case) -> Iterator[str]:
         pass
     elif verdict.category == "preemption" and not verdict.is_at_time_limit:
         yield _why_terminated(case.job, engine)
-    if verdict.category == "interrupted" and verdict.scope is Scope.EXTERNAL and verdict.code not in {CTRL_C, HANGUP}:
+    if (
+        verdict.category == "interrupted"
+        and verdict.scope is Scope.EXTERNAL
+        and verdict.code not in {CTRL_C, HANGUP}
+    ):
         yield "what sent SIGINT: the launcher wasn't in the foreground of a terminal"
     if root is not None:
         yield from _list_unknown_about_exit(root, engine)
@@ -109,7 +119,8 @@ def _list_unknown_times(verdict: Verdict) -> Iterator[str]:
 
 
 def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
-    """Return what may have terminated a node, by how many of the job's nodes were terminated, and when.
+    """Return what may have terminated a node, by how many of the job's nodes were terminated,
+    and when.
 
     From inside, an abort, a time limit, a drain and an eviction are the same signal.
     """
@@ -118,14 +129,27 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
         when = " at once, as by an abort or a time limit" if found.at_once else ", but not at once"
         return f"who ended the job: all {found.count} {engine.nodes} were terminated{when}"
     if found.expected is None or found.expected == 1 or not found.count:
-        return "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
-    one = f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'} terminated"
-    return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
+        return (
+            "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
+        )
+    one = (
+        f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'}"
+        " terminated"
+    )
+    return (
+        f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an"
+        " abort"
+    )
 
 
 def _list_unknown_about_exit(root: WorkerError, engine: EngineWords) -> Iterator[str]:
     # a message, a signal of its agent or a deadline explains the end of a process
-    if find_message(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
+    if (
+        find_message(root).text
+        or root.sent_signals
+        or root.subject is Subject.AGENT
+        or root.expired is not None
+    ):
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
     if root.signal in _FROM_OUTSIDE and not is_oom:
@@ -133,6 +157,9 @@ def _list_unknown_about_exit(root: WorkerError, engine: EngineWords) -> Iterator
             yield f"which process sent {root.signal}"
             return
         is_no_oom = root.signal == "SIGKILL" and root.resources.oom_kill == 0
-        yield f"which process sent {root.signal}: not its agent{', nor the OOM killer' if is_no_oom else ''}"
+        yield (
+            f"which process sent {root.signal}: not its"
+            f" agent{', nor the OOM killer' if is_no_oom else ''}"
+        )
     elif not root.signal and root.exit_code is not None:
         yield "why it exited: it raised no exception"

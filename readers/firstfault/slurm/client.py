@@ -29,7 +29,11 @@ def run_slurm(*command: str) -> str:
         done = subprocess.run(  # noqa: S603 - no shell
             command,
             capture_output=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith(_FORMAT_VARIABLES)},
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(_FORMAT_VARIABLES)
+            },
             # Slurm passes texts on as it got them, in whatever encoding the user had.
             encoding="utf-8",
             errors="surrogateescape",

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.decision_mode import ACT, DECISION_MODES, DECISIONS_VARIABLE, OFF, read_decision_mode
+from firstfault.decision_mode import (
+    ACT,
+    DECISION_MODES,
+    DECISIONS_VARIABLE,
+    OFF,
+    read_decision_mode,
+)
 
 if TYPE_CHECKING:
     from firstfault.conclude import Outcome
@@ -18,25 +24,49 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("uri", required=False, default="")
-@click.option("--job", "job_id", default="", metavar="ID", help="Id of the job. Default: the one around.")
 @click.option(
-    "--max", "max_requeues", type=click.IntRange(min=0), default=3, show_default=True, help="Requeues that count."
+    "--job",
+    "job_id",
+    default="",
+    metavar="ID",
+    help="Id of the job. Default: the one around.",
 )
-@click.option("--exclude-bad-node", is_flag=True, help="Don't use a machine again that is proven to be faulty.")
+@click.option(
+    "--max",
+    "max_requeues",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Requeues that count.",
+)
+@click.option(
+    "--exclude-bad-node",
+    is_flag=True,
+    help="Don't use a machine again that is proven to be faulty.",
+)
 @click.option(
     "--decisions",
     type=click.Choice(DECISION_MODES),
-    help="observe: only print what would be done. off: do nothing. Default: act, or the variable "
-    f"{DECISIONS_VARIABLE}.",
+    help=(
+        "observe: only print what would be done. off: do nothing. Default: act, or the variable "
+        f"{DECISIONS_VARIABLE}."
+    ),
 )
 @debug_option
-def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, decisions: str | None) -> int:
+def requeue(
+    uri: str,
+    job_id: str,
+    max_requeues: int,
+    exclude_bad_node: bool,
+    decisions: str | None,
+) -> int:
     """Run a failed job of Slurm again, unless its failure would only repeat.
 
-    The verdict is that of the job's last start, wherever its steps recorded. If several steps failed, the last one
-    decides, because the script tolerated the earlier ones. A failure of unknown cause counts as one that may be
-    temporary; the same fault twice without progress ends the requeues. Requeues after proven hardware faults, or after
-    a preemption by Slurm, don't count.
+    The verdict is that of the job's last start, wherever its steps recorded. If several steps
+    failed, the last one decides, because the script tolerated the earlier ones. A failure of
+    unknown cause counts as one that may be temporary; the same fault twice without progress ends
+    the requeues. Requeues after proven hardware faults, or after a preemption by Slurm, don't
+    count.
 
     URI is the run's folder, for jobs whose steps left no pointers to it.
 
@@ -45,7 +75,8 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
 
     \b
     Examples, in the job's script and as a helper that Slurm starts after a failure:
-      srun firstfault torchrun ... train.py || { trap '' TERM; firstfault requeue --exclude-bad-node; }
+      srun firstfault torchrun ... train.py ||
+        { trap '' TERM; firstfault requeue --exclude-bad-node; }
       sbatch --dependency=afternotok:42 --wrap 'firstfault requeue --job 42'
     """  # noqa: D301 - click's mark of lines to keep
     from firstfault.slurm import starts  # noqa: PLC0415 - `--help` needs none of it
@@ -68,7 +99,11 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
     outcomes = _read_outcomes(attempts)
     if not outcomes:
         where = f" in {', '.join(attempts)}" if attempts else ""
-        click.echo(f"firstfault: job {job.id} isn't requeued: no verdict on its start {job.restarts}{where}", err=True)
+        click.echo(
+            f"firstfault: job {job.id} isn't requeued: no verdict on its start"
+            f" {job.restarts}{where}",
+            err=True,
+        )
         return EXIT.NOTHING_FOUND
     plan = make_plan(job, outcomes, starts.count_requeues(job, attempts, uri), max_requeues)
     slurm_job = SlurmJob(job.id)
@@ -78,7 +113,9 @@ def requeue(uri: str, job_id: str, max_requeues: int, exclude_bad_node: bool, de
         exclude = "" if problem else plan.bad_node
     click.echo(f"firstfault: {plan.describe(job.id, exclude, is_observed=mode != ACT)}", err=True)
     if problem:
-        click.echo(f"firstfault: {plan.bad_node} is faulty, but can't be excluded: {problem}", err=True)
+        click.echo(
+            f"firstfault: {plan.bad_node} is faulty, but can't be excluded: {problem}", err=True
+        )
     if plan.stop_reason or mode != ACT:
         return EXIT.TOOL_FAILED
     if plan.is_counted:
@@ -101,6 +138,7 @@ def _read_outcomes(attempts: Sequence[str]) -> list[Outcome]:
     from firstfault.conclude import find_outcome  # noqa: PLC0415 - as above
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
 
-    # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or of logs.
+    # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or
+    # of logs.
     conclusions = [MultiErrorFileOutputReader(attempt).conclude() for attempt in attempts]
     return [find_outcome(conclusion) for conclusion in conclusions if conclusion is not None]

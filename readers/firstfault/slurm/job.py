@@ -17,9 +17,9 @@ _POLL_SECONDS = 0.5
 _OUR_COMMENT = "firstfault: "
 _WAITING_STATES = {"PENDING", "REQUEUED", "COMPLETING", "CONFIGURING", "RUNNING"}
 
-# Job names, comments and commands are whatever the user likes, also "JobInfo=FAILED Restarts=7" after a line break.
-# `scontrol show job` prints them between its own fields, `squeue --json` all jobs of the cluster, and `scontrol --json`
-# came with Slurm 23.02. These columns have no free text.
+# Job names, comments and commands are whatever the user likes, also "JobInfo=FAILED Restarts=7"
+# after a line break. `scontrol show job` prints them between its own fields, `squeue --json` all
+# jobs of the cluster, and `scontrol --json` came with Slurm 23.02. These columns have no free text.
 _WIDTH = 40
 _COLUMNS = (
     "JobID",
@@ -34,7 +34,9 @@ _COLUMNS = (
     "Reason",
 )
 _LONG_COLUMNS = ("%N", "%n", "%x", "%P", "%v", "%f")
-"""Nodes of the job, required and excluded ones, partition, reservation, features: lists that may be long."""
+"""Nodes of the job, required and excluded ones, partition, reservation, features:
+lists that may be long.
+"""
 _COMMENT = "%k"
 _OTHER_CONSTRAINTS = {
     "HetJobID": "several components",
@@ -50,8 +52,9 @@ _NO_TASK = "N/A"
 def find_job_id(environment: Mapping[str, str] = os.environ) -> str:
     """Return Slurm's number of the job around this process; empty: there is none.
 
-    A task of an array has a number of its own. The variables of the array may be those of another job: sbatch passes on
-    the environment that it was called in, and overrides only those that the new job has.
+    A task of an array has a number of its own. The variables of the array may be those of another
+    job: sbatch passes on the environment that it was called in, and overrides only those that the
+    new job has.
     """
     return environment.get("SLURM_JOB_ID", "")
 
@@ -78,7 +81,8 @@ def read_job(job_id: str, *, is_own: bool = False) -> JobInfo:
 
     Args:
         job_id: "42", or "42_7" for a task of an array.
-        is_own: whether it's the number of the job around this process. The last task of an array has the array's.
+        is_own: whether it's the number of the job around this process. The last task of an array
+            has the array's.
 
     Raises:
         SlurmError: Slurm doesn't know the job, or doesn't answer.
@@ -100,25 +104,35 @@ class SlurmJob(NamedTuple):
         except SlurmError as error:
             return str(error)
         partition, reservation, features = columns[3:]
-        constraints = Constraints(nodes, required, excluded, partition, reservation, features, info.other_constraint)
+        constraints = Constraints(
+            nodes,
+            required,
+            excluded,
+            partition,
+            reservation,
+            features,
+            info.other_constraint,
+        )
         return find_exclusion_problem(constraints, node)
 
     def requeue(self, before: JobInfo, *, exclude: str, headline: str) -> list[str]:
         """Run the job again; return what Slurm refused besides.
 
-        It can run inside the job that it requeues. The job is never held: if Slurm kills this process half-way, the job
-        starts without the change. A requeued job waits two minutes (`cred_expire`), long enough to change it.
+        It can run inside the job that it requeues. The job is never held: if Slurm kills this
+        process half-way, the job starts without the change. A requeued job waits two minutes
+        (`cred_expire`), long enough to change it.
 
         Args:
             before: what Slurm knew of the job when the requeue was decided.
             exclude: a node that the job must not use again; empty: none.
-            headline: for the job's comment, unless the comment is another program's: it may be a setting.
+            headline: for the job's comment, unless the comment is another program's: it may be a
+                setting.
 
         Raises:
             SlurmError: Slurm doesn't requeue it.
         """
-        # Slurm ends the processes of a job that it requeues. Ignored signals, unlike handled ones, are also ignored by
-        # the children: scontrol itself would get the signal.
+        # Slurm ends the processes of a job that it requeues. Ignored signals, unlike handled ones,
+        # are also ignored by the children: scontrol itself would get the signal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
             run_slurm("scontrol", "requeue", self.id)
@@ -126,7 +140,8 @@ class SlurmJob(NamedTuple):
             # Slurm itself, or this command on another node of the job, may have been faster.
             if read_job(self.id).restarts <= before.restarts:
                 raise
-        # Only now: Slurm changes neither the nodes of a running job nor anything of one that has ended.
+        # Only now: Slurm changes neither the nodes of a running job nor anything of one that has
+        # ended.
         refused = self._exclude(exclude) if exclude else []
         self._comment(headline)
         return [*refused, *self._find_missing(before)]
@@ -142,7 +157,11 @@ class SlurmJob(NamedTuple):
                     return [f"{node} is not excluded: {error}"]
                 time.sleep(_POLL_SECONDS)  # the controller may not have ended the last start yet
             else:
-                return [] if node in excluded else [f"{node} is not excluded; the job's list is {','.join(excluded)}"]
+                return (
+                    []
+                    if node in excluded
+                    else [f"{node} is not excluded; the job's list is {','.join(excluded)}"]
+                )
 
     def _add_to_excluded(self, node: str) -> list[str]:
         """Return the excluded nodes afterwards: a site's plugin may change the list again."""
@@ -176,7 +195,9 @@ class SlurmJob(NamedTuple):
             time.sleep(_POLL_SECONDS)
 
     def _read_columns(self, *columns: str) -> list[str]:
-        """Return columns of squeue that may be of any length; only the last one may have free text."""
+        """Return columns of squeue that may be of any length;
+        only the last one may have free text.
+        """
         printed = _query(self.id, "-o", SEPARATOR.join(("%A", "%F", "%K", *columns)) + _ROW_END)
         rows = [row.split(SEPARATOR, len(columns) + 2) for row in printed.split(f"{_ROW_END}\n")]
         return _find_row(rows, self.id)[3:]
@@ -193,7 +214,9 @@ def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
         SlurmError: there is no such row, or several.
     """
     starts = range(0, len(_COLUMNS) * _WIDTH, _WIDTH)
-    rows = [[line[start : start + _WIDTH].strip() for start in starts] for line in printed.splitlines()]
+    rows = [
+        [line[start : start + _WIDTH].strip() for start in starts] for line in printed.splitlines()
+    ]
     row = dict(zip(_COLUMNS, _find_row(rows, job_id, is_own=is_own), strict=True))
     task = row["ArrayTaskID"]
     return JobInfo(
@@ -203,15 +226,20 @@ def parse_job(printed: str, job_id: str, *, is_own: bool = False) -> JobInfo:
         reason=row["Reason"],
         restarts=int(row["RestartCnt"]) if row["RestartCnt"].isdecimal() else 0,
         start_time=_parse_time(row["StartTime"]),
-        other_constraint=next((text for name, text in _OTHER_CONSTRAINTS.items() if row[name] not in _NONE), ""),
+        other_constraint=next(
+            (text for name, text in _OTHER_CONSTRAINTS.items() if row[name] not in _NONE), ""
+        ),
     )
 
 
 def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = False) -> list[str]:
-    """Return the row of a job; the first three columns are the numbers of the job, its array and its task."""
+    """Return the row of a job; the first three columns are the numbers of the job,
+    its array and its task.
+    """
     found = []
     for first, *others in rows:
-        number = first.rpartition("\n")[2]  # squeue may print the name of the cluster before the first row
+        # squeue may print the name of the cluster before the first row
+        number = first.rpartition("\n")[2]
         if len(others) < len(("array", "task")):
             continue
         array, task = others[:2]
@@ -219,9 +247,14 @@ def _find_row(rows: Sequence[Sequence[str]], job_id: str, *, is_own: bool = Fals
         if job_id in names and (task.isdecimal() or task == _NO_TASK or not is_own):
             found.append([number, *others])
     if not found:
-        raise SlurmError(f"Slurm doesn't know job {job_id}; it forgets jobs some minutes after their end")
+        raise SlurmError(
+            f"Slurm doesn't know job {job_id}; it forgets jobs some minutes after their end"
+        )
     if len(found) > 1 or not (found[0][2].isdecimal() or found[0][2] == _NO_TASK):
-        raise SlurmError(f"{job_id} is an array of jobs; name one of its tasks, such as {job_id}_{_find_task(found)}")
+        raise SlurmError(
+            f"{job_id} is an array of jobs; name one of its tasks, such as"
+            f" {job_id}_{_find_task(found)}"
+        )
     return found[0]
 
 

@@ -1,7 +1,7 @@
 """Whether a job can still be placed if it must not use one of its nodes.
 
-Slurm accepts any list of excluded nodes. A job that can't be placed with it waits for ever, with the reason
-BadConstraints or ReqNodeNotAvail.
+Slurm accepts any list of excluded nodes. A job that can't be placed with it waits for ever, with
+the reason BadConstraints or ReqNodeNotAvail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _NODE_COLUMNS = ("%N", "%T", "%c", "%X", "%Y", "%Z", "%G", "%m", "%d", "%b")
 _RESERVATION_COLUMNS = ("name", "state", "start", "end", "duration", "nodes")
 _USABLE_STATES = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 _HARMLESS_FLAGS = "~#!%+-"
-"""Suffixes of a state: powered down, starting, stopping, partly completing, planned. With another, it's not usable."""
+"""Suffixes of a state: powered down, starting, stopping, partly completing, planned. With another,
+it's not usable.
+"""
 _FEATURE_LIST = re.compile(r"[\w.:/=-]+(&[\w.:/=-]+)*")
 """Features that a node must all have. Other expressions have counts, alternatives and groups."""
 _SWITCH_NODES = re.compile(r"\sNodes=(\S+)")
@@ -63,8 +65,8 @@ def explain_exclusion_problem(
 ) -> str:
     """Return why the job must not exclude a node; empty: enough nodes are left.
 
-    The job has run on its nodes, so they satisfy it, and so does the same set with other nodes of the same kind. No
-    other set is considered, so the constraints needn't be understood.
+    The job has run on its nodes, so they satisfy it, and so does the same set with other nodes of
+    the same kind. No other set is considered, so the constraints needn't be understood.
 
     Args:
         constraints: of the job.
@@ -95,11 +97,17 @@ def explain_exclusion_problem(
         and all(_can_replace(node, other, constraints.features) for other in lost)
     }
     count, needed = len(left) + len(spare), len(constraints.nodes)
-    return "" if count >= needed else f"the job needs {needed} nodes, and {count} that satisfy it would be left"
+    return (
+        ""
+        if count >= needed
+        else f"the job needs {needed} nodes, and {count} that satisfy it would be left"
+    )
 
 
 def _can_replace(node: Node, other: Node, features: str) -> bool:
-    is_as_large = node.hardware == other.hardware and node.memory >= other.memory and node.disk >= other.disk
+    is_as_large = (
+        node.hardware == other.hardware and node.memory >= other.memory and node.disk >= other.disk
+    )
     if features in _NONE:
         return is_as_large
     if _FEATURE_LIST.fullmatch(features):
@@ -108,11 +116,23 @@ def _can_replace(node: Node, other: Node, features: str) -> bool:
 
 
 def find_exclusion_problem(constraints: Constraints, bad_node: str) -> str:
-    """Ask Slurm about the job's partition; return why the job must not exclude a node, empty: nothing is against it."""
+    """Ask Slurm about the job's partition; return why the job must not exclude a node, empty:
+    nothing is against it.
+    """
     try:
-        nodes = parse_nodes(run_slurm("sinfo", "-h", "-N", "-p", constraints.partition, "-o", _join(_NODE_COLUMNS)))
-        reserved = find_reserved_nodes(run_slurm("sinfo", "-h", "-T"), constraints.reservation, nodes)
-        return explain_exclusion_problem(constraints, bad_node, nodes, reserved, _find_connected_nodes(bad_node))
+        nodes = parse_nodes(
+            run_slurm("sinfo", "-h", "-N", "-p", constraints.partition, "-o", _join(_NODE_COLUMNS))
+        )
+        reserved = find_reserved_nodes(
+            run_slurm("sinfo", "-h", "-T"), constraints.reservation, nodes
+        )
+        return explain_exclusion_problem(
+            constraints,
+            bad_node,
+            nodes,
+            reserved,
+            _find_connected_nodes(bad_node),
+        )
     except (SlurmError, ValueError) as error:
         return f"whether enough nodes are left is unknown ({error})"
 
@@ -121,14 +141,17 @@ def parse_nodes(printed: str) -> list[Node]:
     """Return the nodes of sinfo's rows."""
     nodes = []
     for row in printed.splitlines():
-        name, state, *hardware, memory, disk, features = (text.strip() for text in row.split(SEPARATOR))
+        name, state, *hardware, memory, disk, features = (
+            text.strip() for text in row.split(SEPARATOR)
+        )
         known_features = frozenset(features.split(",")) - _NONE
         nodes.append(Node(name, state, tuple(hardware), int(memory), int(disk), known_features))
     return nodes
 
 
 def find_reserved_nodes(printed: str, reservation: str, nodes: Collection[Node]) -> set[str] | None:
-    """Return the nodes that a job can't use now because of reservations; None: its own reservation isn't known.
+    """Return the nodes that a job can't use now because of reservations; None:
+    its own reservation isn't known.
 
     Args:
         printed: rows of ``sinfo -T``.
@@ -160,7 +183,9 @@ def _find_connected_nodes(node: str) -> set[str] | None:
         printed = run_slurm("scontrol", "show", "topology", node)
     except SlurmError:
         printed = ""
-    return {name for names in _SWITCH_NODES.findall(printed) for name in expand_nodes(names)} or None
+    return {
+        name for names in _SWITCH_NODES.findall(printed) for name in expand_nodes(names)
+    } or None
 
 
 def _join(columns: tuple[str, ...]) -> str:

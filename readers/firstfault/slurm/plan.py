@@ -38,7 +38,12 @@ class RequeuePlan(NamedTuple):
         return f"job {job_id} {'stops' if self.stop_reason else f'is requeued{without}'}: {reason}"
 
 
-def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeues: int) -> RequeuePlan:
+def make_plan(
+    job: JobInfo,
+    outcomes: Sequence[Outcome],
+    count: int,
+    max_requeues: int,
+) -> RequeuePlan:
     """Return what to do with a job.
 
     Args:
@@ -47,16 +52,21 @@ def make_plan(job: JobInfo, outcomes: Sequence[Outcome], count: int, max_requeue
         count: how many requeues have counted so far.
         max_requeues: how many may count.
     """
-    # The script tolerated an earlier step's failure, as in `srun eval.py || true`, and will do so again.
+    # The script tolerated an earlier step's failure, as in `srun eval.py || true`, and will do so
+    # again.
     outcome = outcomes[-1]
     proven = [one for one in outcomes if host_evidence()(one.verdict, RetryContext())]
-    # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time limit: only Slurm's word
-    # shows that it was a preemption. A node may be lost again and again.
-    is_free = job.state == _PREEMPTED or (outcome in proven and outcome.decision.action is Action.SYSTEM)
+    # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time
+    # limit: only Slurm's word shows that it was a preemption. A node may be lost again and again.
+    is_free = job.state == _PREEMPTED or (
+        outcome in proven and outcome.decision.action is Action.SYSTEM
+    )
     is_canceled = job.state == _COMPLETING and job.reason not in _FAILED_REASONS
     stop_reason = ""
     if is_canceled or job.state in _NOT_FAILED_STATES:
-        stop_reason = f"Slurm shows it as {job.state}"  # to its agents, a user's scancel looks like a preemption
+        stop_reason = (  # to its agents, a user's scancel looks like a preemption
+            f"Slurm shows it as {job.state}"
+        )
     elif outcome.decision.action is Action.STOP:
         stop_reason = outcome.decision.reason
     elif not is_free and count >= max_requeues:

@@ -1,4 +1,6 @@
-"""Where one start of a Slurm job recorded its failures, and how many requeues of the job have counted."""
+"""Where one start of a Slurm job recorded its failures,
+and how many requeues of the job have counted.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ _MAX_COUNT_BYTES = 65_536
 def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -> list[str]:
     """Return the folders in which the steps of one start recorded, in the order of the steps.
 
-    Only the steps' own pointers are followed: a name that is guessed from the environment may be another job's. A step
-    whose nodes have no common folder has several, and only those of this node are visible here.
+    Only the steps' own pointers are followed: a name that is guessed from the environment may be
+    another job's. A step whose nodes have no common folder has several, and only those of this node
+    are visible here.
 
     Args:
         job: the job.
@@ -33,7 +36,9 @@ def find_attempts(job: JobInfo, start: int, run: str = "", since: float = 0.0) -
     if run:
         return [join(run, str(start))]
     root = os.environ.get("FIRSTFAULT_FOLDER", "").strip() or FOLDERS[0]
-    return [pointer.uri for pointer in find_pointers(job.number, str(start), root=root, since=since)]
+    return [
+        pointer.uri for pointer in find_pointers(job.number, str(start), root=root, since=since)
+    ]
 
 
 def is_visible(attempt: str) -> bool:
@@ -44,8 +49,9 @@ def is_visible(attempt: str) -> bool:
 def count_requeues(job: JobInfo, attempts: Iterable[str], run: str = "") -> int:
     """Return how many earlier starts of a job ended with a requeue that counts.
 
-    A requeue whose record isn't visible on this node counts: otherwise a job with folders on its nodes would be
-    requeued without a limit. Requeues by Slurm itself, after a preemption, don't count.
+    A requeue whose record isn't visible on this node counts: otherwise a job with folders on its
+    nodes would be requeued without a limit. Requeues by Slurm itself, after a preemption, don't
+    count.
 
     Args:
         job: the job.
@@ -54,9 +60,12 @@ def count_requeues(job: JobInfo, attempts: Iterable[str], run: str = "") -> int:
     """
     starts = range(job.restarts)
     earlier = {
-        start: [attempt for attempt in find_attempts(job, start, run) if is_visible(attempt)] for start in starts
+        start: [attempt for attempt in find_attempts(job, start, run) if is_visible(attempt)]
+        for start in starts
     }
-    recorded = run_sync(_read_all(job, _list_runs((*attempts, *itertools.chain(*earlier.values())))))
+    recorded = run_sync(
+        _read_all(job, _list_runs((*attempts, *itertools.chain(*earlier.values()))))
+    )
     lost = {start for start, found in earlier.items() if not found}
     # the record of this start is there if the command is repeated
     return len((recorded | lost) - {job.restarts})

@@ -1,7 +1,7 @@
 """Object storage: list without a cache, get, put. Doesn't interpret the bytes.
 
-Imports nothing of this library except `errors` and `utils`. A client (obstore or fsspec) is imported on first use: each
-is slow to import, and one is enough.
+Imports nothing of this library except `errors` and `utils`. A client (obstore or fsspec) is
+imported on first use: each is slow to import, and one is enough.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from firstfault.errors import UsageError
-from firstfault.store.base import MAX_REQUEST_ATTEMPTS, ReadableStore as ReadableStore, Store as Store
-from firstfault.store.listings import ObjectInfo as ObjectInfo, Page as Page, sort_by_name as sort_by_name
+from firstfault.store.base import (
+    MAX_REQUEST_ATTEMPTS,
+    ReadableStore as ReadableStore,
+    Store as Store,
+)
+from firstfault.store.listings import (
+    ObjectInfo as ObjectInfo,
+    Page as Page,
+    sort_by_name as sort_by_name,
+)
 from firstfault.store.uris import (
     is_remote as is_remote,
     join as join,
@@ -29,36 +37,44 @@ SCHEME_WITHOUT_SLASHES = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])"
 
 
 def open_store(
-    uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS, may_fork: bool = False
+    uri: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    attempts: int = MAX_REQUEST_ATTEMPTS,
+    may_fork: bool = False,
 ) -> Store:
-    """Return the store for the folder `uri` (a path or any fsspec URI), for use with ``async with``. Sends no request.
+    """Return the store for the folder `uri` (a path or any fsspec URI), for use with ``async
+    with``. Sends no request.
 
-    obstore serves s3://, gs:// and az:// if it is installed and supports all settings; fsspec serves the rest. Results
-    are the same; obstore is faster.
+    obstore serves s3://, gs:// and az:// if it is installed and supports all settings; fsspec
+    serves the rest. Results are the same; obstore is faster.
 
     Args:
         uri: the folder.
         options: fsspec's storage options, for either client; they override the environment.
         attempts: how often to send a request, if errors are transient.
-        may_fork: True if this process may fork and use a store in the child. Excludes obstore: after a request in the
-            parent, a request in the child hangs.
+        may_fork: True if this process may fork and use a store in the child. Excludes obstore:
+            after a request in the parent, a request in the child hangs.
 
     Raises:
         UsageError: the scheme is unknown, its package isn't installed, or a setting is invalid.
     """
     slashes = SCHEME_WITHOUT_SLASHES.match(uri)
-    # A URI with one slash has no scheme for fsspec: it would be a relative path, and a write would make a local folder
-    # `s3:` on a disk that is gone with the pod.
+    # A URI with one slash has no scheme for fsspec: it would be a relative path, and a write would
+    # make a local folder `s3:` on a disk that is gone with the pod.
     if slashes is not None:
         raise UsageError(
-            f"{uri!r} is not a storage URI: two slashes follow the scheme, as in {slashes[1]}://bucket/key"
+            f"{uri!r} is not a storage URI: two slashes follow the scheme, as in"
+            f" {slashes[1]}://bucket/key"
         )
     wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
     if wanted not in {"", "fsspec", "obstore"}:
         raise UsageError(f"{CLIENT_VARIABLE} must be fsspec or obstore, not {wanted!r}")
     may_be_obstore = wanted != "fsspec" and not may_fork and get_scheme(uri) in OBSTORE_SCHEMES
     if may_be_obstore and importlib.util.find_spec("obstore") is not None:
-        from firstfault.store.obstore_store import open_obstore  # noqa: PLC0415 - one of the two is enough
+        from firstfault.store.obstore_store import (  # noqa: PLC0415 - one of the two is enough
+            open_obstore,
+        )
 
         store = open_obstore(uri, options, attempts)
         if store is not None:

@@ -24,7 +24,9 @@ T = TypeVar("T")
 
 
 class ReadableStore(Protocol):
-    """A folder of objects to read. All errors are `firstfault.errors.StoreError`; transient ones have been retried."""
+    """A folder of objects to read. All errors are `firstfault.errors.StoreError`;
+    transient ones have been retried.
+    """
 
     @property
     def uri(self) -> str:
@@ -38,10 +40,13 @@ class ReadableStore(Protocol):
         """
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder` (relative), by name; empty if it doesn't exist. Never cached."""
+        """Return the objects directly in `folder` (relative), by name; empty if it doesn't exist.
+        Never cached.
+        """
 
     async def page(self, after: str = "") -> Page:
-        """Return the objects at or below the store's folder with names after `after`, which need not exist.
+        """Return the objects at or below the store's folder with names after `after`,
+        which need not exist.
 
         If `has_ordered_pages`, at most 1,000, with one request; else all of them.
         """
@@ -51,8 +56,8 @@ class ReadableStore(Protocol):
 
         Raises:
             ObjectNotFoundError: the object doesn't exist.
-            ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave it out if a listing
-                has given the size.
+            ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave
+                it out if a listing has given the size.
         """
 
 
@@ -75,10 +80,11 @@ class WrongRegionError(errors.StoreError):
 
 
 class Store(abc.ABC):
-    """A folder of objects to read and write; retries requests and types errors, the same for both clients.
+    """A folder of objects to read and write; retries requests and types errors,
+    the same for both clients.
 
-    A client implements the ``*_once`` methods, which send one request each, and `classify_error`. Arguments as in
-    `firstfault.store.open_store`.
+    A client implements the ``*_once`` methods, which send one request each, and `classify_error`.
+    Arguments as in `firstfault.store.open_store`.
     """
 
     ordered_schemes: ClassVar[frozenset[str]]
@@ -99,7 +105,8 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
-        """Return objects directly in `folder`, and the continuation token; empty: the listing is complete.
+        """Return objects directly in `folder`, and the continuation token; empty:
+        the listing is complete.
 
         A missing folder has no objects. The first token is empty.
         """
@@ -118,11 +125,15 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def exists_once(self, path: str) -> bool:
-        """See `Store.exists`; a client may raise its error for a missing object instead of returning False."""
+        """See `Store.exists`; a client may raise its error for a missing object
+        instead of returning False.
+        """
 
     @abc.abstractmethod
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
-        """Return the meaning of the client's error, and its text in one line; None if it isn't the storage's error."""
+        """Return the meaning of the client's error, and its text in one line;
+        None if it isn't the storage's error.
+        """
 
     @property
     def uri(self) -> str:
@@ -141,26 +152,30 @@ class Store(abc.ABC):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_open = False
-        # Marked as closed first: closing yields to the event loop, and another task must not send a request through a
-        # client that is half closed.
+        # Marked as closed first: closing yields to the event loop, and another task must not send a
+        # request through a client that is half closed.
         await self.close()
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """See `ReadableStore.list`."""
         part, token = await self._list_part(folder, "")
         found = list(part)
-        # Not a snapshot: an object written between two pages is missing if its name sorts before the next page. Readers
-        # list again.
+        # Not a snapshot: an object written between two pages is missing if its name sorts before
+        # the next page. Readers list again.
         while token:
             part, token = await self._list_part(folder, token)
             found += part
         return sort_by_name(found)
 
     async def _list_part(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:
-        # retried page by page: if page 7 of a large listing fails, pages 1 to 6 aren't requested again
+        # retried page by page: if page 7 of a large listing fails, pages 1 to 6 aren't requested
+        # again
         return await self.request("list", folder, lambda client: client.list_once(folder, token))
 
     async def page(self, after: str = "") -> Page:
@@ -173,7 +188,8 @@ class Store(abc.ABC):
 
     async def put(self, path: str, data: bytes) -> None:
         """Write an object atomically: a reader sees all of it or none of it."""
-        # A timeout doesn't show whether the storage has the object. Repeating the write is safe: same name, same bytes.
+        # A timeout doesn't show whether the storage has the object. Repeating the write is safe:
+        # same name, same bytes.
         await self.request("write", path, lambda client: client.put_once(path, data))
 
     async def exists(self, path: str) -> bool:
@@ -184,9 +200,11 @@ class Store(abc.ABC):
             return False
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        """Return the result of `call`, which sends one request; repeat it with backoff on transient errors.
+        """Return the result of `call`, which sends one request;
+        repeat it with backoff on transient errors.
 
-        `verb` ("list", "read" or "write") and `path`, relative to the store's folder, appear in error messages.
+        `verb` ("list", "read" or "write") and `path`, relative to the store's folder, appear in
+        error messages.
 
         Raises:
             firstfault.errors.StoreError: the last error.
@@ -206,19 +224,23 @@ class Store(abc.ABC):
                 try:
                     return await call(self)
                 except Exception as error:
-                    # Converted inside of `with attempt`: stamina retries only StoreUnavailableError, and the client's
-                    # own error isn't one.
+                    # Converted inside of `with attempt`: stamina retries only
+                    # StoreUnavailableError, and the client's own error isn't one.
                     raise self._to_store_error(error, verb, join(self._uri, path)) from error
         raise AssertionError  # stamina either returns or raises
 
     def check_size(self, path: str, size: int, limit: int | None) -> None:
         """Raise `ObjectTooLargeError` if an object has more bytes than the limit."""
         if limit is not None and size > limit:
-            raise errors.ObjectTooLargeError(f"{join(self._uri, path)} has {size} bytes, {limit} are allowed")
+            raise errors.ObjectTooLargeError(
+                f"{join(self._uri, path)} has {size} bytes, {limit} are allowed"
+            )
 
     def _to_store_error(self, error: Exception, verb: str, uri: str) -> Exception:
         """Convert a client's error to a `StoreError`; return any other error unchanged."""
-        found = self.classify_error(error, verb) if not isinstance(error, errors.StoreError) else None
+        found = (
+            self.classify_error(error, verb) if not isinstance(error, errors.StoreError) else None
+        )
         if found is None:
             return error
         classify_error, detail = found
@@ -226,7 +248,10 @@ class Store(abc.ABC):
         misplaced = f"{detail}; check the bucket's name and the endpoint"
         silent = f"the storage did not answer ({detail}); check the endpoint"
         kind, advice = {
-            StorageErrorKind.NO_CREDENTIALS: (errors.AccessDeniedError, describe_missing_credentials(self._protocol)),
+            StorageErrorKind.NO_CREDENTIALS: (
+                errors.AccessDeniedError,
+                describe_missing_credentials(self._protocol),
+            ),
             StorageErrorKind.REFUSED: (errors.AccessDeniedError, refused),
             StorageErrorKind.OBJECT_NOT_FOUND: (errors.ObjectNotFoundError, "no such object"),
             StorageErrorKind.BUCKET_NOT_FOUND: (errors.StoreError, misplaced),

@@ -1,4 +1,6 @@
-"""The store over fsspec: a local folder, memory, S3 through s3fs, and every other fsspec filesystem."""
+"""The store over fsspec: a local folder, memory, S3 through s3fs,
+and every other fsspec filesystem.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,26 @@ from firstfault.store.settings import build_storage_options, describe_missing_cr
 from firstfault.store.uris import join
 
 FIRST_ANSWER_TIMEOUT_SECONDS = 8.0
-"""For a storage's first response, seconds: Google's and Azure's clients retry for up to a minute."""
+"""For a storage's first response, seconds: Google's and Azure's clients retry for up to a minute.
+"""
 
 
 class FsspecStore(Store):
     """A folder of objects over fsspec.
 
-    Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
-    to a different event loop. Asynchronous filesystems are awaited; synchronous ones run in a thread.
+    Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches
+    listings and belongs to a different event loop. Asynchronous filesystems are awaited;
+    synchronous ones run in a thread.
     """
 
     ordered_schemes = frozenset({"s3", "s3a"})  # elsewhere fsspec fetches all pages anyway
 
     def __init__(
-        self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS
+        self,
+        uri: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        attempts: int = MAX_REQUEST_ATTEMPTS,
     ) -> None:
         super().__init__(uri, options, attempts)
         self._fs: Any = None
@@ -51,24 +59,36 @@ class FsspecStore(Store):
             UsageError: the scheme is unknown, its package isn't installed, or a setting is invalid.
             AccessDeniedError: credentials are missing.
         """
-        options: dict[str, Any] = {**build_storage_options(self._protocol, self._options), "skip_instance_cache": True}
+        options: dict[str, Any] = {
+            **build_storage_options(self._protocol, self._options),
+            "skip_instance_cache": True,
+        }
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
-            # Flyte 2 registers obstore's filesystems, which take other options, for all of its process.
+            # Flyte 2 registers obstore's filesystems, which take other options, for all of its
+            # process.
             if kind.__module__.startswith("obstore."):
                 kind = resolve_name(known_implementations[self._protocol]["class"])
         except ImportError as error:
             extra = settings.find_storage(self._protocol).get("extra", "")
             how = f"in a clone pip install '.[{extra}]', else 'firstfault[{extra}]' from your index"
             reason = f"reading {self._uri} needs a package that is not installed ({error})"
-            raise UsageError(f"{reason}; install the extra {extra}: {how}" if extra else reason) from error
+            raise UsageError(
+                f"{reason}; install the extra {extra}: {how}" if extra else reason
+            ) from error
         except ValueError as error:
-            raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
+            raise UsageError(
+                f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}"
+            ) from error
         if issubclass(kind, AsyncFileSystem):
-            # By default fsspec runs its coroutines in a thread with a separate loop. This instance is awaited in the
-            # caller's loop, so it must not outlive the loop. A cached listing would hide documents that other nodes
-            # write.
-            options |= {"asynchronous": True, "use_listings_cache": False, "loop": asyncio.get_running_loop()}
+            # By default fsspec runs its coroutines in a thread with a separate loop. This instance
+            # is awaited in the caller's loop, so it must not outlive the loop. A cached listing
+            # would hide documents that other nodes write.
+            options |= {
+                "asynchronous": True,
+                "use_listings_cache": False,
+                "loop": asyncio.get_running_loop(),
+            }
         try:
             self._fs = kind(**options)
         except (ValueError, OSError) as error:
@@ -80,12 +100,14 @@ class FsspecStore(Store):
         if self._protocol in self.ordered_schemes:
             self._fs.retries = 1  # nested retries would multiply the timeouts
         elif self._protocol in {"gs", "gcs"}:
-            # gcsfs spends half a minute on six attempts and prints the traceback of the last; this store retries
+            # gcsfs spends half a minute on six attempts and prints the traceback of the last; this
+            # store retries
             once = getattr(kind._request, "__wrapped__", None)  # noqa: SLF001 - no option for it
             if once is not None:
                 self._fs._request = functools.partial(once, self._fs)  # noqa: SLF001
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-        self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001 - fsspec's documented hook
+        # fsspec's documented hook
+        self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001
 
     async def close(self) -> None:
         """Close the filesystem's session."""
@@ -102,7 +124,9 @@ class FsspecStore(Store):
         """See `Store.list_once`."""
         if self._protocol not in self.ordered_schemes:
             return await self._list_files("ls", folder), ""
-        return await self._list_s3_page(folder, Delimiter="/", **({"ContinuationToken": token} if token else {}))
+        return await self._list_s3_page(
+            folder, Delimiter="/", **({"ContinuationToken": token} if token else {})
+        )
 
     async def page_once(self, after: str) -> listings.Page:
         """See `ReadableStore.page`."""
@@ -115,7 +139,8 @@ class FsspecStore(Store):
         """See `ReadableStore.get`."""
         full = self._build_path(path)
         if limit is not None:
-            # Two requests: an object that is replaced in between may have more bytes than this size.
+            # Two requests: an object that is replaced in between may have more bytes than this
+            # size.
             info = await self._send_request("info", full)
             self.check_size(path, int(info["size"] or 0), limit)
         return bytes(await self._send_request("cat_file", full))
@@ -124,12 +149,13 @@ class FsspecStore(Store):
         """See `Store.put`."""
         full = self._build_path(path)
         if isinstance(self._fs, AsyncFileSystem):
-            # An object storage shows an object only when its upload is complete, so no temporary name is needed.
+            # An object storage shows an object only when its upload is complete, so no temporary
+            # name is needed.
             await self._send_request("pipe_file", full, data)
             return
-        # A reader may list the folder while this process writes, or is killed halfway: it must see a whole file or
-        # none. A rename is atomic within a file system.
-        # The random part separates concurrent writers of one name: a slow upload and its retry, or two pods on a shared
+        # A reader may list the folder while this process writes, or is killed halfway: it must see
+        # a whole file or none. A rename is atomic within a file system. The random part separates
+        # concurrent writers of one name: a slow upload and its retry, or two pods on a shared
         # volume.
         part = f"{full}.{uuid.uuid4().hex}{listings.PARTIAL_FILE_SUFFIX}"
 
@@ -139,7 +165,8 @@ class FsspecStore(Store):
                 self._fs.pipe_file(part, data)
                 self._fs.mv(part, full)
             except Exception:
-                with contextlib.suppress(Exception):  # on a full disk the partial file would occupy the last bytes
+                # on a full disk the partial file would occupy the last bytes
+                with contextlib.suppress(Exception):
                     self._fs.rm_file(part)
                 raise
 
@@ -160,9 +187,14 @@ class FsspecStore(Store):
         return _to_object_infos(found.values() if isinstance(found, dict) else found, path)
 
     async def _list_s3_page(
-        self, folder: str, after: str = "", **request: str
+        self,
+        folder: str,
+        after: str = "",
+        **request: str,
     ) -> tuple[list[listings.ObjectInfo], str]:
-        """Return one page of S3's listing and its continuation token; s3fs's own methods fetch all pages."""
+        """Return one page of S3's listing and its continuation token;
+        s3fs's own methods fetch all pages.
+        """
         bucket, _, key = self._build_path(folder).partition("/")
         prefix = f"{key}/" if key else ""
         if after:
@@ -172,22 +204,30 @@ class FsspecStore(Store):
 
         async def ask() -> Any:
             await self._fs.set_session()
-            return await self._fs._call_s3("list_objects_v2", MaxKeys=listings.MAX_PAGE_OBJECTS, **request)  # noqa: SLF001
+            return await self._fs._call_s3(  # noqa: SLF001
+                "list_objects_v2", MaxKeys=listings.MAX_PAGE_OBJECTS, **request
+            )
 
         # One limit for making the client, which may look for credentials, and for the request.
         answer = await asyncio.wait_for(ask(), _get_request_timeout_seconds())
         objects = [
-            listings.ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item))
+            listings.ObjectInfo(
+                item["Key"][len(prefix) :], int(item["Size"]), _get_modified_ns(item)
+            )
             for item in answer.get("Contents", ())
             if item["Key"] != prefix
         ]
-        return objects, str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
+        return objects, (
+            str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
+        )
 
     async def _send_request(self, name: str, *args: Any) -> Any:
         """Send one request, with a timeout except for reads from clouds other than S3."""
-        # the clients' own timeouts don't bound a request: they retry internally, or restart the clock with each byte
+        # the clients' own timeouts don't bound a request: they retry internally, or restart the
+        # clock with each byte
         call = self._call_filesystem(name, *args)
-        # A synchronous filesystem runs in a thread, which a timeout can't stop: it would continue in the background.
+        # A synchronous filesystem runs in a thread, which a timeout can't stop: it would continue
+        # in the background.
         is_limited = self._protocol in self.ordered_schemes or name == "pipe_file"
         if is_limited and isinstance(self._fs, AsyncFileSystem):
             call = asyncio.wait_for(call, _get_request_timeout_seconds())
@@ -199,18 +239,23 @@ class FsspecStore(Store):
         return await asyncio.to_thread(getattr(self._fs, name), *args, **kwargs)
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
-        """See `Store.request`; probe with a small request before the first listing, which has no timeout."""
+        """See `Store.request`; probe with a small request before the first listing,
+        which has no timeout.
+        """
         may_hang = isinstance(self._fs, AsyncFileSystem) and not self.has_ordered_pages
         if verb == "list" and may_hang and not self._has_answered:
-            # Two first listings at the same time both probe, which does no harm. Any response counts, also "not
-            # found".
-            ask = super().request("list", path, lambda client: client.exists_once(join(path, "error.pb")))
+            # Two first listings at the same time both probe, which does no harm. Any response
+            # counts, also "not found".
+            ask = super().request(
+                "list", path, lambda client: client.exists_once(join(path, "error.pb"))
+            )
             try:
                 await asyncio.wait_for(ask, FIRST_ANSWER_TIMEOUT_SECONDS)
             except asyncio.TimeoutError as error:
                 where = f"cannot list {join(self._uri, path)}"
                 raise StoreUnavailableError(
-                    f"{where}: no answer within {FIRST_ANSWER_TIMEOUT_SECONDS:g} s; check the network and the endpoint"
+                    f"{where}: no answer within {FIRST_ANSWER_TIMEOUT_SECONDS:g} s; check the"
+                    " network and the endpoint"
                 ) from error
             except StoreUnavailableError:
                 raise
@@ -258,7 +303,9 @@ BUSY_ERRNOS = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
 
 
 def _find_bucket_region(error: Exception) -> str | None:
-    """Return the bucket's region if S3 rejects the client's region, empty if unnamed; None for other errors."""
+    """Return the bucket's region if S3 rejects the client's region, empty if unnamed;
+    None for other errors.
+    """
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     codes = settings.STORAGES["errors"]["wrong_region"]
     if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in codes:
@@ -272,11 +319,15 @@ def _to_one_line(error: Exception) -> str:
     return text[:300] or type(error).__name__
 
 
-def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[listings.ObjectInfo]:
+def _to_object_infos(
+    entries: Iterable[Mapping[str, Any]], folder: str
+) -> list[listings.ObjectInfo]:
     """Return the files among fsspec's entries, with names relative to `folder`."""
     return [
         listings.ObjectInfo(
-            str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"), int(entry["size"] or 0), _get_modified_ns(entry)
+            str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"),
+            int(entry["size"] or 0),
+            _get_modified_ns(entry),
         )
         for entry in entries
         if entry["type"] == "file"
@@ -287,7 +338,9 @@ def _to_object_infos(entries: Iterable[Mapping[str, Any]], folder: str) -> list[
 
 
 def _get_modified_ns(entry: Mapping[str, Any]) -> int | None:
-    """Return an object's modification time, nanoseconds since the Unix epoch; the key depends on the filesystem."""
+    """Return an object's modification time, nanoseconds since the Unix epoch;
+    the key depends on the filesystem.
+    """
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):

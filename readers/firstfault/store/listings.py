@@ -24,7 +24,8 @@ class ObjectInfo:
     size: int
     """Bytes."""
     last_modified_ns: int | None = None
-    """Nanoseconds since the Unix epoch on the storage's clock, often whole seconds; None: unknown."""
+    """Nanoseconds since the Unix epoch on the storage's clock, often whole seconds; None: unknown.
+    """
 
     @property
     def base(self) -> str:
@@ -37,7 +38,9 @@ class Page:
     """One page of a listing."""
 
     objects: tuple[ObjectInfo, ...]
-    """In the storage's order. Names are relative to the store's folder; in subfolders they contain slashes."""
+    """In the storage's order. Names are relative to the store's folder;
+    in subfolders they contain slashes.
+    """
     has_more: bool
     """Whether more objects may follow."""
 

@@ -27,7 +27,8 @@ class NoCredentialsError(Exception):
 
 
 def make_client(uri: str, overrides: Mapping[str, Any] | None) -> Any:
-    """Return obstore's client for the bucket of `uri`; None if obstore lacks its scheme or settings.
+    """Return obstore's client for the bucket of `uri`;
+    None if obstore lacks its scheme or settings.
 
     Raises:
         firstfault.errors.UsageError: a setting is invalid.
@@ -55,16 +56,23 @@ def _make_bucket_client(kind: str, bucket: str, endpoint: str, config: Mapping[s
     }
     # `Store.request` retries; nested retries would multiply the timeouts
     retries = {"max_retries": 0}
-    return getattr(obstore.store, kind)(bucket, client_options=options, retry_config=retries, **config)
+    return getattr(obstore.store, kind)(
+        bucket,
+        client_options=options,
+        retry_config=retries,
+        **config,
+    )
 
 
-# --- S3 -------------------------------------------------------------------------------------------------------------
+# --- S3 -------------------------------------------------------------------------------------------
 
 
 def _make_s3_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
     overrides = dict(overrides or {})
     client = dict(overrides.get("client_kwargs") or {})
-    if not set(overrides) <= set(SUPPORTED["s3_options"]) or not set(client) <= set(SUPPORTED["s3_client_options"]):
+    if not set(overrides) <= set(SUPPORTED["s3_options"]) or not set(client) <= set(
+        SUPPORTED["s3_client_options"]
+    ):
         return None
     options = build_storage_options("s3", overrides)
     endpoint = client.get("endpoint_url") or options.get("endpoint_url") or ""
@@ -79,7 +87,9 @@ def _make_s3_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
     elif bool(key) != bool(secret):
         return None  # only botocore combines a key and a secret from two sources
     else:
-        provider = _build_static_provider(key, secret, token) if key else _find_credentials_provider()
+        provider = (
+            _build_static_provider(key, secret, token) if key else _find_credentials_provider()
+        )
         if provider is not None:
             config["credential_provider"] = provider
     return _make_bucket_client("S3Store", bucket, endpoint, config)
@@ -90,17 +100,32 @@ def _find_region(endpoint: str) -> str:
     if named or endpoint:
         return named or DEFAULT_REGION
     files = (os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"), "~/.aws/credentials")
-    session = _open_botocore_session() if any(Path(name).expanduser().is_file() for name in files) else None
-    return str(session.get_config_variable("region") or DEFAULT_REGION) if session is not None else DEFAULT_REGION
+    session = (
+        _open_botocore_session()
+        if any(Path(name).expanduser().is_file() for name in files)
+        else None
+    )
+    return (
+        str(session.get_config_variable("region") or DEFAULT_REGION)
+        if session is not None
+        else DEFAULT_REGION
+    )
 
 
 def _build_static_provider(key: Any, secret: Any, token: Any) -> Callable[[], dict[str, Any]]:
     """Return a provider of exactly these credentials; by default obstore adds AWS_SESSION_TOKEN."""
-    return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token or None, "expires_at": None}
+    return lambda: {
+        "access_key_id": key,
+        "secret_access_key": secret,
+        "token": token or None,
+        "expires_at": None,
+    }
 
 
 def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
-    """Return a provider of the credentials that botocore would use; None if obstore finds the same ones."""
+    """Return a provider of the credentials that botocore would use;
+    None if obstore finds the same ones.
+    """
     environment = os.environ
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
@@ -113,13 +138,16 @@ def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
 
 
 def _build_botocore_provider(session: Any) -> Callable[[], dict[str, Any]]:
-    """Return a provider for profiles, single sign-on and instance roles; looks them up on first use."""
+    """Return a provider for profiles, single sign-on and instance roles;
+    looks them up on first use.
+    """
 
     def provide() -> dict[str, Any]:
         found = session.get_credentials()  # cached by the session
         if found is None:
             raise NoCredentialsError(NoCredentialsError.__name__)
-        # botocore may renew the credentials in another thread: a frozen copy has key, secret and token of one renewal.
+        # botocore may renew the credentials in another thread: a frozen copy has key, secret and
+        # token of one renewal.
         frozen = found.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
@@ -139,7 +167,7 @@ def _open_botocore_session() -> Any:
     return botocore.session.get_session()
 
 
-# --- Google Cloud Storage -------------------------------------------------------------------------------------------
+# --- Google Cloud Storage -------------------------------------------------------------------------
 
 
 def _make_gcs_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
@@ -171,7 +199,7 @@ def _is_google_key_supported() -> bool:
     return isinstance(content, dict) and content.get("type") in SUPPORTED["gcs_credentials"]
 
 
-# --- Azure ----------------------------------------------------------------------------------------------------------
+# --- Azure ----------------------------------------------------------------------------------------
 
 
 def _make_azure_client(container: str, overrides: Mapping[str, Any] | None) -> Any:

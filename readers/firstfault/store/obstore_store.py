@@ -1,4 +1,6 @@
-"""The store over obstore: native clients of S3, GCS and Azure; imports and requests are faster than with fsspec."""
+"""The store over obstore: native clients of S3, GCS and Azure;
+imports and requests are faster than with fsspec.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 CHUNK_OBJECTS = 250
 """Objects per chunk of a listing; divides `MAX_PAGE_OBJECTS`, so that a page costs one request."""
 METADATA_SERVER_ASKED = "performing token request"
-"""Part of obstore's error when it asked the cloud's metadata server for credentials and got no response."""
+"""Part of obstore's error when it asked the cloud's metadata server for
+credentials and got no response.
+"""
 HTTP_STATUS = re.compile(r"status code: (\d{3})")
 S3_ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
 S3_ERROR_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
@@ -39,11 +43,14 @@ BUCKET_NOT_FOUND_CODES = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketNam
 THREADS_TIMEOUT_SECONDS = 0.4
 THREADS_POLL_SECONDS = 0.01
 _requesting_pid: list[int] = []
-"""At most one pid, of the process that sent the first request: obstore's threads don't survive a fork."""
+"""At most one pid, of the process that sent the first request:
+obstore's threads don't survive a fork.
+"""
 
 
 def open_obstore(uri: str, options: Mapping[str, Any] | None, attempts: int) -> ObstoreStore | None:
-    """Return the store for `uri`; None if obstore lacks its scheme or settings, or the parent process has used it.
+    """Return the store for `uri`; None if obstore lacks its scheme or settings,
+    or the parent process has used it.
 
     Raises:
         UsageError: a setting is invalid.
@@ -57,13 +64,19 @@ def open_obstore(uri: str, options: Mapping[str, Any] | None, attempts: int) -> 
 class ObstoreStore(Store):
     """A folder of objects over `client`, an obstore store of its bucket or container.
 
-    `options` are fsspec's, for the fallback: only fsspec follows S3's redirect to a bucket in another region.
+    `options` are fsspec's, for the fallback: only fsspec follows S3's redirect to a bucket in
+    another region.
     """
 
     ordered_schemes = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure can't start a listing at a name
 
     def __init__(
-        self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = MAX_REQUEST_ATTEMPTS
+        self,
+        uri: str,
+        client: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        attempts: int = MAX_REQUEST_ATTEMPTS,
     ) -> None:
         super().__init__(uri, options, attempts)
         self._client = client
@@ -75,7 +88,8 @@ class ObstoreStore(Store):
         if self._fallback is not None:
             await self._fallback.__aexit__(None, None, None)
 
-    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002 - see below
+    # see below
+    async def list_once(self, folder: str, token: str) -> tuple[Sequence[ObjectInfo], str]:  # noqa: ARG002
         """See `Store.list_once`; obstore fetches all pages itself."""
         root = self._build_path(folder)
         found = await obstore.list_with_delimiter_async(self._client, root or None)
@@ -86,27 +100,37 @@ class ObstoreStore(Store):
         root = self._root
         offset = join(root, after) if root else after
         is_start = self.has_ordered_pages and after
-        stream = obstore.list(self._client, root or None, offset=offset if is_start else None, chunk_size=CHUNK_OBJECTS)
+        stream = obstore.list(
+            self._client,
+            root or None,
+            offset=offset if is_start else None,
+            chunk_size=CHUNK_OBJECTS,
+        )
         objects: list[ObjectInfo] = []
-        # The stream requests the next page only when its chunks are used up: returning at a full page sends no further
-        # request.
+        # The stream requests the next page only when its chunks are used up: returning at a full
+        # page sends no further request.
         async for chunk in stream:
             objects += _to_object_infos(chunk, root)
             if self.has_ordered_pages and len(objects) >= listings.MAX_PAGE_OBJECTS:
                 return Page(tuple(objects), has_more=True)
-        return Page(tuple(objects), has_more=False) if self.has_ordered_pages else build_single_page(objects, after)
+        return (
+            Page(tuple(objects), has_more=False)
+            if self.has_ordered_pages
+            else build_single_page(objects, after)
+        )
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`; the response has the size, so a limit costs no extra request."""
         found = await obstore.get_async(self._client, self._build_path(path))
-        # The headers have arrived, the body hasn't been read: an object that is too large isn't downloaded.
+        # The headers have arrived, the body hasn't been read: an object that is too large isn't
+        # downloaded.
         self.check_size(path, int(found.meta["size"]), limit)
         return bytes(await found.bytes_async())
 
     async def put_once(self, path: str, data: bytes) -> None:
         """See `Store.put`."""
-        # A single PUT is atomic and needs no cleanup. A multipart upload of a process that dies leaves parts behind,
-        # which the bucket's owner pays for.
+        # A single PUT is atomic and needs no cleanup. A multipart upload of a process that dies
+        # leaves parts behind, which the bucket's owner pays for.
         await obstore.put_async(self._client, self._build_path(path), data, use_multipart=False)
 
     async def exists_once(self, path: str) -> bool:
@@ -116,11 +140,13 @@ class ObstoreStore(Store):
 
     async def request(self, verb: str, path: str, call: Callable[[Store], Awaitable[T]]) -> T:
         """See `Store.request`; send it through fsspec if the bucket is in another region."""
-        # The first request starts obstore's native threads. Remember this process, because its forks lack these
-        # threads, and all earlier threads, because the exit waits for native ones only.
+        # The first request starts obstore's native threads. Remember this process, because its
+        # forks lack these threads, and all earlier threads, because the exit waits for native ones
+        # only.
         if not _requesting_pid:
             _requesting_pid.append(os.getpid())
-            atexit.register(_wait_for_native_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
+            # all threads
+            atexit.register(_wait_for_native_threads, frozenset(sys._current_frames()))  # noqa: SLF001
         if self._fallback is None:
             with contextlib.suppress(WrongRegionError):
                 return await super().request(verb, path, call)
@@ -132,18 +158,22 @@ class ObstoreStore(Store):
             from firstfault.store.fsspec_store import FsspecStore  # noqa: PLC0415 - rarely needed
 
             self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
-            # A second redirected request can't run here and use the unopened store: opening doesn't yield to the
-            # event loop.
+            # A second redirected request can't run here and use the unopened store: opening doesn't
+            # yield to the event loop.
             await self._fallback.__aenter__()
         return self._fallback
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
         """See `Store.classify_error`; obstore's errors carry only text."""
         text = str(error)
-        lacks_credentials = isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text
+        lacks_credentials = (
+            isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text
+        )
         if lacks_credentials or _has_no_metadata_server(text):
             return StorageErrorKind.NO_CREDENTIALS, ""
-        if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
+        if not type(error).__module__.startswith("obstore") and not isinstance(
+            error, OSError | ValueError
+        ):
             return None
         status, code = _find_group(HTTP_STATUS, text), _find_group(S3_ERROR_CODE, text)
         number = int(status) if status else 0
@@ -153,12 +183,20 @@ class ObstoreStore(Store):
         if code in BUCKET_NOT_FOUND_CODES:
             return StorageErrorKind.BUCKET_NOT_FOUND, detail
         if isinstance(error, FileNotFoundError) or number == NOT_FOUND_STATUS:
-            # A write needs no object, so 404 is about the place: a wrong endpoint, or a missing bucket.
+            # A write needs no object, so 404 is about the place: a wrong endpoint, or a missing
+            # bucket.
             not_found = (StorageErrorKind.BUCKET_NOT_FOUND, "the storage answered 404")
             return not_found if verb == "write" else (StorageErrorKind.OBJECT_NOT_FOUND, "")
-        if number in REDIRECT_STATUSES or "redirect" in text or code == "AuthorizationHeaderMalformed":
+        if (
+            number in REDIRECT_STATUSES
+            or "redirect" in text
+            or code == "AuthorizationHeaderMalformed"
+        ):
             return StorageErrorKind.WRONG_REGION, ""
-        if number in REFUSED_STATUSES or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
+        if number in REFUSED_STATUSES or type(error).__name__ in {
+            "PermissionDeniedError",
+            "UnauthenticatedError",
+        }:
             return StorageErrorKind.REFUSED, detail
         is_lasting = 0 < number < FIRST_SERVER_ERROR_STATUS and number != TOO_MANY_REQUESTS_STATUS
         if is_lasting or isinstance(error, ValueError):
@@ -170,19 +208,25 @@ class ObstoreStore(Store):
 
 
 def _wait_for_native_threads(before: frozenset[int]) -> None:
-    """Wait at exit until obstore's threads have delivered their results, except threads that existed `before`."""
-    # A native thread takes the GIL to deliver a result. If the interpreter is already finalizing, Python ends that
-    # thread by unwinding it, which Rust turns into an abort of the process (SIGABRT): a failed exit after success.
+    """Wait at exit until obstore's threads have delivered their results,
+    except threads that existed `before`.
+    """
+    # A native thread takes the GIL to deliver a result. If the interpreter is already finalizing,
+    # Python ends that thread by unwinding it, which Rust turns into an abort of the process
+    # (SIGABRT): a failed exit after success.
     deadline = time.monotonic() + THREADS_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         time.sleep(THREADS_POLL_SECONDS)  # releases the GIL
         known = before | {thread.ident for thread in threading.enumerate()}
-        if not sys._current_frames().keys() - known:  # noqa: SLF001 - only this lists threads of other languages
+        # only this lists threads of other languages
+        if not sys._current_frames().keys() - known:  # noqa: SLF001
             break
 
 
 def _has_no_metadata_server(text: str) -> bool:
-    """Whether no metadata server exists; one that fails or times out may still provide credentials later."""
+    """Whether no metadata server exists; one that fails or times out may still
+    provide credentials later.
+    """
     if METADATA_SERVER_ASKED not in text or "timed out" in text.lower():
         return False
     status = _find_group(HTTP_STATUS, text)
@@ -192,7 +236,11 @@ def _has_no_metadata_server(text: str) -> bool:
 def _to_object_infos(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
     """Convert obstore's entries, with names relative to `root` and without `root` itself."""
     return [
-        ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], to_nanoseconds(entry["last_modified"]))
+        ObjectInfo(
+            entry["path"][len(root) :].lstrip("/"),
+            entry["size"],
+            to_nanoseconds(entry["last_modified"]),
+        )
         for entry in entries
         if entry["path"] != root
     ]

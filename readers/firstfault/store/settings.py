@@ -15,7 +15,9 @@ READ_TIMEOUT_SECONDS = 20
 
 
 # read when this module is imported, and not when a request fails: the disk may be gone then
-STORAGES: dict[str, Any] = parse_toml(Path(__file__).with_name("storages.toml").read_text(encoding="utf-8"))
+STORAGES: dict[str, Any] = parse_toml(
+    Path(__file__).with_name("storages.toml").read_text(encoding="utf-8")
+)
 """The tables of ``storages.toml``."""
 
 
@@ -35,17 +37,21 @@ def describe_wrong_region(region: str) -> str:
     return f"{where}; set AWS_DEFAULT_REGION={region or '<its region>'}"
 
 
-def build_storage_options(protocol: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def build_storage_options(
+    protocol: str, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the fsspec storage options for `protocol`.
 
-    They come from flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `overrides` win. The client itself finds
-    the rest (for S3: ``AWS_*``, profiles, instance roles).
+    They come from flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `overrides` win. The
+    client itself finds the rest (for S3: ``AWS_*``, profiles, instance roles).
 
     Raises:
         UsageError: the endpoint isn't a URL.
     """
     names = find_storage(protocol).get("variables", {})
-    options: dict[str, Any] = {option: os.environ[name] for option, name in names.items() if os.environ.get(name)}
+    options: dict[str, Any] = {
+        option: os.environ[name] for option, name in names.items() if os.environ.get(name)
+    }
     if protocol in {"s3", "s3a"}:
         options |= _s3_options()
     return {**options, **(overrides or {})}
@@ -67,6 +73,8 @@ def _s3_options() -> dict[str, Any]:
     endpoint = next(filter(None, map(os.environ.get, endpoints)), None)
     if endpoint:
         if "://" not in endpoint:
-            raise UsageError(f"the S3 endpoint must be a URL such as https://host:port, not {endpoint!r}")
+            raise UsageError(
+                f"the S3 endpoint must be a URL such as https://host:port, not {endpoint!r}"
+            )
         options["endpoint_url"] = endpoint
     return options

@@ -19,6 +19,8 @@ def join(folder: str, *parts: str) -> str:
 
 
 def split_name(uri: str) -> tuple[str, str]:
-    """Return (folder, name) of ``folder/name``; the folder keeps its scheme and is ``.`` for a bare name."""
+    """Return (folder, name) of ``folder/name``;
+    the folder keeps its scheme and is ``.`` for a bare name.
+    """
     folder, slash, name = uri.rstrip("/").rpartition("/")
     return folder or slash or ".", name

@@ -1,13 +1,14 @@
 """Strategies: they find the root cause of a failed attempt.
 
-A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a plain function will do. Register it with
-`register_strategy`, or in the entry-point group ``firstfault.strategies`` of your distribution.
+A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a plain function will do.
+Register it with `register_strategy`, or in the entry-point group ``firstfault.strategies`` of your
+distribution.
 
 - `registry`: finds a strategy by its name.
 - `running`: runs one, and knows which documents it needs.
 - `verdicts`, `headlines`: build a verdict from a root cause.
-- `rules`: the default strategy, ``evidence``. To add a rule for a new cause, start there. Its verdicts are built by
-  `fault_verdict`, `inferred_verdict` and `unknown_verdict`, with `reasons`.
+- `rules`: the default strategy, ``evidence``. To add a rule for a new cause, start there. Its
+  verdicts are built by `fault_verdict`, `inferred_verdict` and `unknown_verdict`, with `reasons`.
 - `earliest`: the strategy of Flyte's RFC 5598.
 
 Imports `evidence`, `exceptions` and `model`, never storage.

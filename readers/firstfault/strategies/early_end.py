@@ -12,14 +12,21 @@ from firstfault.model import CollectiveProgress, WorkerError
 
 
 def describe_early_end(root: WorkerError, failures: Iterable[WorkerError]) -> str:
-    """Return that a program reached its end, and where its peers were: "... were at all_reduce #12 (train.py:7)".
+    """Return that a program reached its end, and where its peers were:
+    "... were at all_reduce #12 (train.py:7)".
 
-    The peers are named only if all that report their collectives were at the same one, which the root hadn't called.
+    The peers are named only if all that report their collectives were at the same one, which the
+    root hadn't called.
     """
     text = find_message(root).text
     peers = [failure for failure in failures if failure.rank != root.rank and failure.collectives]
     for own in root.collectives:
-        found = [(peer, progress) for peer in peers for progress in peer.collectives if progress.group == own.group]
+        found = [
+            (peer, progress)
+            for peer in peers
+            for progress in peer.collectives
+            if progress.group == own.group
+        ]
         calls = {(_name_operation(progress), progress.enqueued) for _, progress in found}
         if len(calls) != 1:
             continue
@@ -39,7 +46,9 @@ def _name_operation(progress: CollectiveProgress) -> str:
 
 
 def _find_wait(failure: WorkerError) -> str:
-    """Return the line of the program from which a rank called its last collective; empty: unknown."""
+    """Return the line of the program from which a rank called its last collective; empty:
+    unknown.
+    """
     if failure.exception is not None:
         frames = find_own_frames(failure.exception)
         return format_place(frames[-1]) if frames else ""

@@ -23,40 +23,78 @@ from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict, Worke
 from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.early_end import describe_early_end
 from firstfault.strategies.headlines import build_headline, name_process
-from firstfault.strategies.reasons import MAX_SUSPECTS, STRATEGY_NAME, count_class, explain_wrong_clocks, get_failures
+from firstfault.strategies.reasons import (
+    MAX_SUSPECTS,
+    STRATEGY_NAME,
+    count_class,
+    explain_wrong_clocks,
+    get_failures,
+)
 from firstfault.strategies.verdicts import build_verdict
 from firstfault.utils.text import duration
 
 _PHRASES_BY_CLASS = {
-    FailureClass.CONSEQUENCE: ("rank failed", "ranks failed", " because of it: stopped, or lost a peer"),
+    FailureClass.CONSEQUENCE: (
+        "rank failed",
+        "ranks failed",
+        " because of it: stopped, or lost a peer",
+    ),
     FailureClass.UNCLEAR: ("rank", "ranks", " failed as the cause or a consequence"),
 }
-"""Phrases of a reason that counts the remaining failures of a class: singular, plural, rest of the sentence."""
+"""Phrases of a reason that counts the remaining failures of a class: singular, plural,
+rest of the sentence.
+"""
 
 
 def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     """Return the verdict that the first fault is the root cause."""
     first, classified = fault.first, diagnosis.classified
-    # Unread ranks have the first fault only if all read ranks with its fingerprint do. After a node's SIGKILL at noon
-    # and another node's a minute later, two faults share a fingerprint.
+    # Unread ranks have the first fault only if all read ranks with its fingerprint do. After a
+    # node's SIGKILL at noon and another node's a minute later, two faults share a fingerprint.
     read_count = sum(item.failure.fingerprint == first.failure.fingerprint for item in classified)
-    unread_count = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if read_count == len(fault.same) else 0
-    # A rank that was stopped while it raised the same exception has the fault, too. A rank that was in a finalizer
-    # that the exception passes through probably has it; a rank near that line may have been about to fail.
+    unread_count = (
+        len(diagnosis.job.unopened_like(first.failure.fingerprint))
+        if read_count == len(fault.same)
+        else 0
+    )
+    # A rank that was stopped while it raised the same exception has the fault, too. A rank that was
+    # in a finalizer that the exception passes through probably has it; a rank near that line may
+    # have been about to fail.
     raising = faults.find_ranks_stopped_raising(first, classified)
     accounted = set(map(id, raising))
-    unwinding = [item for item in faults.find_ranks_stopped_unwinding(first, classified) if id(item) not in accounted]
+    unwinding = [
+        item
+        for item in faults.find_ranks_stopped_unwinding(first, classified)
+        if id(item) not in accounted
+    ]
     accounted |= set(map(id, unwinding))
-    near = [item for item in faults.find_ranks_stopped_in_function(first, classified) if id(item) not in accounted]
+    near = [
+        item
+        for item in faults.find_ranks_stopped_in_function(first, classified)
+        if id(item) not in accounted
+    ]
     earlier = _find_possibly_earlier_failures(diagnosis, fault)
     doubts = _list_doubts(diagnosis, fault)
     why = [Reason(f"{name_process(first.failure)} {first.why}", (first.failure,))]
     if len(fault.same) + unread_count > 1:
-        why.append(Reason(f"{len(fault.same) + unread_count} ranks failed in the same way", get_failures(fault.same)))
-    why += [Reason(_describe_later_fault(diagnosis, first, other), (other.failure,)) for other in fault.others[:3]]
+        why.append(
+            Reason(
+                f"{len(fault.same) + unread_count} ranks failed in the same way",
+                get_failures(fault.same),
+            )
+        )
+    why += [
+        Reason(_describe_later_fault(diagnosis, first, other), (other.failure,))
+        for other in fault.others[:3]
+    ]
     why += _explain_stopped_ranks(first, raising, near)
     if unwinding:
-        why.append(Reason(f"{len(unwinding)} more stopped where that exception passes", get_failures(unwinding)))
+        why.append(
+            Reason(
+                f"{len(unwinding)} more stopped where that exception passes",
+                get_failures(unwinding),
+            )
+        )
     why += _explain_victims(diagnosis, [item for item in classified if id(item) not in accounted])
     why += _explain_blame(diagnosis, first)
     why += doubts
@@ -69,9 +107,22 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     why += explain_wrong_clocks(diagnosis)
     has_printed = any(item.why == faults.AFTER_A_PRINTED_ERROR for item in classified)
     stragglers = find_stragglers_before_exits(diagnosis, fault.same)
-    is_only = not (fault.others or earlier or near or unwinding or raising or doubts or has_printed or stragglers)
+    is_only = not (
+        fault.others
+        or earlier
+        or near
+        or unwinding
+        or raising
+        or doubts
+        or has_printed
+        or stragglers
+    )
     confidence = _rate_confidence(fault, is_sure=is_only and diagnosis.job.coverage.complete)
-    same = get_failures((*fault.same, *raising)) if len(fault.same) + len(raising) + unread_count > 1 else ()
+    same = (
+        get_failures((*fault.same, *raising))
+        if len(fault.same) + len(raising) + unread_count > 1
+        else ()
+    )
     verdict = build_root_verdict(diagnosis.job, first, why, confidence, same)
     suspects = [
         Suspect(_describe_later_fault(diagnosis, first, other), other.failure.rank, other.node)
@@ -79,24 +130,56 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     ]
     suspects += [Suspect(item.why, item.rank, item.node or None) for item in stragglers]
     is_all = 0 < first.failure.place.world_size <= len(verdict.ranks) + len(unwinding)
-    probably = f", and probably {'all' if is_all else f'{len(unwinding)} more'}" if unwinding else ""
+    probably = (
+        f", and probably {'all' if is_all else f'{len(unwinding)} more'}" if unwinding else ""
+    )
     others = {item.failure.node for item in fault.same} - {first.failure.node, ""}
-    probably = f" and {len(others)} more" if others and not verdict.ranks and first.failure.node else probably
-    said = describe_early_end(first.failure, get_failures(classified)) if has_reached_end(first.failure) else ""
+    probably = (
+        f" and {len(others)} more"
+        if others and not verdict.ranks and first.failure.node
+        else probably
+    )
+    said = (
+        describe_early_end(first.failure, get_failures(classified))
+        if has_reached_end(first.failure)
+        else ""
+    )
     headline = build_headline(first.failure, verdict.ranks, probably, said)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
 def build_root_verdict(
-    job: JobErrors, root: ClassifiedFailure, why: Iterable[Reason], confidence: str, same: Sequence[WorkerError] = ()
+    job: JobErrors,
+    root: ClassifiedFailure,
+    why: Iterable[Reason],
+    confidence: str,
+    same: Sequence[WorkerError] = (),
 ) -> Verdict:
-    """Return the verdict on a root cause with the category of its text, unless the document has a specific one."""
-    verdict = build_verdict(job, root.failure, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=same)
-    has_category = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit", "stopped"}
-    is_victim = root.failure_class is FailureClass.CONSEQUENCE and root.signature not in LAUNCHER_SUMMARY_SIGNATURES
+    """Return the verdict on a root cause with the category of its text,
+    unless the document has a specific one.
+    """
+    verdict = build_verdict(
+        job,
+        root.failure,
+        strategy=STRATEGY_NAME,
+        why=why,
+        confidence=confidence,
+        same=same,
+    )
+    has_category = root.failure.recoverable or root.failure.category not in {
+        "",
+        "user_code",
+        "exit",
+        "stopped",
+    }
+    is_victim = (
+        root.failure_class is FailureClass.CONSEQUENCE
+        and root.signature not in LAUNCHER_SUMMARY_SIGNATURES
+    )
     if is_victim and root.category == "" and not has_category:
         return replace(verdict, category="collective")  # its peer left nothing
-    # only an agent's own report makes a node preempted or lost: these categories are retried on the system's budget
+    # only an agent's own report makes a node preempted or lost: these categories are retried on the
+    # system's budget
     if has_category or root.category in {"", "preemption", "node_lost"}:
         return verdict
     return replace(verdict, category=root.category)
@@ -107,30 +190,51 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     first, same, has_peers = fault.first, get_failures(fault.same), len(diagnosis.classified) > 1
     is_printed_only = first.category == "disk_full" and find_ending_exception(first.failure) is None
     is_wait = reports_timed_out_wait(first) and (first.failure.exception is None or len(same) > 1)
-    # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its node: a document that
-    # isn't listed may have been written by any process with access to the attempt's folder.
+    # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its
+    # node: a document that isn't listed may have been written by any process with access to the
+    # attempt's folder.
     doubts = {
         "the agent of its node didn't list this failure": are_unlisted(diagnosis.job, same),
-        "an exit without a reason may follow any error, even a peer's": has_peers and _may_follow_peer_error(first),
-        "on a full disk, cleanup or a checkpoint fails like this after any error": len(same) > 1 and is_printed_only,
+        "an exit without a reason may follow any error, even a peer's": (
+            has_peers and _may_follow_peer_error(first)
+        ),
+        "on a full disk, cleanup or a checkpoint fails like this after any error": (
+            len(same) > 1 and is_printed_only
+        ),
         "its stderr ends with a wait, which may be for a peer": has_peers and is_wait,
-        "its error doesn't explain why the attempts failed": has_peers and faults.gave_up(first.failure),
-        "its last attempt may have failed for a different reason": first.why == ORIGINAL_FAILURE_REASON,
+        "its error doesn't explain why the attempts failed": (
+            has_peers and faults.gave_up(first.failure)
+        ),
+        "its last attempt may have failed for a different reason": (
+            first.why == ORIGINAL_FAILURE_REASON
+        ),
     }
     return [Reason(text, (first.failure,)) for text, applies in doubts.items() if applies]
 
 
 def _rate_confidence(fault: FirstFault, *, is_sure: bool) -> str:
     first, is_unclear = fault.first, fault.first.failure_class is FailureClass.UNCLEAR
-    if (is_unclear and first.failure.signal) or (faults.gave_up(first.failure) and len(fault.same) > 1):
+    if (is_unclear and first.failure.signal) or (
+        faults.gave_up(first.failure) and len(fault.same) > 1
+    ):
         return "low"
     if fault.rivals:
-        return "low" if any(rival.failure_class is first.failure_class for rival in fault.rivals) else "medium"
-    return "medium" if not is_sure or is_unclear or first.in_flight or aborted_without_reason(first.failure) else "high"
+        return (
+            "low"
+            if any(rival.failure_class is first.failure_class for rival in fault.rivals)
+            else "medium"
+        )
+    return (
+        "medium"
+        if not is_sure or is_unclear or first.in_flight or aborted_without_reason(first.failure)
+        else "high"
+    )
 
 
 def _may_follow_peer_error(first: ClassifiedFailure) -> bool:
-    """Whether a program may exit like this after any error, a peer's too: with exit code 0, or without any output."""
+    """Whether a program may exit like this after any error, a peer's too: with exit code 0,
+    or without any output.
+    """
     failure = first.failure
     if first.failure_class is not FailureClass.OWN_EXIT or failure.signal:
         return False
@@ -140,20 +244,32 @@ def _may_follow_peer_error(first: ClassifiedFailure) -> bool:
 
 
 def _explain_stopped_ranks(
-    first: ClassifiedFailure, raising: Sequence[ClassifiedFailure], near: Sequence[ClassifiedFailure]
+    first: ClassifiedFailure,
+    raising: Sequence[ClassifiedFailure],
+    near: Sequence[ClassifiedFailure],
 ) -> list[Reason]:
     """Return the reasons about ranks that were stopped where the root cause was raised."""
     reasons = []
     if raising:
         were = "was" if len(raising) == 1 else "were"
-        text = f"{len(raising)} more {were} stopped with an exception in flight that was raised at the same line"
+        text = (
+            f"{len(raising)} more {were} stopped with an exception in flight that was raised at the"
+            " same line"
+        )
         if find_crash_position(raising[0].failure):
             text = f"{len(raising)} more crashed at the same line while stopped"
-        elif (first.failure.exit_code or 0) > 0 and find_printed_exception(first.failure.printed) is not None:
-            text = f"{len(raising)} more printed the same exception, {were} stopped, and ended with the same exit code"
+        elif (first.failure.exit_code or 0) > 0 and find_printed_exception(
+            first.failure.printed
+        ) is not None:
+            text = (
+                f"{len(raising)} more printed the same exception, {were} stopped, and ended with"
+                " the same exit code"
+            )
         reasons.append(Reason(text, get_failures(raising)))
     if near:
-        at = faults.find_raise_position(near[0].failure) or locate_main_thread(near[0].failure).frame
+        at = (
+            faults.find_raise_position(near[0].failure) or locate_main_thread(near[0].failure).frame
+        )
         name = name_process(near[0].failure)
         text = f"{name} was stopped at {at} and not waiting for a peer: it may have failed, too"
         text += f", like {len(near) - 1} more" if len(near) > 1 else ""
@@ -164,7 +280,11 @@ def _explain_stopped_ranks(
 def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:
     reasons = []
     for failure_class, (one, several, text) in _PHRASES_BY_CLASS.items():
-        seen = [item for item in classified if not item.failure.has_unseen_end and not _is_launcher_in_log(item)]
+        seen = [
+            item
+            for item in classified
+            if not item.failure.has_unseen_end and not _is_launcher_in_log(item)
+        ]
         if count := count_class(seen, diagnosis.job, failure_class):
             members = get_failures(item for item in seen if item.failure_class is failure_class)
             reasons.append(Reason(f"{count} {one if count == 1 else several}{text}", members))
@@ -185,23 +305,35 @@ def _explain_blame(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reaso
     return [Reason(text, get_failures(blaming))] if count else []
 
 
-def _find_possibly_earlier_failures(diagnosis: Diagnosis, fault: FirstFault) -> list[ClassifiedFailure]:
+def _find_possibly_earlier_failures(
+    diagnosis: Diagnosis, fault: FirstFault
+) -> list[ClassifiedFailure]:
     """Return the failures that may have happened before the root cause; they lower the confidence.
 
-    These are exits without a reason. If the root cause is a lost or terminated node, they are also ranks that timed out
-    waiting.
+    These are exits without a reason. If the root cause is a lost or terminated node, they are also
+    ranks that timed out waiting.
     """
     first, accounted = fault.first, {*map(id, fault.same), *map(id, fault.others)}
     is_node_end = first.failure_class in NODE_END_CLASSES
     others = [item for item in diagnosis.classified if id(item) not in accounted]
-    unclear = [item for item in others if faults.is_unclear_exit(item) or (item.waited and is_node_end)]
+    unclear = [
+        item for item in others if faults.is_unclear_exit(item) or (item.waited and is_node_end)
+    ]
     earlier = [item for item in unclear if not diagnosis.clocks.before(first.failure, item.failure)]
-    return sorted(earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure)))
+    return sorted(
+        earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure))
+    )
 
 
-def _describe_later_fault(diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure) -> str:
+def _describe_later_fault(
+    diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure
+) -> str:
     gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
-    when = f", at least {duration(gap, is_rounded_down=True)} later" if gap else ", at about the same time"
+    when = (
+        f", at least {duration(gap, is_rounded_down=True)} later"
+        if gap
+        else ", at about the same time"
+    )
     # a line of a log without a time proves no time
     is_timed = first.failure.timestamp_ns is not None and other.failure.timestamp_ns is not None
     when = when if is_timed or first.failure.place.engine != OF_LOGS else ""

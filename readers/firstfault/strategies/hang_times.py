@@ -23,11 +23,17 @@ def has_computed_time(verdict: Verdict) -> bool:
 
 
 def add_hang_begin(verdict: Verdict, diagnosis: Diagnosis) -> Verdict:
-    """Return the verdict on a hang in a log with the time at which it began, if a line with a time shows that."""
+    """Return the verdict on a hang in a log with the time at which it began,
+    if a line with a time shows that.
+    """
     is_of_logs = any(failure.place.engine == OF_LOGS for failure in diagnosis.job.failures)
     if verdict.category != "hang" or verdict.timestamp_ns is not None or not is_of_logs:
         return verdict
-    begins = [found for judged in diagnosis.waits if (found := find_wait_begin(judged.failure)) is not None]
+    begins = [
+        found
+        for judged in diagnosis.waits
+        if (found := find_wait_begin(judged.failure)) is not None
+    ]
     if not begins:
         return verdict
     began = min(begins, key=lambda found: found.time_ns)

@@ -29,7 +29,9 @@ _SIGINT_EXITS = {"KeyboardInterrupt", "SIGINT", "exit code 130"}
 
 
 def name_process(failure: WorkerError) -> str:
-    """Return the name of a failure's process: "rank 3 on worker-1", "the agent of worker-1", "worker-1"."""
+    """Return the name of a failure's process: "rank 3 on worker-1", "the agent of worker-1",
+    "worker-1".
+    """
     node = failure.node
     if failure.rank is not None:
         return f"rank {failure.rank} on {node}" if node else f"rank {failure.rank}"
@@ -44,8 +46,14 @@ def name_process(failure: WorkerError) -> str:
     return node or UNNAMED_PROCESS
 
 
-def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str = "", said: str = "") -> str:
-    """Return one line: what happened, to which ranks (then `more_ranks`), and the first line of the message.
+def build_headline(
+    root: WorkerError,
+    ranks: Sequence[int] = (),
+    more_ranks: str = "",
+    said: str = "",
+) -> str:
+    """Return one line: what happened, to which ranks (then `more_ranks`),
+    and the first line of the message.
 
     `said` replaces the message.
     """
@@ -59,10 +67,14 @@ def build_headline(root: WorkerError, ranks: Sequence[int] = (), more_ranks: str
         what = JOB_END_WORDS.get(root.code, "terminated")
     if category == "interrupted":
         what = f"interrupted ({_WORDS_FOR_INTERRUPTS.get(root.code, what)})"
-        subject, text = (root.node, "") if root.subject is Subject.AGENT and root.node else (subject, text)
+        subject, text = (
+            (root.node, "") if root.subject is Subject.AGENT and root.node else (subject, text)
+        )
     if root.code == TIME_LIMIT:
         what = "time limit"
-    headline = ", ".join(filter(None, (what, subject))) + (f": {text}" if text and text != what else "")
+    headline = ", ".join(filter(None, (what, subject))) + (
+        f": {text}" if text and text != what else ""
+    )
     return one_line(headline, MAX_HEADLINE_CHARS)
 
 
@@ -101,14 +113,18 @@ def _describe_failure(root: WorkerError) -> str:
 
 
 def join_ranks(ranks: Sequence[int], count: int | None = None) -> str:
-    """Return "0, 1, 2 and 5 more". `count` is the number of all ranks, if `ranks` is only a part of them."""
+    """Return "0, 1, 2 and 5 more". `count` is the number of all ranks,
+    if `ranks` is only a part of them.
+    """
     shown = ranks[:_MAX_RANKS_IN_TEXT]
     more = (len(ranks) if count is None else count) - len(shown)
     return ", ".join(map(str, shown)) + (f" and {more} more" if more > 0 else "")
 
 
 def find_category(failure: WorkerError) -> str:
-    """Return the category in the document, else the category of the exception, the signal or the exit code."""
+    """Return the category in the document, else the category of the exception,
+    the signal or the exit code.
+    """
     if failure.category:
         return failure.category
     if failure.recoverable and failure.origin is not Origin.SYSTEM:

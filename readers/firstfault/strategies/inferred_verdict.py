@@ -1,4 +1,6 @@
-"""The verdict on a root cause that other failures imply: the rank they waited for, or the only failure left."""
+"""The verdict on a root cause that other failures imply: the rank they waited for,
+or the only failure left.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,32 @@ from firstfault.strategies.verdicts import build_undetermined_verdict, build_vic
 from firstfault.utils.text import counted, one_line
 
 
-def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
-    """Return the verdict that the candidates with the most reasons are the root cause; None without candidates.
+def build_candidates_verdict(
+    diagnosis: Diagnosis, candidates: Sequence[Candidate]
+) -> Verdict | None:
+    """Return the verdict that the candidates with the most reasons are the root cause;
+    None without candidates.
 
-    Several candidates with the same reason diverged from their peers together, and are the root cause together. With
-    different reasons they are suspects.
+    Several candidates with the same reason diverged from their peers together, and are the root
+    cause together. With different reasons they are suspects.
     """
     roster = diagnosis.job.roster
-    node_by_rank: dict[int | None, str] = {rank: entry.place.node for entry in roster for rank in entry.ranks}
+    node_by_rank: dict[int | None, str] = {
+        rank: entry.place.node for entry in roster for rank in entry.ranks
+    }
     # a rank that its peers name may have left no document, so only the roster knows its node
-    placed = [item if item.node else replace(item, node=node_by_rank.get(item.rank, "")) for item in candidates]
+    placed = [
+        item if item.node else replace(item, node=node_by_rank.get(item.rank, ""))
+        for item in candidates
+    ]
     heaviest = _find_heaviest_candidates(placed, diagnosis)
     if not heaviest:
         return None
     if len(heaviest) == 1:
         return build_candidate_verdict(diagnosis, heaviest[0])
-    is_one_cause = len({item.why for item in heaviest}) == 1 or all(item.is_shared for item in heaviest)
+    is_one_cause = len({item.why for item in heaviest}) == 1 or all(
+        item.is_shared for item in heaviest
+    )
     is_one_report = all(item.is_reported for item in heaviest)
     if is_one_cause and (is_one_report or all(item.failure for item in heaviest)):
         return _build_shared_verdict(diagnosis, heaviest)
@@ -44,17 +56,27 @@ def build_candidates_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidat
 
 
 def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdict:
-    """Return the verdict that a candidate is the root cause. Its reasons assume that no rank reported a fault."""
+    """Return the verdict that a candidate is the root cause. Its reasons assume that no
+    rank reported a fault.
+    """
     job, classified, failure = diagnosis.job, diagnosis.classified, candidate.failure
-    # of a large cascade only some documents were read; the unread ones of a fault are counted like the read ones
+    # of a large cascade only some documents were read; the unread ones of a fault are counted like
+    # the read ones
     fingerprints = {item.failure.fingerprint for item in diagnosis.waits}
     wait_count = len(diagnosis.waits) + len(job.unopened_like(*fingerprints))
     why = [
-        Reason(f"{_name_candidate(candidate)}: {candidate.why}", _find_witnesses(candidate, classified)),
+        Reason(
+            f"{_name_candidate(candidate)}: {candidate.why}", _find_witnesses(candidate, classified)
+        ),
         Reason("no rank raised its own error", reasons.sample_failures(classified)),
     ]
     if wait_count:
-        why.append(Reason(f"{counted(wait_count, 'rank')} timed out waiting", reasons.get_failures(diagnosis.waits)))
+        why.append(
+            Reason(
+                f"{counted(wait_count, 'rank')} timed out waiting",
+                reasons.get_failures(diagnosis.waits),
+            )
+        )
     about = ABOUT_CATEGORIES.get(candidate.category, {})
     what, code = about.get("headline", "no report"), about.get("code", "USER:NoReport")
     sentence = f"{what}, {_name_candidate(candidate)}: {candidate.why}"
@@ -70,7 +92,9 @@ def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdi
         headline=one_line(sentence, MAX_HEADLINE_CHARS),
         message="\n".join([sentence, *(get_stack_dumps(failure) if failure is not None else ())]),
         # while the reader still waits for nodes, a node without a report may be about to send it
-        confidence="medium" if candidate.is_sure and (job.settled or failure is not None) else "low",
+        confidence=(
+            "medium" if candidate.is_sure and (job.settled or failure is not None) else "low"
+        ),
         why=tuple(reason.text for reason in why),
         sources=list_sources(why),
         root=failure,
@@ -109,12 +133,15 @@ def _build_shared_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate])
     )
 
 
-def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
-    """Return the verdict that the only candidate's exception is the root cause, although its peers timed out first.
+def build_raised_in_hang_verdict(
+    diagnosis: Diagnosis, candidates: Sequence[Candidate]
+) -> Verdict | None:
+    """Return the verdict that the only candidate's exception is the root cause,
+    although its peers timed out first.
 
-    An exception is recorded when it leaves the task function, or when the agent stops the rank. If the rank cleans up
-    for longer than the timeout, its peers' timeouts are recorded before. Returns None if there are several candidates,
-    or the candidate raised no exception.
+    An exception is recorded when it leaves the task function, or when the agent stops the rank. If
+    the rank cleans up for longer than the timeout, its peers' timeouts are recorded before. Returns
+    None if there are several candidates, or the candidate raised no exception.
     """
     heaviest = _find_heaviest_candidates(candidates, diagnosis)
     if len(heaviest) != 1:
@@ -124,7 +151,11 @@ def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Cand
     raised = next((item for item in of_candidate if item.failure.exception is not None), None)
     if raised is None:
         return None
-    when = "was still handling it when it was stopped" if raised.in_flight else "its peers timed out waiting for it"
+    when = (
+        "was still handling it when it was stopped"
+        if raised.in_flight
+        else "its peers timed out waiting for it"
+    )
     why = [
         Reason(f"{name_process(raised.failure)} {raised.why}, and {when}", (raised.failure,)),
         Reason(f"{_name_candidate(heaviest[0])}: {heaviest[0].why}", (raised.failure,)),
@@ -136,7 +167,8 @@ def build_raised_in_hang_verdict(diagnosis: Diagnosis, candidates: Sequence[Cand
 def build_elimination_verdict(
     diagnosis: Diagnosis, remaining: Sequence[ClassifiedFailure], suspects: Iterable[Suspect] = ()
 ) -> Verdict | None:
-    """Return the verdict that the only failure that isn't certainly a consequence is the root cause.
+    """Return the verdict that the only failure that isn't certainly a
+    consequence is the root cause.
 
     `remaining` is one failure, or several with the same fault. Returns None if it is empty.
     """
@@ -151,7 +183,8 @@ def build_elimination_verdict(
         Reason("no other rank shows its own fault", reasons.sample_failures(victims)),
         *reasons.explain_wrong_clocks(diagnosis),
     ]
-    # several ranks that failed in the same unclear way may all be victims of a rank that left nothing
+    # several ranks that failed in the same unclear way may all be victims of a rank that left
+    # nothing
     is_sure = diagnosis.job.coverage.complete and len(remaining) == 1
     is_sure = is_sure and not first.waited and first.failure_class is FailureClass.UNCLEAR
     same = reasons.get_failures(remaining) if len(remaining) > 1 else ()
@@ -159,8 +192,12 @@ def build_elimination_verdict(
     return replace(verdict, suspects=tuple(suspects))
 
 
-def _find_heaviest_candidates(candidates: Sequence[Candidate], diagnosis: Diagnosis) -> list[Candidate]:
-    """Return the candidates with the most reasons. Being named by other failures is one more reason."""
+def _find_heaviest_candidates(
+    candidates: Sequence[Candidate], diagnosis: Diagnosis
+) -> list[Candidate]:
+    """Return the candidates with the most reasons. Being named by other
+    failures is one more reason.
+    """
     blame_counts = diagnosis.blame_counts.ranks
     # a report that lists several ranks is read as if it named only the first one
     weights = [
@@ -171,14 +208,22 @@ def _find_heaviest_candidates(candidates: Sequence[Candidate], diagnosis: Diagno
     return [item for item, weight in zip(candidates, weights, strict=True) if weight == max_weight]
 
 
-def _find_witnesses(candidate: Candidate, classified: Sequence[ClassifiedFailure]) -> tuple[WorkerError, ...]:
-    """Return the evidence: the candidate's own failure, failures that it caused, its node's, or those that name it."""
+def _find_witnesses(
+    candidate: Candidate, classified: Sequence[ClassifiedFailure]
+) -> tuple[WorkerError, ...]:
+    """Return the evidence: the candidate's own failure, failures that it caused, its node's,
+    or those that name it.
+    """
     if candidate.failure is not None:
         return (candidate.failure,)
     # a rank that left no document is known from the failures that it caused or that name it
     rank, node = candidate.rank, candidate.node
     causes = ((item, item.failure.caused_by) for item in classified)
-    caused = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == (rank, node)]
+    caused = [
+        item
+        for item, cause in causes
+        if cause is not None and (cause.rank, cause.node) == (rank, node)
+    ]
     own = [item for item in classified if rank is None and item.failure.node == node]
     pointers = [(item, item.pointer) for item in classified if item.pointer is not None]
     naming = [
@@ -191,14 +236,25 @@ def _find_witnesses(candidate: Candidate, classified: Sequence[ClassifiedFailure
 
 
 def _fingerprint_position(candidate: Candidate, code: str) -> str:
-    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty: unknown."""
+    """Return the fingerprint of the frame in which a rank hung, to compare attempts; empty:
+    unknown.
+    """
     if candidate.failure is None or not (frame := locate_main_thread(candidate.failure).frame):
         return ""
-    failure = replace(candidate.failure, exception=None, signal="", exit_code=None, code=code, message=frame)
+    failure = replace(
+        candidate.failure,
+        exception=None,
+        signal="",
+        exit_code=None,
+        code=code,
+        message=frame,
+    )
     return compute_fingerprint(failure)
 
 
 def _name_candidate(candidate: Candidate) -> str:
     if candidate.rank is None:
         return candidate.node
-    return f"rank {candidate.rank} on {candidate.node}" if candidate.node else f"rank {candidate.rank}"
+    return (
+        f"rank {candidate.rank} on {candidate.node}" if candidate.node else f"rank {candidate.rank}"
+    )

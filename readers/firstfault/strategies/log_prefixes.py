@@ -1,4 +1,6 @@
-"""What loggers, launchers and native code put before a message: a headline begins with the message itself."""
+"""What loggers, launchers and native code put before a message:
+a headline begins with the message itself.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _PREFIX = r"""
 | [\[(]? [\w./-]+\.(?:py|cc|cpp|cu|h):\d+ (?::\w+)? [\])]? [ ]* (?:--?|:|\]) (?=[ ])
 | [\u2500-\u259f|]+ (?=\s|$)
 """
-"""A time, native code, a NCCL group, NCCL, launchers, Ray, levels, places in code, drawings; in this order."""
+"""A time, native code, a NCCL group, NCCL, launchers, Ray, levels, places in code, drawings;
+in this order.
+"""
 _OWN_RANK = r"\[Rank (?P<rank>\d{1,6})\]"
 _MAX_PREFIXES = 8
 _WORD = r"[^\W_]{2}"
@@ -29,7 +33,9 @@ _WORD = r"[^\W_]{2}"
 
 @cache
 def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"\s*(?:{pattern})\s*", re.VERBOSE) if "\n" in pattern else re.compile(pattern)
+    return (
+        re.compile(rf"\s*(?:{pattern})\s*", re.VERBOSE) if "\n" in pattern else re.compile(pattern)
+    )
 
 
 def strip_log_prefixes(text: str, rank: int | None = None) -> str:

@@ -1,4 +1,6 @@
-"""Parts of the verdicts of `evidence`: reasons with the failures that they rest on, suspects, and counts."""
+"""Parts of the verdicts of `evidence`: reasons with the failures that they rest on, suspects,
+and counts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MAX_FAILURES_PER_REASON = 8
 
 
 def get_time_sort_key(item: ClassifiedFailure) -> tuple[object, ...]:
-    """Return the sort key of failures by their recorded times; failures without a time come last."""
+    """Return the sort key of failures by their recorded times;
+    failures without a time come last.
+    """
     return item.failure.timestamp_ns or 1 << 62, item.failure.rank or 0, repr(item.failure)
 
 
@@ -34,7 +38,10 @@ def sample_failures(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerErro
 def to_suspects(classified: Iterable[ClassifiedFailure], when: str = "") -> list[Suspect]:
     """Return failures as suspects: "rank 3 on worker-1 was killed by SIGKILL, later"."""
     items = ((name_process(item.failure), item) for item in classified)
-    return [Suspect(f"{process} {item.why}{when}", item.failure.rank, item.node) for process, item in items]
+    return [
+        Suspect(f"{process} {item.why}{when}", item.failure.rank, item.node)
+        for process, item in items
+    ]
 
 
 def explain_wrong_clocks(diagnosis: Diagnosis) -> list[Reason]:
@@ -47,7 +54,11 @@ def explain_wrong_clocks(diagnosis: Diagnosis) -> list[Reason]:
     return reasons
 
 
-def count_class(classified: Iterable[ClassifiedFailure], job: JobErrors, failure_class: FailureClass) -> int:
-    """Return the number of failures of a class. An unread document has the class of the read ones of its fault."""
+def count_class(
+    classified: Iterable[ClassifiedFailure], job: JobErrors, failure_class: FailureClass
+) -> int:
+    """Return the number of failures of a class. An unread document has the class of the
+    read ones of its fault.
+    """
     members = [item for item in classified if item.failure_class is failure_class]
     return len(members) + len(job.unopened_like(*{item.failure.fingerprint for item in members}))

@@ -24,7 +24,9 @@ BUILT_IN_STRATEGIES = {
 
 @runtime_checkable
 class AggregationStrategy(Protocol):
-    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, whatever the order of its failures."""
+    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`,
+    whatever the order of its failures.
+    """
 
     def __call__(self, job: JobErrors, /) -> Verdict:
         """Return the verdict on an attempt with at least one failure."""
@@ -37,10 +39,13 @@ def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationSt
     """Register a strategy in this process, and return it.
 
     Raises:
-        StrategyError: the name is taken or not a word, or `strategy` can't be called with one argument.
+        StrategyError: the name is taken or not a word, or `strategy` can't be called with one
+            argument.
     """
     if not name.isidentifier():
-        raise StrategyError(f"a strategy's name must be a word of letters, digits and _, not {name!r}")
+        raise StrategyError(
+            f"a strategy's name must be a word of letters, digits and _, not {name!r}"
+        )
     if name in _registered or name in BUILT_IN_STRATEGIES:
         raise StrategyError(f"there is a strategy {name!r} already; choose another name")
     _validate(name, strategy, "register_strategy")
@@ -69,7 +74,8 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
     if not isinstance(strategy, str):
         _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")
         return strategy
-    # names registered in this process come first, then built-in ones, then entry points, which are slow to list
+    # names registered in this process come first, then built-in ones, then entry points, which are
+    # slow to list
     if strategy in _registered:
         return _registered[strategy]
     if strategy in BUILT_IN_STRATEGIES:
@@ -88,18 +94,25 @@ def _find_entry_points() -> tuple[EntryPoint, ...]:
 def _load_entry_point(name: str) -> AggregationStrategy:
     points = [point for point in _find_entry_points() if point.name == name]
     if not points:
-        raise UnknownStrategyError(f"unknown strategy {name!r}; available: {', '.join(list_strategy_names())}")
+        raise UnknownStrategyError(
+            f"unknown strategy {name!r}; available: {', '.join(list_strategy_names())}"
+        )
     # picking one of them would make verdicts depend on the order of installation
     if len(points) > 1:
         owners = ", ".join(sorted(_name_origin(point) for point in points))
         raise StrategyError(
-            f"the strategy {name!r} is offered by several distributions ({owners}); uninstall all but one"
+            f"the strategy {name!r} is offered by several distributions ({owners}); uninstall all"
+            " but one"
         )
     point = points[0]
     try:
         loaded = point.load()
-    except Exception as error:  # a module of another distribution may raise anything when it is imported
-        raise StrategyError(f"the strategy {name!r} of {_name_origin(point)} cannot be loaded: {error}") from error
+    except (
+        Exception
+    ) as error:  # a module of another distribution may raise anything when it is imported
+        raise StrategyError(
+            f"the strategy {name!r} of {_name_origin(point)} cannot be loaded: {error}"
+        ) from error
     _validate(name, loaded, _name_origin(point))
     installed: AggregationStrategy = loaded
     return installed
@@ -112,7 +125,10 @@ def _name_origin(point: EntryPoint) -> str:
 def _validate(name: str, strategy: object, owner: str) -> None:
     # a class is callable, too, but calling it returns an instance, not a verdict
     if not callable(strategy) or inspect.isclass(strategy):
-        raise StrategyError(f"the strategy {name!r} of {owner} must be callable with a JobErrors; {strategy!r} is not")
+        raise StrategyError(
+            f"the strategy {name!r} of {owner} must be callable with a JobErrors; {strategy!r}"
+            " is not"
+        )
     try:
         signature = inspect.signature(strategy)
     except (TypeError, ValueError):
@@ -120,6 +136,10 @@ def _validate(name: str, strategy: object, owner: str) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
-        raise StrategyError(f"the strategy {name!r} of {owner} must take one argument, a JobErrors: {error}") from error
+        raise StrategyError(
+            f"the strategy {name!r} of {owner} must take one argument, a JobErrors: {error}"
+        ) from error
     if inspect.iscoroutinefunction(strategy):
-        raise StrategyError(f"the strategy {name!r} of {owner} must be a plain function; it decides, it does no I/O")
+        raise StrategyError(
+            f"the strategy {name!r} of {owner} must be a plain function; it decides, it does no I/O"
+        )

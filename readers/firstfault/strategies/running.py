@@ -22,7 +22,8 @@ _Strategy = TypeVar("_Strategy", bound=Callable[..., Any])
 def needs_documents(
     documents: DocumentsNeeded, find_more_ranks: Callable[[JobErrors], Iterable[int]] | None = None
 ) -> Callable[[_Strategy], _Strategy]:
-    """Decorate a strategy that can do without some documents. `JobErrors.unopened` counts the unread ones.
+    """Decorate a strategy that can do without some documents. `JobErrors.unopened`
+    counts the unread ones.
 
     Args:
         documents: how many it needs.
@@ -37,7 +38,9 @@ def needs_documents(
 
 
 def get_reading_needs(strategy: AggregationStrategy) -> ReadingNeeds:
-    """Return what the strategy declared with `needs_documents`; by default it needs every document."""
+    """Return what the strategy declared with `needs_documents`;
+    by default it needs every document.
+    """
     needs: ReadingNeeds = getattr(strategy, _READING_NEEDS_ATTRIBUTE, ReadingNeeds())
     return needs
 
@@ -48,7 +51,9 @@ def takes_diagnosis(strategy: _Strategy) -> _Strategy:
     return strategy
 
 
-def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
+def run_strategy(
+    strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagnosis | None = None
+) -> Verdict:
     """Return the strategy's verdict on a job, with the job's coverage and digest.
 
     Without a readable failure the verdict is undetermined, and the strategy isn't called.
@@ -66,12 +71,24 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagn
         return build_undetermined_verdict(job, getattr(strategy, "__name__", "none"))
     name = getattr(strategy, "__name__", repr(strategy))
     try:
-        verdict = strategy(job, diagnosis) if getattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, False) else strategy(job)  # type: ignore[call-arg]
+        verdict = (
+            strategy(job, diagnosis)  # type: ignore[call-arg]
+            if getattr(strategy, _TAKES_DIAGNOSIS_ATTRIBUTE, False)
+            else strategy(job)
+        )
     except Exception as error:  # a strategy is third-party code, so it may raise anything
-        raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error
+        raise StrategyError(
+            f"the strategy {name} raised {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(verdict, Verdict):
-        raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")
+        raise StrategyError(
+            f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict"
+        )
     # whatever the strategy filled in, these fields describe what was read
     return replace(
-        verdict, coverage=job.coverage, settled=job.settled, digest=job.digest, document_count=job.document_count
+        verdict,
+        coverage=job.coverage,
+        settled=job.settled,
+        digest=job.digest,
+        document_count=job.document_count,
     )

@@ -1,10 +1,16 @@
-"""The verdict on a job that had finished, and then failed in its teardown: no rank failed in the training."""
+"""The verdict on a job that had finished, and then failed in its teardown:
+no rank failed in the training.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from firstfault.evidence.completion import describe_teardown_end, find_teardown_failures, prove_completion
+from firstfault.evidence.completion import (
+    describe_teardown_end,
+    find_teardown_failures,
+    prove_completion,
+)
 from firstfault.evidence.diagnosis import Diagnosis
 from firstfault.evidence.progress import describe_timed_out_call
 from firstfault.evidence.texts import find_message
@@ -20,7 +26,9 @@ _REACHED_LIMIT = "reached the time limit"
 
 
 def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
-    """Return the verdict "finished, then SIGABRT in the teardown of rank 3"; None if the job isn't proven finished."""
+    """Return the verdict "finished, then SIGABRT in the teardown of rank 3";
+    None if the job isn't proven finished.
+    """
     job = diagnosis.job
     proof, failures = prove_completion(job), find_teardown_failures(job)
     if not proof or not failures:
@@ -38,7 +46,14 @@ def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
     is_sure = bool(job.completion) or job.coverage.complete
     confidence = "high" if is_sure else "medium"
     shared = same if len(same) > 1 else ()
-    verdict = build_verdict(job, root, strategy=STRATEGY_NAME, why=why, confidence=confidence, same=shared)
+    verdict = build_verdict(
+        job,
+        root,
+        strategy=STRATEGY_NAME,
+        why=why,
+        confidence=confidence,
+        same=shared,
+    )
     sentence = f"finished, then {what} in the teardown{_name_subject(root, verdict.ranks)}"
     if call := describe_timed_out_call(root):
         sentence += f": {call} timed out after the training"

@@ -21,16 +21,24 @@ _MAX_BLAMED_SUSPECTS = 5
 """Ranks, and nodes, that are suspects only because other failures name them."""
 
 
-def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candidate] = ()) -> Verdict:
+def build_unknown_cause_verdict(
+    diagnosis: Diagnosis, candidates: Sequence[Candidate] = ()
+) -> Verdict:
     """Return the verdict that the root cause isn't known; the candidates become suspects."""
     job, classified = diagnosis.job, diagnosis.classified
-    exits = sorted(diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why))
-    suspects = [Suspect(item.why, item.rank, item.node or None) for item in candidates] + reasons.to_suspects(exits)
+    exits = sorted(
+        diagnosis.exits, key=lambda item: (item.failure.rank or 0, item.failure.node, item.why)
+    )
+    suspects = [
+        Suspect(item.why, item.rank, item.node or None) for item in candidates
+    ] + reasons.to_suspects(exits)
     waits = _describe_waits(diagnosis)
     # what ranks waited for may be many, of which a text names one
     suspects = suspects[: reasons.MAX_SUSPECTS] or ([] if waits else _list_blamed(diagnosis))
     by_time = reasons.get_time_sort_key
-    likeliest = min(classified, key=lambda item: (item.failure_class, *by_time(item)[:2], item.failure.message))
+    likeliest = min(
+        classified, key=lambda item: (item.failure_class, *by_time(item)[:2], item.failure.message)
+    )
     unclear_count = reasons.count_class(classified, job, FailureClass.UNCLEAR)
     count = len(classified) + job.unopened_elsewhere()
     # victims point to another process; an unclear failure may be the root cause or a consequence
@@ -39,9 +47,14 @@ def build_unknown_cause_verdict(diagnosis: Diagnosis, candidates: Sequence[Candi
     if unclear_count:
         text = f"any of {unclear_count} of {count} failures may be the cause"
         text += f", the rest {pointing}" if unclear_count < count else ""
-    unclear = reasons.get_failures(item for item in classified if item.failure_class is FailureClass.UNCLEAR)
+    unclear = reasons.get_failures(
+        item for item in classified if item.failure_class is FailureClass.UNCLEAR
+    )
     why = [
-        Reason("no rank shows its own fault, and no single rank stands out", reasons.sample_failures(classified)),
+        Reason(
+            "no rank shows its own fault, and no single rank stands out",
+            reasons.sample_failures(classified),
+        ),
         Reason(text, unclear or reasons.sample_failures(classified)),
         *reasons.explain_wrong_clocks(diagnosis),
     ]
@@ -66,14 +79,22 @@ def _list_blamed(diagnosis: Diagnosis) -> list[Suspect]:
     """Return the ranks and nodes that failures name most often, in a stable order."""
     entries = sorted(diagnosis.job.roster, key=lambda entry: entry.place.node)
     node_by_rank = {rank: entry.place.node for entry in entries for rank in entry.ranks}
-    ranks = sorted(diagnosis.blame_counts.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED_SUSPECTS]
-    nodes = sorted(diagnosis.blame_counts.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_BLAMED_SUSPECTS]
-    suspects = [Suspect(describe_blame(count), rank, node_by_rank.get(rank)) for rank, count in ranks]
+    ranks = sorted(diagnosis.blame_counts.ranks.items(), key=lambda item: (-item[1], item[0]))[
+        :_MAX_BLAMED_SUSPECTS
+    ]
+    nodes = sorted(diagnosis.blame_counts.nodes.items(), key=lambda item: (-item[1], item[0]))[
+        :_MAX_BLAMED_SUSPECTS
+    ]
+    suspects = [
+        Suspect(describe_blame(count), rank, node_by_rank.get(rank)) for rank, count in ranks
+    ]
     return suspects + [Suspect(describe_blame(count), None, node) for node, count in nodes]
 
 
 def _describe_common_failure(job: JobErrors) -> str:
-    """Return the exception that all ranks or agents raised: "all 4 ranks: RuntimeError: Timed out"; empty: none."""
+    """Return the exception that all ranks or agents raised: "all 4 ranks: RuntimeError: Timed out";
+    empty: none.
+    """
     ranks = {failure.rank for failure in job.failures if failure.rank is not None}
     world_size = max((failure.place.world_size for failure in job.failures), default=0)
     is_of_agents = all(failure.subject is Subject.AGENT for failure in job.failures)
@@ -91,7 +112,9 @@ def _describe_common_failure(job: JobErrors) -> str:
 
 
 def _describe_waits(diagnosis: Diagnosis) -> str:
-    """Return what ranks waited for, if nothing else failed: "5 of 8 workers joined"; empty: unknown."""
+    """Return what ranks waited for, if nothing else failed: "5 of 8 workers joined"; empty:
+    unknown.
+    """
     failures = diagnosis.job.failures
     is_wait = any(item.waited or item.signature == STORE_WAIT for item in diagnosis.classified)
     is_only = all(item.failure_class >= FailureClass.UNCLEAR for item in diagnosis.classified)
@@ -100,9 +123,13 @@ def _describe_waits(diagnosis: Diagnosis) -> str:
 
 
 def _find_common_category(job: JobErrors) -> str:
-    """Return the category that all failures were recorded with, such as "rendezvous"; "unknown" if they differ."""
+    """Return the category that all failures were recorded with, such as "rendezvous";
+    "unknown" if they differ.
+    """
     categories = {failure.category for failure in job.failures}
-    return (categories.pop() or "unknown") if len(categories) == 1 and not job.unopened else "unknown"
+    return (
+        (categories.pop() or "unknown") if len(categories) == 1 and not job.unopened else "unknown"
+    )
 
 
 def _describe_expired_deadline(job: JobErrors) -> str:
@@ -112,19 +139,33 @@ def _describe_expired_deadline(job: JobErrors) -> str:
         return "no rank shows its own fault"
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
     subject = f"rank{'s' if len(ranks) > 1 else ''} {join_ranks(ranks)}"
-    return f"{expired[0].expired.text} on {subject}, in a collective, no rank differs from its peers"
+    return (
+        f"{expired[0].expired.text} on {subject}, in a collective, no rank differs from its peers"
+    )
 
 
 def _describe_unreported_nodes(job: JobErrors) -> str:
-    """Return the nodes without any report, such as nodes without firstfault: "no report from node 1; "."""
+    """Return the nodes without any report, such as nodes without firstfault:
+    "no report from node 1; ".
+    """
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
     expected = job.coverage.expected or 0
-    reported = {place.group_rank for place in places if place.group_rank is not None and place.group_rank < expected}
+    reported = {
+        place.group_rank
+        for place in places
+        if place.group_rank is not None and place.group_rank < expected
+    }
     count = expected - len(reported)
     # a damaged document may claim billions of nodes: never build the list of all of them
-    unreported = list(islice((number for number in range(expected) if number not in reported), _MAX_UNREPORTED_NODES))
+    unreported = list(
+        islice(
+            (number for number in range(expected) if number not in reported), _MAX_UNREPORTED_NODES
+        )
+    )
     # without any number of a node, nothing shows which ones are missing
     is_known = bool(reported) or not job.failures
     return (
-        f"no report from node{'s' if count > 1 else ''} {join_ranks(unreported, count)}; " if count and is_known else ""
+        f"no report from node{'s' if count > 1 else ''} {join_ranks(unreported, count)}; "
+        if count and is_known
+        else ""
     )

@@ -1,4 +1,6 @@
-"""Builds a verdict from a root cause: its scope, ranks and code, its victims, and the sources of its reasons."""
+"""Builds a verdict from a root cause: its scope, ranks and code, its victims,
+and the sources of its reasons.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from dataclasses import replace
 
 from firstfault.evidence.texts import find_message
 from firstfault.exceptions.fingerprint import compute_fingerprint
-from firstfault.model import JobErrors, Reason, Scope, Subject, Verdict, Victims, WorkerError, Writer
+from firstfault.model import (
+    JobErrors,
+    Reason,
+    Scope,
+    Subject,
+    Verdict,
+    Victims,
+    WorkerError,
+    Writer,
+)
 from firstfault.model.failure import FROM_OUTSIDE, OF_LOGS
 from firstfault.strategies.headlines import build_headline, find_category
 from firstfault.utils.text import one_line
@@ -20,17 +31,31 @@ _UNSPECIFIC_CODES = {"", "USER:RuntimeError"}
 
 
 def find_root_candidates(job: JobErrors) -> tuple[WorkerError, ...]:
-    """Return the failures that can be a root cause: all except those of stopped processes, if there are any.
+    """Return the failures that can be a root cause: all except those of stopped processes,
+    if there are any.
 
-    A process that was stopped with an exception in flight counts as stopped, unless it raised before any other failure.
+    A process that was stopped with an exception in flight counts as stopped, unless it raised
+    before any other failure.
     """
     unstopped = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
-    # Rank 3 failed, so the agents sent SIGTERM to all workers. Rank 5 was just then on its way out of the task function
-    # with an exception: it may be rank 5's own, or the peer error that rank 3's death caused.
-    in_flight = {id(item) for item in unstopped if item.in_flight and item.exception is not None and item.sent_signals}
+    # Rank 3 failed, so the agents sent SIGTERM to all workers. Rank 5 was just then on its way out
+    # of the task function with an exception: it may be rank 5's own, or the peer error that rank
+    # 3's death caused.
+    in_flight = {
+        id(item)
+        for item in unstopped
+        if item.in_flight and item.exception is not None and item.sent_signals
+    }
     finished = [failure for failure in unstopped if id(failure) not in in_flight]
-    earliest_ns = min((failure.timestamp_ns for failure in finished if failure.timestamp_ns is not None), default=0)
-    early = {id(item) for item in unstopped if item.timestamp_ns is not None and item.timestamp_ns < earliest_ns}
+    earliest_ns = min(
+        (failure.timestamp_ns for failure in finished if failure.timestamp_ns is not None),
+        default=0,
+    )
+    early = {
+        id(item)
+        for item in unstopped
+        if item.timestamp_ns is not None and item.timestamp_ns < earliest_ns
+    }
     victims = in_flight - early
     own = tuple(failure for failure in unstopped if id(failure) not in victims)
     return (own if finished else unstopped) or job.failures
@@ -53,15 +78,24 @@ def build_verdict(  # noqa: PLR0913 - the parts of a verdict
         strategy: the strategy's name; also becomes the verdict's `rule`.
         why: sentences that a person can check. A `Reason` also has the failures that it rests on.
         confidence: "high", "medium" or "low".
-        same: the failures with the same fault as `root`, including `root`, if several ranks have it; else empty. Ranks
-            with unread documents are added if every document with the fault that was read is in `same`.
+        same: the failures with the same fault as `root`, including `root`, if several ranks have
+            it; else empty. Ranks with unread documents are added if every document with the fault
+            that was read is in `same`.
     """
     members = {id(failure) for failure in same}
     reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]
     # if a read document with this fault isn't in `same`, an unread one may not belong there either
-    is_whole_fault = all(id(failure) in members for failure in job.failures if failure.fingerprint == root.fingerprint)
+    is_whole_fault = all(
+        id(failure) in members
+        for failure in job.failures
+        if failure.fingerprint == root.fingerprint
+    )
     unread = job.unopened_like(root.fingerprint) if same and is_whole_fault else ()
-    ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(unread)))
+    ranks = tuple(
+        sorted(
+            {failure.rank for failure in same or [root] if failure.rank is not None} | set(unread)
+        )
+    )
     has_code = root.code not in _UNSPECIFIC_CODES or root.writer is Writer.STOCK
     return replace(
         build_undetermined_verdict(job, strategy),
@@ -88,11 +122,15 @@ def list_sources(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
     """Return the names of the documents that each reason rests on, at most 8."""
     limit = MAX_SOURCES_PER_REASON
     samples = [reason.failures[:limit] for reason in reasons]
-    return tuple(tuple(ref.name for item in sample for ref in item.documents)[:limit] for sample in samples)
+    return tuple(
+        tuple(ref.name for item in sample for ref in item.documents)[:limit] for sample in samples
+    )
 
 
 def build_undetermined_verdict(job: JobErrors, strategy: str) -> Verdict:
-    """Return the verdict without a root cause; its text is for an attempt without a readable document."""
+    """Return the verdict without a root cause;
+    its text is for an attempt without a readable document.
+    """
     why = "a node reported a failure, but its error documents are missing"
     if job.coverage.unreadable:
         why = f"none of {job.coverage.unreadable} error documents could be read"
@@ -114,7 +152,9 @@ def build_undetermined_verdict(job: JobErrors, strategy: str) -> Verdict:
 
 def _find_scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
     # the platform or a person ended the node: no process of the job is at fault
-    if root.category == "preemption" or (root.category in FROM_OUTSIDE and root.subject is Subject.AGENT):
+    if root.category == "preemption" or (
+        root.category in FROM_OUTSIDE and root.subject is Subject.AGENT
+    ):
         return Scope.EXTERNAL
     if len(ranks) > 1:
         return Scope.RANKS
@@ -123,7 +163,9 @@ def _find_scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
     return Scope.NODE if root.node else Scope.UNDETERMINED
 
 
-def build_victims(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()) -> Victims:
+def build_victims(
+    job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()
+) -> Victims:
     """Return the failures of other faults than the root cause's, and those of stopped processes."""
     fingerprint = root.fingerprint if root is not None else ""
     members = {id(root), *(id(failure) for failure in same)}
@@ -139,7 +181,10 @@ def build_victims(job: JobErrors, root: WorkerError | None, same: Sequence[Worke
         if failure.rank is not None:
             by_rank.setdefault(failure.rank, []).append(failure)
     # two nodes may claim the same rank, so a rank may have several lines
-    lines = [(rank, "; ".join(sorted(map(_describe_victim, by_rank[rank])))) for rank in sorted(by_rank)[:_MAX_VICTIMS]]
+    lines = [
+        (rank, "; ".join(sorted(map(_describe_victim, by_rank[rank]))))
+        for rank in sorted(by_rank)[:_MAX_VICTIMS]
+    ]
     return Victims(count=len(victims) + job.unopened_elsewhere(fingerprint), by_rank=tuple(lines))
 
 

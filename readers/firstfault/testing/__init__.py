@@ -13,6 +13,12 @@ import pytest
 # before the imports, so that a failing assert shows its operands
 pytest.register_assert_rewrite("firstfault.testing._suites")
 
-from firstfault.testing._suites import START_NS, StrategyTests, make_error, make_job, make_presence  # noqa: E402 - see above
+from firstfault.testing._suites import (  # noqa: E402 - see above
+    START_NS,
+    StrategyTests,
+    make_error,
+    make_job,
+    make_presence,
+)
 
 __all__ = ["START_NS", "StrategyTests", "make_error", "make_job", "make_presence"]

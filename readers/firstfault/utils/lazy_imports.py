@@ -13,8 +13,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562).
 
-    `homes` are the modules to import, with the names that the package takes from each. A module of the package itself
-    is an attribute too.
+    `homes` are the modules to import, with the names that the package takes from each. A module of
+    the package itself is an attribute too.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
 

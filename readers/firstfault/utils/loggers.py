@@ -1,4 +1,6 @@
-"""The loggers of firstfault. A job's log mixes lines of many programs, so each of these lines has the name."""
+"""The loggers of firstfault. A job's log mixes lines of many programs,
+so each of these lines has the name.
+"""
 
 from __future__ import annotations
 

@@ -16,15 +16,17 @@ _AT_ONCE = 64
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run `coroutine` to its end and return its result, also from inside a running event loop.
 
-    Each call has its own event loop: nothing survives a fork, and nothing is shared with the caller's loop.
+    Each call has its own event loop: nothing survives a fork, and nothing is shared with the
+    caller's loop.
     """
-    import asyncio  # noqa: PLC0415 - a tenth of the time that reading a small log takes; logs need no event loop
+    # a tenth of the time that reading a small log takes; logs need no event loop
+    import asyncio  # noqa: PLC0415
 
     found: list[T] = []
 
     async def kept() -> None:
-        # Not as the task's result: when asyncio.run() restores the SIGINT handler, Python calls repr() on the task, and
-        # so on a result that may be large.
+        # Not as the task's result: when asyncio.run() restores the SIGINT handler, Python calls
+        # repr() on the task, and so on a result that may be large.
         found.append(await coroutine)
 
     try:
@@ -42,8 +44,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 async def gathered(*calls: Awaitable[T]) -> list[T]:
     """Wait until all calls have ended; return their results, or raise the first error.
 
-    `asyncio.gather` raises at once while its other calls continue; if a storage client's request outlives the event
-    loop, the client then writes to stderr.
+    `asyncio.gather` raises at once while its other calls continue; if a storage client's request
+    outlives the event loop, the client then writes to stderr.
     """
     import asyncio  # noqa: PLC0415 - as above
 
@@ -54,8 +56,12 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _AT_ONCE) -> list[R]:
-    """Return the results of `call` for all items, in their order; at most `at_once` calls run at a time."""
+async def each(
+    call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: int = _AT_ONCE
+) -> list[R]:
+    """Return the results of `call` for all items, in their order;
+    at most `at_once` calls run at a time.
+    """
     wanted = list(items)
     results: dict[int, R] = {}
     left = iter(enumerate(wanted))
@@ -72,9 +78,12 @@ async def each(call: Callable[[T], Awaitable[R]], items: Iterable[T], at_once: i
 async def attempted(call: Awaitable[T]) -> tuple[T | None, str]:
     """Return what a call returns, and why it failed, else an empty text.
 
-    Storage clients and users' strategies raise errors of any type; the library catches every exception here alone.
+    Storage clients and users' strategies raise errors of any type; the library catches every
+    exception here alone.
     """
     try:
         return await call, ""
     except Exception as error:  # noqa: BLE001 - see above
-        return None, str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
+        return None, (
+            str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
+        )

@@ -1,7 +1,9 @@
-"""Opens and makes files in folders where another user of the machine may have prepared links or folders.
+"""Opens and makes files in folders where another user of the machine may have
+prepared links or folders.
 
-A path is resolved anew at each use, and in a shared folder somebody else may replace a part of it. So each part below a
-trusted folder is opened relative to the descriptor of the part above it, and no link is followed.
+A path is resolved anew at each use, and in a shared folder somebody else may replace a part of it.
+So each part below a trusted folder is opened relative to the descriptor of the part above it, and
+no link is followed.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ class ForeignPathError(PermissionError):
 
 
 def open_below(base: Path, names: Iterable[str], *, mode: int = 0o777) -> int:
-    """Open the folder `names` below `base`, make what is missing, and return a descriptor with O_PATH.
+    """Open the folder `names` below `base`, make what is missing,
+    and return a descriptor with O_PATH.
 
-    `base` itself may be reached through links: the user or their administrator chose it. Below it no link is followed,
-    and each folder belongs to this user or to the owner of `base`. The second is necessary because a file system may
-    show one owner for all (FUSE, an NFS that maps users), and a container's root may write into a user's folder.
+    `base` itself may be reached through links: the user or their administrator chose it. Below it
+    no link is followed, and each folder belongs to this user or to the owner of `base`. The second
+    is necessary because a file system may show one owner for all (FUSE, an NFS that maps users),
+    and a container's root may write into a user's folder.
 
     Raises:
         ForeignPathError: there is a link, a file, or another user's folder.
@@ -49,7 +53,8 @@ def open_below(base: Path, names: Iterable[str], *, mode: int = 0o777) -> int:
 
 
 def enter(name: str, folder: int, *, mode: int = 0o777) -> int:
-    """Open a folder in the folder of a descriptor, and make it if it's missing, as `open_below` does.
+    """Open a folder in the folder of a descriptor, and make it if it's missing,
+    as `open_below` does.
 
     Raises:
         ForeignPathError: it's a link, a file, or belongs to another user than the folder above it.
@@ -62,7 +67,8 @@ def enter(name: str, folder: int, *, mode: int = 0o777) -> int:
     except NotADirectoryError:
         raise ForeignPathError("it's a link or a file, not a folder", name) from None
     try:
-        # The owner of the trusted folder is passed on: below it, each folder's owner was allowed by the one above.
+        # The owner of the trusted folder is passed on: below it, each folder's owner was allowed by
+        # the one above.
         owners = {os.geteuid(), os.fstat(folder).st_uid}
         if os.fstat(below).st_uid not in owners:
             check_owner(below, {_find_owner_when_new(folder)}, name)
@@ -73,7 +79,9 @@ def enter(name: str, folder: int, *, mode: int = 0o777) -> int:
 
 
 def _find_owner_when_new(folder: int) -> int:
-    """Return whom a file system names as the owner of what this process makes: an NFS may map root to nobody."""
+    """Return whom a file system names as the owner of what this process makes:
+    an NFS may map root to nobody.
+    """
     probe = f".firstfault-{os.getpid()}-{os.urandom(4).hex()}"
     os.mkdir(probe, 0o700, dir_fd=folder)
     try:
@@ -94,7 +102,8 @@ def check_owner(descriptor: int, owners: Collection[int], name: str) -> None:
 
 
 def open_file(name: str, flags: int, folder: int, *, mode: int = 0o666) -> int:
-    """Open a file in the folder of a descriptor; it is no link, no pipe, and has no second name elsewhere.
+    """Open a file in the folder of a descriptor; it is no link, no pipe,
+    and has no second name elsewhere.
 
     Raises:
         ForeignPathError: it is one of these.
@@ -109,7 +118,8 @@ def open_file(name: str, flags: int, folder: int, *, mode: int = 0o666) -> int:
             raise
         raise ForeignPathError("it's a link", name) from None
     found = os.fstat(descriptor)
-    # A hard link is no link for O_NOFOLLOW: it's a second name of a file, perhaps of one in this user's home.
+    # A hard link is no link for O_NOFOLLOW: it's a second name of a file, perhaps of one in this
+    # user's home.
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
         raise ForeignPathError("it isn't an ordinary file with one name", name)
@@ -129,7 +139,13 @@ def write_file(name: str, data: bytes, folder: int, *, mode: int = 0o666) -> Non
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
-        os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)  # it replaces a link itself, not its target
+        # it replaces a link itself, not its target
+        os.rename(
+            part,
+            name,
+            src_dir_fd=folder,
+            dst_dir_fd=folder,
+        )
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(part, dir_fd=folder)

@@ -7,15 +7,20 @@ from firstfault.utils.text import elide
 
 
 def clean(text: str, limit: int) -> str:
-    """Return `text` for storage: valid UTF-8 without NUL and credentials, at most `limit` characters."""
-    # redact before the final cut, which may remove what identifies a credential; the first cut bounds the work
+    """Return `text` for storage: valid UTF-8 without NUL and credentials,
+    at most `limit` characters.
+    """
+    # redact before the final cut, which may remove what identifies a credential; the first cut
+    # bounds the work
     text = _first_cut(text, 4 * limit)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
     return elide(redact(text), limit)
 
 
 def clean_end(text: str, limit: int) -> str:
-    """As `clean`, but return the end of `text`: whole lines, if the last one isn't longer than `limit`."""
+    """As `clean`, but return the end of `text`: whole lines,
+    if the last one isn't longer than `limit`.
+    """
     most = 4 * limit
     end = text[-most:]
     if len(text) > most and text[-most - 1] != "\n":
@@ -33,7 +38,8 @@ _LONGEST_PART = 1000
 def _first_cut(text: str, most: int) -> str:
     """Return both ends of a long text, without the word and the line through which the cuts go.
 
-    Half of a credential isn't recognised, and would be shown if redaction makes the text around it short.
+    Half of a credential isn't recognised, and would be shown if redaction makes the text around it
+    short.
     """
     if len(text) <= most:
         return text

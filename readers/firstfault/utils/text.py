@@ -8,7 +8,9 @@ from typing import Any
 
 
 def elide(text: str, limit: int) -> str:
-    """Return at most `limit` characters of `text`: both ends, and between them how many characters are left out."""
+    """Return at most `limit` characters of `text`: both ends,
+    and between them how many characters are left out.
+    """
     if len(text) <= limit:
         return text
     mark = f"\n... {len(text) - limit} characters left out ...\n"
@@ -17,11 +19,15 @@ def elide(text: str, limit: int) -> str:
     return text[:head] + mark[: limit - room] + text[len(text) - room // 2 :]
 
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters, escape sequences and direction marks; newline and tab stay."""
+    """Return `text` without control characters, escape sequences and direction marks;
+    newline and tab stay.
+    """
     return _UNPRINTABLE.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
 
 
@@ -30,7 +36,9 @@ _MAX_WORD = 16
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Return the first non-empty line of `text`, at most `limit` characters; a longer one ends behind a word."""
+    """Return the first non-empty line of `text`, at most `limit` characters;
+    a longer one ends behind a word.
+    """
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
     if len(line) <= limit:
         return line
@@ -44,7 +52,8 @@ _FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
 
 
 def extract_sentence(message: str) -> str:
-    """Return the first line of an exception's message, without flytekit's prefix ("USER:X: error=").
+    """Return the first line of an exception's message, without flytekit's prefix ("USER:X:
+    error=").
 
     A line that ends with a colon announces the next one, which follows.
     """
@@ -108,7 +117,9 @@ _DURATIONS = (
 
 
 def duration(nanoseconds: int, *, is_rounded_down: bool = False) -> str:
-    """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"; rounded down, for a time that was at least so long."""
+    """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"; rounded down,
+    for a time that was at least so long.
+    """
     long = abs(nanoseconds)
     _, unit, decimals, name = next(row for row in _DURATIONS if long >= row[0])
     if is_rounded_down:

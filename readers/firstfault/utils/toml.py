@@ -1,4 +1,6 @@
-"""Reads TOML, which the standard library does since Python 3.11, and tables of regular expressions in it."""
+"""Reads TOML, which the standard library does since Python 3.11,
+and tables of regular expressions in it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 class Patterns(dict[str, re.Pattern[str]]):
-    """Verbose regular expressions by name, each compiled on first use: most commands need few of them."""
+    """Verbose regular expressions by name, each compiled on first use:
+    most commands need few of them.
+    """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__()
@@ -34,6 +38,8 @@ class Patterns(dict[str, re.Pattern[str]]):
         return self[name]
 
     def compile_all(self) -> None:
-        """Compile all of them now, for a process that may lack the memory, the stack or the time later."""
+        """Compile all of them now, for a process that may lack the memory,
+        the stack or the time later.
+        """
         for name in self._texts:
             self[name]

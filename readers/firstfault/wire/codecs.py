@@ -22,7 +22,9 @@ MAX_LONG = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class ValueCodec:
-    """How values of one type are written and read. Reading has limits, too: any process may have written the file."""
+    """How values of one type are written and read. Reading has limits, too:
+    any process may have written the file.
+    """
 
     write: Callable[[Any], Any]
     """Converts the model's value for protobuf's constructors; None leaves the field unset."""
@@ -57,10 +59,16 @@ class FieldTable:
         self.model = model
         self.fields = tuple(fields)
         # looked up once: a reader may decode tens of thousands of documents
-        self._writes = [(field.wire or field.name, field.name, field.codec.write) for field in fields]
+        self._writes = [
+            (field.wire or field.name, field.name, field.codec.write) for field in fields
+        ]
         rows = [(field.name, field.wire or field.name, field.codec) for field in fields]
-        self._always = [(name, wire, codec.read) for name, wire, codec in rows if not codec.is_optional]
-        self._present = [(name, wire, codec.read, codec.unset) for name, wire, codec in rows if codec.is_optional]
+        self._always = [
+            (name, wire, codec.read) for name, wire, codec in rows if not codec.is_optional
+        ]
+        self._present = [
+            (name, wire, codec.read, codec.unset) for name, wire, codec in rows if codec.is_optional
+        ]
 
     def write(self, value: Any, /, **extra: Any) -> dict[str, Any]:
         """Return the arguments of the message's constructor for an object of the model.
@@ -90,7 +98,7 @@ def intern_value(value: Any) -> Any:
     return value
 
 
-# --- texts ----------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def _identity(value: Any) -> Any:
@@ -99,23 +107,36 @@ def _identity(value: Any) -> Any:
 
 def text(max_size: int) -> ValueCodec:
     """Return the codec of a text that is cut in the middle."""
-    return ValueCodec(lambda value: clean(value, max_size), _identity, is_redacted=True, max_size=max_size)
+    return ValueCodec(
+        lambda value: clean(value, max_size),
+        _identity,
+        is_redacted=True,
+        max_size=max_size,
+    )
 
 
 def text_tail(max_size: int) -> ValueCodec:
     """Return the codec of a text that is cut at its start, in whole lines."""
     read = itemgetter(slice(-max_size, None))
-    return ValueCodec(lambda value: clean_end(value, max_size), read, is_redacted=True, max_size=max_size)
+    return ValueCodec(
+        lambda value: clean_end(value, max_size),
+        read,
+        is_redacted=True,
+        max_size=max_size,
+    )
 
 
 LINE = ValueCodec(
-    lambda value: clean(value, MAX_LINE), lambda value: elide(value, MAX_LINE_READ), is_redacted=True, max_size=MAX_LINE
+    lambda value: clean(value, MAX_LINE),
+    lambda value: elide(value, MAX_LINE_READ),
+    is_redacted=True,
+    max_size=MAX_LINE,
 )
 NAME = ValueCodec(_identity, _identity)
 """The name of an object in the storage, or a text that is already redacted."""
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def _clamp(limit: int, value: int | None) -> int | None:
@@ -139,16 +160,22 @@ TIME = ValueCodec(lambda value: LONG.write(value or 0), lambda value: value or N
 
 
 def enum_codec(numbers: Mapping[Any, int], unknown: Any) -> ValueCodec:
-    """Return the codec of an enumeration; numbers that a later version added are read as `unknown`."""
+    """Return the codec of an enumeration; numbers that a later version added
+    are read as `unknown`.
+    """
     back = {number: value for value, number in numbers.items()}
     return ValueCodec(numbers.__getitem__, lambda number: back.get(number, unknown))
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
-def optional_part(table: FieldTable, read: Callable[[Any], Any] | None = None, *, empty: Any = None) -> ValueCodec:
-    """Return the codec of a nested message, unset if it equals `empty`; `read` replaces the table's own."""
+def optional_part(
+    table: FieldTable, read: Callable[[Any], Any] | None = None, *, empty: Any = None
+) -> ValueCodec:
+    """Return the codec of a nested message, unset if it equals `empty`;
+    `read` replaces the table's own.
+    """
     reads = read or table.read
     return ValueCodec(
         lambda value: None if value == empty else table.write(value),
@@ -164,9 +191,15 @@ def required_part(table: FieldTable) -> ValueCodec:
 
 
 def list_codec(
-    item: ValueCodec, limit: int | None = None, *, keeps_last: bool = False, is_interned: bool = False
+    item: ValueCodec,
+    limit: int | None = None,
+    *,
+    keeps_last: bool = False,
+    is_interned: bool = False,
 ) -> ValueCodec:
-    """Return the codec of a list, cut to its first or last `limit` items; `is_interned` lists are shared if equal."""
+    """Return the codec of a list, cut to its first or last `limit` items;
+    `is_interned` lists are shared if equal.
+    """
     some = slice(-limit, None) if limit and keeps_last else slice(limit)
     reads: Callable[[Sequence[Any]], Any] = lambda items: tuple(map(item.read, items[some]))  # noqa: E731
     return ValueCodec(

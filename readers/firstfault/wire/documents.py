@@ -1,4 +1,6 @@
-"""Encodes and decodes documents, seals and roster entries, as `firstfault.wire.fields` describes them, and bundles."""
+"""Encodes and decodes documents, seals and roster entries,
+as `firstfault.wire.fields` describes them, and bundles.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from firstfault.errors import BadDocumentError
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError, Writer
 from firstfault.utils.stored_text import clean
-from firstfault.wire.fields import CONTAINER_ERROR, FAILURE, MAX_SECONDS, MAX_WORKERS, PRESENCE, SEAL
+from firstfault.wire.fields import (
+    CONTAINER_ERROR,
+    FAILURE,
+    MAX_SECONDS,
+    MAX_WORKERS,
+    PRESENCE,
+    SEAL,
+)
 from firstfault_proto.v1 import errors_pb2 as pb
 
 SCHEMA_VERSION = 1
@@ -43,13 +52,14 @@ BUNDLE_FILL_RATIO = 0.9
 """Share of the size budget to fill at first, because files compress differently."""
 
 
-# --- failures -------------------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def encode(error: WorkerError) -> bytes:
     """Return the bytes of a document about `error`.
 
-    They also parse as ``flyteidl.core.ErrorDocument``. Texts are cut and redacted here, for all writers.
+    They also parse as ``flyteidl.core.ErrorDocument``. Texts are cut and redacted here, for all
+    writers.
     """
     document = pb.WorkerErrorDocument(
         error=_build_container_error(error, error.timestamp_ns),
@@ -84,7 +94,13 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
     time_ns = _timestamp_from_pb(document.error)
     if document.HasField("verdict"):
         newer = document.verdict.schema_version > SCHEMA_VERSION
-        seal: Seal = SEAL.read(document.verdict, **common, name=ref.name, fault_timestamp_ns=time_ns, newer=newer)
+        seal: Seal = SEAL.read(
+            document.verdict,
+            **common,
+            name=ref.name,
+            fault_timestamp_ns=time_ns,
+            newer=newer,
+        )
         return seal
     if document.HasField("failure"):
         found = FAILURE.read_attributes(document.failure)
@@ -92,12 +108,21 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
         newer = document.failure.schema_version > SCHEMA_VERSION
         return WorkerError(**common, **found, documents=(ref,), newer=newer)
     # flytekit doesn't remove credentials from its files
-    common |= {name: clean(common[name], MAX_STOCK_TEXT_CHARACTERS) for name in ("code", "message", "worker")}
+    common |= {
+        name: clean(common[name], MAX_STOCK_TEXT_CHARACTERS)
+        for name in ("code", "message", "worker")
+    }
     place = Place(node=common["worker"])
-    return WorkerError(**common, timestamp_ns=time_ns, place=place, writer=Writer.STOCK, documents=(ref,))
+    return WorkerError(
+        **common,
+        timestamp_ns=time_ns,
+        place=place,
+        writer=Writer.STOCK,
+        documents=(ref,),
+    )
 
 
-# --- sealed verdicts ------------------------------------------------------------------------------------------------
+# --- sealed verdicts ------------------------------------------------------------------------------
 
 
 def encode_seal(seal: Seal) -> bytes:
@@ -107,47 +132,65 @@ def encode_seal(seal: Seal) -> bytes:
     return _serialize(pb.WorkerErrorDocument(error=error, verdict=verdict))
 
 
-# --- roster ---------------------------------------------------------------------------------------------------------
+# --- roster ---------------------------------------------------------------------------------------
 
 
 def encode_presence(presence: NodePresence) -> bytes:
     """Return the bytes of a roster entry."""
     local = max(presence.place.local_rank or 0, 0)
-    workers = [{"global_rank": rank, "local_rank": local + index} for index, rank in enumerate(presence.ranks)]
-    return _serialize(pb.RosterEntry(**PRESENCE.write(presence, workers=workers, schema_version=SCHEMA_VERSION)))
+    workers = [
+        {"global_rank": rank, "local_rank": local + index}
+        for index, rank in enumerate(presence.ranks)
+    ]
+    return _serialize(
+        pb.RosterEntry(**PRESENCE.write(presence, workers=workers, schema_version=SCHEMA_VERSION))
+    )
 
 
 def decode_presence(data: bytes, name: str) -> NodePresence:
     """Return a roster entry.
 
     Raises:
-        BadDocumentError: `data` isn't a roster entry, has an unknown phase, or lists more workers than a node has.
+        BadDocumentError: `data` isn't a roster entry, has an unknown phase, or lists more workers
+            than a node has.
     """
     entry = _parse_message(pb.RosterEntry(), data, name, "a roster entry")
     workers = max(len(entry.workers), len(entry.receipts))
     if workers > MAX_WORKERS:
-        raise BadDocumentError(f"{name} is not a roster entry: it lists {workers:,} workers of one node")
+        raise BadDocumentError(
+            f"{name} is not a roster entry: it lists {workers:,} workers of one node"
+        )
     ranks = tuple(worker.global_rank for worker in entry.workers)
-    presence: NodePresence = PRESENCE.read(entry, ranks=ranks, newer=entry.schema_version > SCHEMA_VERSION)
+    presence: NodePresence = PRESENCE.read(
+        entry, ranks=ranks, newer=entry.schema_version > SCHEMA_VERSION
+    )
     if presence.phase is None:
-        raise BadDocumentError(f"{name} is not a roster entry: its phase is unknown to this version")
+        raise BadDocumentError(
+            f"{name} is not a roster entry: its phase is unknown to this version"
+        )
     return presence
 
 
-# --- bundles -------------------------------------------------------------------------------------------------------
+# --- bundles --------------------------------------------------------------------------------------
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Pack files, by path, into one value: agents send their files to the leader of an election this way."""
+    """Pack files, by path, into one value: agents send their files to the leader
+    of an election this way.
+    """
     index = json.dumps([[path, len(data)] for path, data in files.items()], separators=(",", ":"))
-    return zlib.compress(b"".join([index.encode(), b"\n", *files.values()]), BUNDLE_COMPRESSION_LEVEL)
+    return zlib.compress(
+        b"".join([index.encode(), b"\n", *files.values()]), BUNDLE_COMPRESSION_LEVEL
+    )
 
 
 def pack_within(files: Mapping[str, bytes], limit: int) -> bytes:
     """Pack as `pack` does, dropping the last files if the value would exceed `limit` bytes."""
     chosen = list(files.items())
     while len(bundle := pack(dict(chosen))) > limit and chosen:
-        size_budget = sum(len(data) for _, data in chosen) * limit * BUNDLE_FILL_RATIO // len(bundle)
+        size_budget = (
+            sum(len(data) for _, data in chosen) * limit * BUNDLE_FILL_RATIO // len(bundle)
+        )
         sizes_so_far = itertools.accumulate(len(data) for _, data in chosen)
         chosen = chosen[: min(sum(end <= size_budget for end in sizes_so_far), len(chosen) - 1)]
     return bundle
@@ -171,8 +214,13 @@ def unpack(value: bytes) -> dict[str, bytes]:
     try:
         for path, size in json.loads(content[: start - 1]):
             # a negative size could read one file an unlimited number of times
-            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(content) - start:
-                raise ValueError("a file in it has an impossible size")  # noqa: TRY301 - reported like json's errors
+            if (
+                isinstance(size, bool)
+                or not isinstance(size, int)
+                or not 0 <= size <= len(content) - start
+            ):
+                # reported like json's errors
+                raise ValueError("a file in it has an impossible size")  # noqa: TRY301
             end = start + size
             str(path).encode()  # raises for lone surrogates: no store has such a name
             files[str(path)] = content[start:end]
@@ -184,13 +232,15 @@ def unpack(value: bytes) -> dict[str, bytes]:
     return files
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def _parse_message(message: Any, data: bytes, name: str, kind: str) -> Any:
     # a listing gave the size, but an object may have been overwritten since
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise BadDocumentError(f"{name} has {len(data)} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
+        raise BadDocumentError(
+            f"{name} has {len(data)} bytes, more than the limit of {MAX_DOCUMENT_BYTES}"
+        )
     try:
         message.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
@@ -210,7 +260,9 @@ def _build_container_error(value: WorkerError | Seal, timestamp_ns: int | None) 
 
 
 def _timestamp_from_pb(error: Any) -> int | None:
-    """Return nanoseconds since the Unix epoch; None if unset, zero or out of a Timestamp's range."""
+    """Return nanoseconds since the Unix epoch; None if unset,
+    zero or out of a Timestamp's range.
+    """
     if not error.HasField("timestamp"):
         return None
     stamp: Timestamp = error.timestamp

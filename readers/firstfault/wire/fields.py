@@ -1,7 +1,8 @@
-"""The one table of fields: the content of firstfault's files, the limits of each field, and its names elsewhere.
+"""The one table of fields: the content of firstfault's files, the limits of each field,
+and its names elsewhere.
 
-To add a field, add one row here and one line to the ``.proto`` file. The encoder and the decoder run these tables,
-which don't import protobuf: rows name its fields.
+To add a field, add one row here and one line to the ``.proto`` file. The encoder and the decoder
+run these tables, which don't import protobuf: rows name its fields.
 """
 
 from __future__ import annotations
@@ -11,10 +12,32 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from firstfault import model
-from firstfault.model import ExceptionInfo, Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
+from firstfault.model import (
+    ExceptionInfo,
+    Kind,
+    NodeSetup,
+    Origin,
+    Phase,
+    Resources,
+    Subject,
+    SystemState,
+    Writer,
+)
 from firstfault.utils.stored_text import clean
 from firstfault.wire import codecs
-from firstfault.wire.codecs import COUNT, FLAG, LINE, LONG, MAX_NAMES, NAME, RANK, TIME, Field, FieldTable, ValueCodec
+from firstfault.wire.codecs import (
+    COUNT,
+    FLAG,
+    LINE,
+    LONG,
+    MAX_NAMES,
+    NAME,
+    RANK,
+    TIME,
+    Field,
+    FieldTable,
+    ValueCodec,
+)
 
 T = TypeVar("T")
 
@@ -43,7 +66,9 @@ MAX_FRAMES = 100
 MAX_CONTEXT_LINES = 20
 """A frame's line and the lines around it."""
 MAX_EXCEPTION_DEPTH = 6
-"""Nesting of exceptions. Protobuf rejects more than 100 nested messages, and each level can double a report's time."""
+"""Nesting of exceptions. Protobuf rejects more than 100 nested messages,
+and each level can double a report's time.
+"""
 MAX_THREADS = 10
 MAX_HANDLED = 8
 MAX_EXCEPTIONS_READ = 2000
@@ -57,11 +82,13 @@ MAX_THREADS_READ = 100
 
 
 def _plain_fields(names: str, form: ValueCodec) -> tuple[Field, ...]:
-    """Return fields that have one codec, the same name everywhere, and no key in a report's JSON."""
+    """Return fields that have one codec, the same name everywhere,
+    and no key in a report's JSON.
+    """
     return tuple(Field(name, form) for name in names.split())
 
 
-# --- who and where --------------------------------------------------------------------------------------------------
+# --- who and where --------------------------------------------------------------------------------
 
 PLACE = FieldTable(
     model.Place,
@@ -85,12 +112,14 @@ PLACE = FieldTable(
     ),
 )
 
-CAUSED_BY = FieldTable(model.CausedBy, (Field("rank", RANK, "global_rank"), *_plain_fields("node document", LINE)))
+CAUSED_BY = FieldTable(
+    model.CausedBy, (Field("rank", RANK, "global_rank"), *_plain_fields("node document", LINE))
+)
 
 SENT_SIGNAL = FieldTable(model.SentSignal, _plain_fields("signal reason", LINE))
 
 
-# --- evidence -------------------------------------------------------------------------------------------------------
+# --- evidence -------------------------------------------------------------------------------------
 
 RESOURCES = FieldTable(
     Resources,
@@ -104,12 +133,15 @@ RESOURCES = FieldTable(
 )
 
 FILE_SYSTEM = FieldTable(
-    model.FileSystem, (Field("path", LINE), *_plain_fields("free_bytes total_bytes free_inodes total_inodes", LONG))
+    model.FileSystem,
+    (Field("path", LINE), *_plain_fields("free_bytes total_bytes free_inodes total_inodes", LONG)),
 )
 
 
 LIMITS = ValueCodec(
-    lambda limits: [{"name": LINE.write(name), "value": LONG.write(value)} for name, value in limits[:MAX_NAMES]],
+    lambda limits: [
+        {"name": LINE.write(name), "value": LONG.write(value)} for name, value in limits[:MAX_NAMES]
+    ],
     lambda limits: tuple((LINE.read(limit.name), limit.value) for limit in limits[:MAX_NAMES]),
     is_redacted=True,
     max_size=MAX_NAMES,
@@ -117,7 +149,9 @@ LIMITS = ValueCodec(
 SYSTEM = FieldTable(
     SystemState,
     (
-        Field("file_systems", codecs.list_codec(codecs.required_part(FILE_SYSTEM), MAX_FILE_SYSTEMS)),
+        Field(
+            "file_systems", codecs.list_codec(codecs.required_part(FILE_SYSTEM), MAX_FILE_SYSTEMS)
+        ),
         Field("limits", LIMITS),
         Field("open_files", codecs.OPTIONAL_COUNT),
     ),
@@ -125,7 +159,11 @@ SYSTEM = FieldTable(
 
 COLLECTIVE = FieldTable(
     model.Collective,
-    (Field("sequence", LONG), *_plain_fields("operation sizes dtypes state", LINE), Field("is_p2p", FLAG)),
+    (
+        Field("sequence", LONG),
+        *_plain_fields("operation sizes dtypes state", LINE),
+        Field("is_p2p", FLAG),
+    ),
 )
 
 PROGRESS = FieldTable(
@@ -135,7 +173,10 @@ PROGRESS = FieldTable(
         Field("last_operation", LINE, json="operation"),
         Field("enqueued", LONG, json="enqueued"),
         Field("completed", codecs.OPTIONAL_LONG, json="completed"),
-        Field("last", codecs.list_codec(codecs.required_part(COLLECTIVE), MAX_COLLECTIVES, keeps_last=True)),
+        Field(
+            "last",
+            codecs.list_codec(codecs.required_part(COLLECTIVE), MAX_COLLECTIVES, keeps_last=True),
+        ),
         Field("members", codecs.list_codec(COUNT, MAX_GROUP_MEMBERS)),
     ),
 )
@@ -156,7 +197,9 @@ def _expired_from_pb(expired: Any) -> model.ExpiredDeadline | None:
     return EXPIRED.read(expired) if 0 <= expired.seconds <= MAX_SECONDS else None
 
 
-STACK_DUMP = FieldTable(model.StackDump, (Field("pid", COUNT), Field("rank", RANK, "global_rank"), Field("text", NAME)))
+STACK_DUMP = FieldTable(
+    model.StackDump, (Field("pid", COUNT), Field("rank", RANK, "global_rank"), Field("text", NAME))
+)
 """The text's limit depends on the number of dumps: see `_dumps_to_pb`."""
 
 
@@ -176,18 +219,22 @@ DUMPS = ValueCodec(
 
 def _versions_from_pb(versions: Any) -> Any:
     some = sorted(versions.items())[:MAX_NAMES]
-    return codecs.intern_value(tuple((LINE.read(name), LINE.read(version)) for name, version in some))
+    return codecs.intern_value(
+        tuple((LINE.read(name), LINE.read(version)) for name, version in some)
+    )
 
 
 VERSIONS = ValueCodec(
-    lambda versions: {LINE.write(name): LINE.write(version) for name, version in versions[:MAX_NAMES]},
+    lambda versions: {
+        LINE.write(name): LINE.write(version) for name, version in versions[:MAX_NAMES]
+    },
     _versions_from_pb,
     is_redacted=True,
     max_size=MAX_NAMES,
 )
 
 
-# --- exceptions and failed threads ----------------------------------------------------------------------------------
+# --- exceptions and failed threads ----------------------------------------------------------------
 
 FRAME = FieldTable(
     model.FrameInfo,
@@ -211,7 +258,9 @@ def _frame_to_pb(frame: model.FrameInfo) -> dict[str, Any]:
 
 
 FRAME_WITH_MARKS = ValueCodec(
-    _frame_to_pb, lambda message: FRAME.read(message, marked=(message.marked_from, message.marked_to)), is_redacted=True
+    _frame_to_pb,
+    lambda message: FRAME.read(message, marked=(message.marked_from, message.marked_to)),
+    is_redacted=True,
 )
 FRAMES = codecs.list_codec(FRAME_WITH_MARKS, is_interned=True)
 EXCEPTION_FIELDS = FieldTable(
@@ -229,7 +278,9 @@ EXCEPTION_FIELDS = FieldTable(
 
 
 def _keep_both_ends(frames: Sequence[T], limit: int) -> tuple[Sequence[T], int]:
-    """Return the outermost and innermost frames of a deep stack, and the number of dropped frames."""
+    """Return the outermost and innermost frames of a deep stack,
+    and the number of dropped frames.
+    """
     if len(frames) <= limit:
         return frames, 0
     return [*frames[: limit // 2], *frames[-limit // 2 :]], len(frames) - limit
@@ -244,7 +295,9 @@ def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> dict[str, Any]
         frames=FRAMES.write(frames),
         frames_omitted=exception.frames_omitted + omitted,
         causes=[_exception_to_pb(cause, depth + 1) for cause in exception.causes[:nested_limit]],
-        members=[_exception_to_pb(member, depth + 1) for member in exception.members[:nested_limit]],
+        members=[
+            _exception_to_pb(member, depth + 1) for member in exception.members[:nested_limit]
+        ],
     )
 
 
@@ -258,14 +311,23 @@ class _ExceptionReader:
     def read(self, record: Any, depth: int = 1) -> ExceptionInfo:
         """Return an exception; its last notes count the dropped parts."""
         self.exceptions_left -= 1
-        frames, omitted = _keep_both_ends(record.frames, min(MAX_FRAMES_READ, max(self.frames_left, 2)))
+        frames, omitted = _keep_both_ends(
+            record.frames, min(MAX_FRAMES_READ, max(self.frames_left, 2))
+        )
         self.frames_left -= len(frames)
-        given: dict[str, Any] = {"frames": FRAMES.read(frames), "frames_omitted": record.frames_omitted + omitted}
+        given: dict[str, Any] = {
+            "frames": FRAMES.read(frames),
+            "frames_omitted": record.frames_omitted + omitted,
+        }
         notes = []
         for name in ("causes", "members"):
             records = getattr(record, name)
             read_items: list[ExceptionInfo] = []
-            while depth < MAX_EXCEPTION_DEPTH and self.exceptions_left > 0 and len(read_items) < len(records):
+            while (
+                depth < MAX_EXCEPTION_DEPTH
+                and self.exceptions_left > 0
+                and len(read_items) < len(records)
+            ):
                 read_items.append(self.read(records[len(read_items)], depth + 1))
             if len(read_items) < len(records):
                 notes.append(_describe_omission(len(records) - len(read_items), name))
@@ -278,13 +340,18 @@ def _describe_omission(count: int, what: str) -> str:
     return f"... {count} more {what} left out: the document holds more than firstfault reads ..."
 
 
-THREAD_FAILURE = FieldTable(model.ThreadFailure, (Field("thread", LINE), Field("timestamp_ns", TIME, "wall_time_ns")))
+THREAD_FAILURE = FieldTable(
+    model.ThreadFailure, (Field("thread", LINE), Field("timestamp_ns", TIME, "wall_time_ns"))
+)
 """Without the exception."""
 
 
 def _thread_failures_to_pb(threads: Sequence[model.ThreadFailure]) -> list[dict[str, Any]]:
     some = threads[:MAX_THREADS]
-    return [THREAD_FAILURE.write(thread, exception=_exception_to_pb(thread.exception)) for thread in some]
+    return [
+        THREAD_FAILURE.write(thread, exception=_exception_to_pb(thread.exception))
+        for thread in some
+    ]
 
 
 def _thread_failures_from_pb(threads: Sequence[Any]) -> tuple[model.ThreadFailure, ...]:
@@ -293,7 +360,10 @@ def _thread_failures_from_pb(threads: Sequence[Any]) -> tuple[model.ThreadFailur
     for thread in threads:
         if len(read_items) == MAX_THREADS_READ or (read_items and reader.exceptions_left <= 0):
             last = read_items[-1]
-            notes = (*last.exception.notes, _describe_omission(len(threads) - len(read_items), "failed threads"))
+            notes = (
+                *last.exception.notes,
+                _describe_omission(len(threads) - len(read_items), "failed threads"),
+            )
             read_items[-1] = replace(last, exception=replace(last.exception, notes=notes))
             break
         read_items.append(THREAD_FAILURE.read(thread, exception=reader.read(thread.exception)))
@@ -313,13 +383,17 @@ HANDLED_EXCEPTION = FieldTable(
 
 def _handled_to_pb(handled: Sequence[model.HandledException]) -> list[dict[str, Any]]:
     some = handled[-MAX_HANDLED:]
-    return [HANDLED_EXCEPTION.write(item, exception=_exception_to_pb(item.exception)) for item in some]
+    return [
+        HANDLED_EXCEPTION.write(item, exception=_exception_to_pb(item.exception)) for item in some
+    ]
 
 
 def _handled_from_pb(handled: Sequence[Any]) -> tuple[model.HandledException, ...]:
     reader = _ExceptionReader()
     last = handled[-MAX_HANDLED:]
-    return tuple(HANDLED_EXCEPTION.read(item, exception=reader.read(item.exception)) for item in last)
+    return tuple(
+        HANDLED_EXCEPTION.read(item, exception=reader.read(item.exception)) for item in last
+    )
 
 
 EXCEPTION = ValueCodec(
@@ -328,26 +402,47 @@ EXCEPTION = ValueCodec(
     is_optional=True,
     is_redacted=True,
 )
-HANDLED_EXCEPTIONS = ValueCodec(_handled_to_pb, _handled_from_pb, is_redacted=True, max_size=MAX_HANDLED)
-THREAD_FAILURES = ValueCodec(_thread_failures_to_pb, _thread_failures_from_pb, is_redacted=True, max_size=MAX_THREADS)
+HANDLED_EXCEPTIONS = ValueCodec(
+    _handled_to_pb,
+    _handled_from_pb,
+    is_redacted=True,
+    max_size=MAX_HANDLED,
+)
+THREAD_FAILURES = ValueCodec(
+    _thread_failures_to_pb,
+    _thread_failures_from_pb,
+    is_redacted=True,
+    max_size=MAX_THREADS,
+)
 
 
-# --- documents ------------------------------------------------------------------------------------------------------
+# --- documents ------------------------------------------------------------------------------------
 
 CONTAINER_ERROR = FieldTable(
     dict,
     (
         Field("code", LINE),
         Field("message", codecs.text(MAX_MESSAGE_CHARACTERS)),
-        Field("kind", codecs.enum_codec({Kind.NON_RECOVERABLE: 0, Kind.RECOVERABLE: 1}, Kind.NON_RECOVERABLE)),
-        Field("origin", codecs.enum_codec({Origin.UNKNOWN: 0, Origin.USER: 1, Origin.SYSTEM: 2}, Origin.UNKNOWN)),
+        Field(
+            "kind",
+            codecs.enum_codec({Kind.NON_RECOVERABLE: 0, Kind.RECOVERABLE: 1}, Kind.NON_RECOVERABLE),
+        ),
+        Field(
+            "origin",
+            codecs.enum_codec(
+                {Origin.UNKNOWN: 0, Origin.USER: 1, Origin.SYSTEM: 2}, Origin.UNKNOWN
+            ),
+        ),
         Field("worker", LINE),
     ),
 )
 """Flyte's part of a document except the time, which `WorkerError` and `Seal` name differently."""
 
-# a later version's writer is trusted the least: like the recorder, which saw a failure only from outside
-WRITER = codecs.enum_codec({Writer.STOCK: 0, Writer.WORKER: 1, Writer.AGENT: 2, Writer.RECORDER: 3}, Writer.RECORDER)
+# a later version's writer is trusted the least: like the recorder, which saw a failure only from
+# outside
+WRITER = codecs.enum_codec(
+    {Writer.STOCK: 0, Writer.WORKER: 1, Writer.AGENT: 2, Writer.RECORDER: 3}, Writer.RECORDER
+)
 SUBJECT = codecs.enum_codec({Subject.WORKER: 1, Subject.AGENT: 2}, Subject.WORKER)
 
 FAILURE = FieldTable(
@@ -363,7 +458,10 @@ FAILURE = FieldTable(
         Field("exception", EXCEPTION),
         Field("exit_code", codecs.OPTIONAL_NUMBER),
         Field("signal", LINE),
-        Field("sent_signals", codecs.list_codec(codecs.required_part(SENT_SIGNAL), MAX_NAMES, is_interned=True)),
+        Field(
+            "sent_signals",
+            codecs.list_codec(codecs.required_part(SENT_SIGNAL), MAX_NAMES, is_interned=True),
+        ),
         Field("in_flight", FLAG),
         Field("expired", codecs.optional_part(EXPIRED, _expired_from_pb)),
         Field("caused_by", codecs.optional_part(CAUSED_BY)),
@@ -373,7 +471,10 @@ FAILURE = FieldTable(
         Field("log_tail", codecs.text_tail(MAX_LOG_TAIL_CHARACTERS)),
         Field("thread_failures", THREAD_FAILURES),
         Field("handled_exceptions", HANDLED_EXCEPTIONS),
-        Field("collectives", codecs.list_codec(codecs.required_part(PROGRESS), MAX_NAMES, is_interned=True)),
+        Field(
+            "collectives",
+            codecs.list_codec(codecs.required_part(PROGRESS), MAX_NAMES, is_interned=True),
+        ),
         Field("resources", codecs.optional_part(RESOURCES, empty=Resources())),
         Field("system", codecs.optional_part(SYSTEM, empty=SystemState())),
         Field("versions", VERSIONS),
@@ -393,7 +494,7 @@ SEAL = FieldTable(
 """firstfault's part of a sealed verdict; the texts in its JSON are already redacted."""
 
 
-# --- the roster -----------------------------------------------------------------------------------------------------
+# --- the roster -----------------------------------------------------------------------------------
 
 RECEIPT = FieldTable(
     model.Receipt,
@@ -408,7 +509,11 @@ RECEIPT = FieldTable(
 )
 
 LOG_TAIL = FieldTable(
-    model.LogTail, (Field("rank", COUNT, "global_rank"), Field("text", codecs.text_tail(MAX_ROSTER_LOG_CHARACTERS)))
+    model.LogTail,
+    (
+        Field("rank", COUNT, "global_rank"),
+        Field("text", codecs.text_tail(MAX_ROSTER_LOG_CHARACTERS)),
+    ),
 )
 
 SETUP = FieldTable(
@@ -428,7 +533,12 @@ def _setup_from_pb(setup: Any) -> Any:
 
 
 TRAINING_PROGRESS = FieldTable(
-    model.Progress, (Field("collectives", LONG), Field("seconds", codecs.NUMBER), Field("idle_seconds", codecs.NUMBER))
+    model.Progress,
+    (
+        Field("collectives", LONG),
+        Field("seconds", codecs.NUMBER),
+        Field("idle_seconds", codecs.NUMBER),
+    ),
 )
 
 
@@ -440,7 +550,9 @@ def _progress_from_pb(progress: Any) -> Any:
 PRESENCE = FieldTable(
     model.NodePresence,
     (
-        Field("phase", codecs.enum_codec({Phase.JOINED: 1, Phase.FAILED: 2, Phase.SUCCEEDED: 3}, None)),
+        Field(
+            "phase", codecs.enum_codec({Phase.JOINED: 1, Phase.FAILED: 2, Phase.SUCCEEDED: 3}, None)
+        ),
         Field("place", codecs.required_part(PLACE)),
         Field("receipts", codecs.list_codec(codecs.required_part(RECEIPT))),
         Field("timestamp_ns", TIME, "wall_time_ns"),
@@ -448,7 +560,10 @@ PRESENCE = FieldTable(
         Field("first_failure_reason", LINE),
         Field("log_tails", codecs.list_codec(codecs.required_part(LOG_TAIL), MAX_ROSTER_LOGS)),
         Field("setup", codecs.optional_part(SETUP, _setup_from_pb, empty=NodeSetup())),
-        Field("progress", codecs.optional_part(TRAINING_PROGRESS, _progress_from_pb, empty=model.Progress())),
+        Field(
+            "progress",
+            codecs.optional_part(TRAINING_PROGRESS, _progress_from_pb, empty=model.Progress()),
+        ),
         Field("finished_ranks", codecs.list_codec(COUNT, MAX_WORKERS)),
     ),
 )

@@ -1,7 +1,9 @@
-"""Parses dumps of torch's flight recorder: a rank's collective counters in each of its process groups.
+"""Parses dumps of torch's flight recorder:
+a rank's collective counters in each of its process groups.
 
-The numbers in ``pg_status`` and ``pg_id`` count one rank's groups in order of creation, so two ranks may number
-different groups alike. A group's identity is its name; ``pg_config`` lists its members under that name.
+The numbers in ``pg_status`` and ``pg_id`` count one rank's groups in order of creation, so two
+ranks may number different groups alike. A group's identity is its name; ``pg_config`` lists its
+members under that name.
 """
 
 from __future__ import annotations
@@ -27,16 +29,22 @@ COMPLETED_STATE = "completed"
 
 
 def parse_flight_recorder(dumps: Iterable[Mapping[str, Any]]) -> tuple[CollectiveProgress, ...]:
-    """Return one rank's progress in each group, sorted by group, from the dumps of all its recorders."""
+    """Return one rank's progress in each group, sorted by group,
+    from the dumps of all its recorders.
+    """
     seen_entries: list[Any] = []
     found: dict[str, CollectiveProgress] = {}
     for dump in dumps:
         if dump.get("entries") in seen_entries:
-            continue  # some versions of torch dump the same recorder through both of their functions
+            # some versions of torch dump the same recorder through both of their functions
+            continue
         seen_entries.append(dump.get("entries"))
         for progress in _read_groups(dump):
             # one process group may have a backend per device
-            name, backend = progress.group, progress.last_operation.partition(":")[0] or "other backend"
+            name, backend = (
+                progress.group,
+                progress.last_operation.partition(":")[0] or "other backend",
+            )
             name = f"{name}, {backend}" if name in found else name
             found[name or f" {len(found)}"] = replace(progress, group=name)
     return tuple(found[name] for name in sorted(found))
@@ -57,14 +65,24 @@ def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
             name_by_number[number] = name
             entries[number].append(_to_collective(entry))
             retired.update([number] if entry.get("retired") else ())
-    used = [number for number, state in states.items() if _to_mapping(state).get("last_enqueued_collective") != -1]
-    names = _match_group_names(used, config, name_by_number) | _match_group_names(states, config, name_by_number)
+    used = [
+        number
+        for number, state in states.items()
+        if _to_mapping(state).get("last_enqueued_collective") != -1
+    ]
+    names = _match_group_names(used, config, name_by_number) | _match_group_names(
+        states, config, name_by_number
+    )
     found = []
     for number, state in sorted(states.items()):
         with suppress(KeyError, TypeError, ValueError):
-            enqueued, completed = int(state["last_enqueued_collective"]), int(state["last_completed_collective"])
+            enqueued, completed = (
+                int(state["last_enqueued_collective"]),
+                int(state["last_completed_collective"]),
+            )
             collectives = [entry for entry in entries[number] if not entry.is_p2p]
-            # torch 2.15 hooks its recorder into backends other than NCCL; that one counts from 0 ...
+            # torch 2.15 hooks its recorder into backends other than NCCL; that one counts from 0
+            # ...
             uncounted = max(collectives[-1].sequence - enqueued, 0) if collectives else 0
             # ... and retires a collective immediately if the backend has no completion hooks
             has_no_hooks = uncounted and completed < 0 and number in retired
@@ -86,7 +104,11 @@ def _keep_recent(entries: Sequence[Collective], completed: int | None) -> tuple[
     """Return the latest collectives and the first incomplete one."""
     last = tuple(entries[-MAX_COLLECTIVES_KEPT:])
     rest = entries[: -len(last)] if last and completed is not None else ()
-    incomplete = (entry for entry in rest if entry.state != COMPLETED_STATE and entry.sequence > (completed or 0))
+    incomplete = (
+        entry
+        for entry in rest
+        if entry.state != COMPLETED_STATE and entry.sequence > (completed or 0)
+    )
     return (*islice(incomplete, 1), *last)
 
 
@@ -94,23 +116,39 @@ def _to_mapping(value: Any) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else {}
 
 
-# --- names and members of groups ------------------------------------------------------------------------------------
+# --- names and members of groups ------------------------------------------------------------------
 
 
-def _match_group_names(numbers: Iterable[str], names: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of a rank's groups by the rank's own group numbers, for the groups that can be matched."""
-    # Numbers and names both increase in the order of creation. `known` pairs, from entries, are anchors: between two of
-    # them, equally many numbers and names match one to one. If the names include groups that the rank doesn't use, a
-    # number is an index into the sorted names.
+def _match_group_names(
+    numbers: Iterable[str], names: Iterable[str], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the names of a rank's groups by the rank's own group numbers,
+    for the groups that can be matched.
+    """
+    # Numbers and names both increase in the order of creation. `known` pairs, from entries, are
+    # anchors: between two of them, equally many numbers and names match one to one. If the names
+    # include groups that the rank doesn't use, a number is an index into the sorted names.
     sorted_names = sorted(filter(str.isdecimal, names), key=int)
     index_by_name = {name: index for index, name in enumerate(sorted_names)}
     order = sorted(filter(str.isdecimal, numbers), key=int)
-    anchors = [(index, index_by_name[known[at]]) for index, at in enumerate(order) if known.get(at) in index_by_name]
+    anchors = [
+        (index, index_by_name[known[at]])
+        for index, at in enumerate(order)
+        if known.get(at) in index_by_name
+    ]
     found = dict(known)
-    for (number, name), (next_number, next_name) in pairwise([(-1, -1), *anchors, (len(order), len(sorted_names))]):
+    for (number, name), (next_number, next_name) in pairwise(
+        [(-1, -1), *anchors, (len(order), len(sorted_names))]
+    ):
         if next_number - number == next_name - name:
-            found.update(zip(order[number + 1 : next_number], sorted_names[name + 1 : next_name], strict=True))
-    by_index = {number: sorted_names[int(number)] for number in order if int(number) < len(sorted_names)}
+            found.update(
+                zip(
+                    order[number + 1 : next_number], sorted_names[name + 1 : next_name], strict=True
+                )
+            )
+    by_index = {
+        number: sorted_names[int(number)] for number in order if int(number) < len(sorted_names)
+    }
     agrees = all(by_index.get(number, "") in {"", name} for number, name in found.items())
     return by_index | found if len(order) < len(sorted_names) and agrees else found
 
@@ -124,7 +162,7 @@ def _parse_ranks(text: str) -> tuple[int, ...]:
         return ()
 
 
-# --- entries --------------------------------------------------------------------------------------------------------
+# --- entries --------------------------------------------------------------------------------------
 
 
 def _to_collective(entry: Mapping[str, Any]) -> Collective:
@@ -132,8 +170,12 @@ def _to_collective(entry: Mapping[str, Any]) -> Collective:
     return Collective(
         sequence=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or 0),
         operation=str(entry["profiling_name"]),
-        sizes=_format_arrow(_format_sizes(entry.get("input_sizes")), _format_sizes(entry.get("output_sizes"))),
-        dtypes=_format_arrow(_join_names(entry.get("input_dtypes")), _join_names(entry.get("output_dtypes"))),
+        sizes=_format_arrow(
+            _format_sizes(entry.get("input_sizes")), _format_sizes(entry.get("output_sizes"))
+        ),
+        dtypes=_format_arrow(
+            _join_names(entry.get("input_dtypes")), _join_names(entry.get("output_dtypes"))
+        ),
         state=str(entry.get("state") or ""),
         is_p2p=is_p2p,
     )

@@ -1,7 +1,8 @@
-"""The JSON schemas of a verdict and a decision, ``firstfault.verdict/v1``, and of a restart, ``firstfault.restart/v1``.
+"""The JSON schemas of a verdict and a decision, ``firstfault.verdict/v1``, and of a restart,
+``firstfault.restart/v1``.
 
-A table lists the keys of each object; it writes, reads and describes the object. ``json_schemas.toml`` has the keys'
-meanings, for docs.
+A table lists the keys of each object; it writes, reads and describes the object.
+``json_schemas.toml`` has the keys' meanings, for docs.
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ MAX_RANKS = 100_000
 """Ranks of a verdict, when read."""
 MAX_SENTENCES = 1_000
 """Reasons, suspects, victims and notes, each, when read; writers stay far below."""
-FOREIGN_TEXT_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+FOREIGN_TEXT_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 """Errors that reading a text of any other format may raise."""
 NS_PER_SECOND = 1_000_000_000
 MAX_COUNT = 2**32
 MAX_LOST_SECONDS = 100 * 366 * 86_400.0
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,9 @@ class JsonField:
     is_flat: bool = False
     """Whether the keys of the nested object are attributes of the surrounding model."""
     default: Any = None
-    """Its JSON value in documents of earlier versions, which lack the key; None: no version lacked it."""
+    """Its JSON value in documents of earlier versions, which lack the key; None:
+    no version lacked it.
+    """
 
 
 class JsonObject(JsonType):
@@ -70,14 +80,20 @@ class JsonObject(JsonType):
 
         def write(value: Any) -> dict[str, Any]:
             return {
-                field.key: field.json_type.write(value if field.is_flat else getattr(value, field.name or field.key))
+                field.key: field.json_type.write(
+                    value if field.is_flat else getattr(value, field.name or field.key)
+                )
                 for field in fields
             }
 
         def read(json_value: Any) -> Any:
             attributes: dict[str, Any] = {}
             for field in fields:  # keys of a later version are ignored
-                value = json_value[field.key] if field.default is None else json_value.get(field.key, field.default)
+                value = (
+                    json_value[field.key]
+                    if field.default is None
+                    else json_value.get(field.key, field.default)
+                )
                 part = field.json_type.read(value)
                 attributes |= part if field.is_flat else {field.name or field.key: part}
             return model(**attributes)
@@ -117,11 +133,17 @@ def _list_type(json_type: JsonType, limit: int) -> JsonType:
             raise ValueError(f"expected a list of at most {limit}")
         return tuple(map(json_type.read, value))
 
-    return JsonType({"type": "array", "items": json_type.schema}, read, lambda items: list(map(json_type.write, items)))
+    return JsonType(
+        {"type": "array", "items": json_type.schema},
+        read,
+        lambda items: list(map(json_type.write, items)),
+    )
 
 
 def format_timestamp(timestamp_ns: int | None) -> str | None:
-    """Format as RFC 3339 in UTC with nine decimals; None for None and for a time beyond the year 9999."""
+    """Format as RFC 3339 in UTC with nine decimals;
+    None for None and for a time beyond the year 9999.
+    """
     if timestamp_ns is None:
         return None
     seconds, nanos = divmod(timestamp_ns, NS_PER_SECOND)
@@ -140,7 +162,9 @@ def parse_timestamp(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    from google.protobuf.timestamp_pb2 import Timestamp  # noqa: PLC0415 - writers of reports don't need it
+    from google.protobuf.timestamp_pb2 import (  # noqa: PLC0415 - writers of reports don't need it
+        Timestamp,
+    )
 
     stamp = Timestamp()
     stamp.FromJsonString(text)
@@ -148,16 +172,25 @@ def parse_timestamp(text: str | None) -> int | None:
 
 
 TEXT = JsonType({"type": "string"}, lambda value: _check_type(str, value))
-LINE = JsonType(TEXT.schema, lambda value: clean(_check_type(str, value), MAX_LINE), lambda text: clean(text, MAX_LINE))
+LINE = JsonType(
+    TEXT.schema,
+    lambda value: clean(_check_type(str, value), MAX_LINE),
+    lambda text: clean(text, MAX_LINE),
+)
 FLAG = JsonType({"type": "boolean"}, lambda value: _check_type(bool, value))
-COUNT = JsonType({"type": "integer", "minimum": 0}, lambda value: _check_range(MAX_COUNT, _check_type(int, value)))
-SECONDS = JsonType({"type": "number", "minimum": 0}, lambda value: float(_check_range(MAX_LOST_SECONDS, value)))
+COUNT = JsonType(
+    {"type": "integer", "minimum": 0},
+    lambda value: _check_range(MAX_COUNT, _check_type(int, value)),
+)
+SECONDS = JsonType(
+    {"type": "number", "minimum": 0}, lambda value: float(_check_range(MAX_LOST_SECONDS, value))
+)
 TIME = JsonType({"$ref": "#/$defs/time"}, parse_timestamp, format_timestamp)
 SENTENCES = _list_type(TEXT, MAX_SENTENCES)
 CONFIDENCE = JsonType({"enum": ["high", "medium", "low"]}, TEXT.read)
 
 
-# --- verdict and decision -------------------------------------------------------------------------------------------
+# --- verdict and decision -------------------------------------------------------------------------
 
 
 def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
@@ -211,7 +244,10 @@ VERDICT = JsonObject(
     JsonField("why", SENTENCES),
     JsonField("suspects", _list_type(SUSPECT, MAX_SENTENCES)),
     JsonField(
-        "victims", JsonObject(model.Victims, JsonField("count", COUNT), JsonField("ranks", VICTIM_LINES, "by_rank"))
+        "victims",
+        JsonObject(
+            model.Victims, JsonField("count", COUNT), JsonField("ranks", VICTIM_LINES, "by_rank")
+        ),
     ),
     JsonField("coverage", COVERAGE),
     JsonField("settled", FLAG),
@@ -236,7 +272,11 @@ DECISION = JsonObject(
 
 def to_json(verdict: Verdict, decision: Decision) -> str:
     """Return ``{"schema", "verdict", "decision"}`` as one line of JSON."""
-    document = {"schema": SCHEMA, "verdict": verdict_to_dict(verdict), "decision": DECISION.write(decision)}
+    document = {
+        "schema": SCHEMA,
+        "verdict": verdict_to_dict(verdict),
+        "decision": DECISION.write(decision),
+    }
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
@@ -256,7 +296,9 @@ def from_json(text: str) -> tuple[Verdict, Decision] | None:
 
 
 def restore_seal(name: str, text: str) -> Seal | None:
-    """Return the seal whose JSON this is, from a file that has nothing else; None for any other text."""
+    """Return the seal whose JSON this is, from a file that has nothing else;
+    None for any other text.
+    """
     if (sealed := from_json(text)) is None:
         return None
     verdict, decision = sealed
@@ -284,7 +326,7 @@ def _parse_with_schema(schema: str, text: str | bytes) -> Any:
     return document
 
 
-# --- restarts -------------------------------------------------------------------------------------------------------
+# --- restarts -------------------------------------------------------------------------------------
 
 WORLD_SIZES = JsonObject(
     dict,

@@ -1,4 +1,6 @@
-"""A training step in which rank 0 is killed after it has made a deck; ``firstfault run`` starts it."""
+"""A training step in which rank 0 is killed after it has made a deck;
+``firstfault run`` starts it.
+"""
 
 import datetime as dt
 import json
@@ -26,7 +28,10 @@ def _until_kept() -> None:
         time.sleep(_POLL_S)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False), enable_deck=True)
+@task(
+    task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False),
+    enable_deck=True,
+)
 def train() -> float:
     """Make a deck on both ranks, which are on two nodes; then rank 0 is killed."""
     import torch  # noqa: PLC0415 - only workers need it

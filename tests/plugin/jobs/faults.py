@@ -11,7 +11,15 @@ from marking import MARKS, mark
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 
 
-@task(task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", increase_shared_mem=False, settle_seconds=2))
+@task(
+    task_config=Elastic(
+        nnodes=1,
+        nproc_per_node=2,
+        start_method="fork",
+        increase_shared_mem=False,
+        settle_seconds=2,
+    )
+)
 def one_node() -> int:
     """Wait for ever on one node."""
     mark(os.environ["RANK"])
@@ -52,9 +60,13 @@ class Slow:
         return {"seconds": self.seconds}
 
 
-@task(task_config=Elastic(nnodes=3, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+@task(
+    task_config=Elastic(nnodes=3, nproc_per_node=1, start_method="fork", increase_shared_mem=False)
+)
 def handled(seconds: float) -> Slow:
-    """One rank handles an exception whose handler destroys the process group; rank 0's output is slow to write."""
+    """One rank handles an exception whose handler destroys the process group;
+    rank 0's output is slow to write.
+    """
     import torch.distributed as dist  # noqa: PLC0415 - only workers need it
 
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))

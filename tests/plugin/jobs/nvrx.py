@@ -27,7 +27,8 @@ SECOND = dt.timedelta(seconds=1)
     monitor_thread_interval=0.1 * SECOND,
     monitor_process_interval=0.2 * SECOND,
 )
-def loop(faults: list, call: Optional[CallWrapper] = None) -> str:  # noqa: UP045 - the form that NVIDIA's wrapper knows
+# the form that NVIDIA's wrapper knows
+def loop(faults: list, call: Optional[CallWrapper] = None) -> str:  # noqa: UP045
     """Train; return what rank 0 saw."""
     assert call is not None
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,6 +1,8 @@
-"""A task in which each attempt, or each round, fails in the way that its inputs ask for; no process group.
+"""A task in which each attempt, or each round, fails in the way that its inputs ask for;
+no process group.
 
-`lab/benchmarks/soak.py` runs it: each worker writes a mark and waits until the soak has looked at the processes.
+`lab/benchmarks/soak.py` runs it: each worker writes a mark and waits until the soak has looked at
+the processes.
 """
 
 import ctypes
@@ -50,8 +52,12 @@ def fail(kind: str) -> None:
 
 
 def work(faults: list[str]) -> int:
-    """Fail as this attempt's or round's fault says ("kind@rank"), or return the number of the round."""
-    attempt, restart = (int(os.environ[name]) for name in ("FLYTE_ATTEMPT_NUMBER", "TORCHELASTIC_RESTART_COUNT"))
+    """Fail as this attempt's or round's fault says ("kind@rank"),
+    or return the number of the round.
+    """
+    attempt, restart = (
+        int(os.environ[name]) for name in ("FLYTE_ATTEMPT_NUMBER", "TORCHELASTIC_RESTART_COUNT")
+    )
     kind, _, rank = faults[attempt + restart].partition("@")
     marks, own = Path(os.environ["MARKS"]), os.environ["RANK"]
     part = marks / f"{attempt}-{restart}-{own}.part"
@@ -73,7 +79,11 @@ def if_asked(verdict: Verdict, context: RetryContext) -> Vote:
     return Vote(retry="SOAK_RETRY" in os.environ, reason="the soak continues", origin=Origin.USER)
 
 
-OPTIONS = {"increase_shared_mem": False, "settle_seconds": 5, "retry_policy": default_policy() | if_asked}
+OPTIONS = {
+    "increase_shared_mem": False,
+    "settle_seconds": 5,
+    "retry_policy": default_policy() | if_asked,
+}
 
 
 @task(task_config=Elastic(nproc_per_node=2, start_method="fork", **OPTIONS))

@@ -36,7 +36,9 @@ def await_mark(name: str) -> None:
 
 
 def trained(how: str) -> float:
-    """Return the loss; rank 1 aborts at its interpreter's exit, or in "early" while rank 0 still trains."""
+    """Return the loss; rank 1 aborts at its interpreter's exit,
+    or in "early" while rank 0 still trains.
+    """
     import torch  # noqa: PLC0415 - only workers need it
     import torch.distributed as dist  # noqa: PLC0415
 

@@ -1,4 +1,6 @@
-"""Loaded by each Python process of a test: what opens, makes or lists a path in DEAD_FOLDER waits for ever."""
+"""Loaded by each Python process of a test: what opens,
+makes or lists a path in DEAD_FOLDER waits for ever.
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""Finds an attempt's output prefix by asking flyteadmin: ``flyte://project/domain/execution/node/attempt``."""
+"""Finds an attempt's output prefix by asking flyteadmin:
+``flyte://project/domain/execution/node/attempt``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ _PAGE = 100
 _ATTEMPT = re.compile(r"[0-9]{1,9}")
 _DEEPEST = 8
 """Subworkflows, dynamic tasks and launch plans within each other."""
-_FORM = "flyte://project/domain/execution, then /node and /attempt if you want another than the one that failed"
+_FORM = (
+    "flyte://project/domain/execution, then /node and /attempt if you want another than the one"
+    " that failed"
+)
 
 _FAILED = {core.NodeExecution.FAILED, core.NodeExecution.FAILING, core.NodeExecution.TIMED_OUT}
 _FAILED_TASK = {core.TaskExecution.FAILED, core.TaskExecution.ABORTED}
@@ -44,13 +49,17 @@ def output_prefix(uri: str) -> str:
         FirstFaultError: flyteadmin refused, or didn't answer within 10 s.
     """
     parts = uri.partition("://")[2].strip("/").split("/")
-    if not 3 <= len(parts) <= 5 or not all(parts) or not (len(parts) < 5 or _ATTEMPT.fullmatch(parts[4])):  # noqa: PLR2004
+    if (
+        not 3 <= len(parts) <= 5  # noqa: PLR2004
+        or not all(parts)
+        or not (len(parts) < 5 or _ATTEMPT.fullmatch(parts[4]))  # noqa: PLR2004
+    ):
         raise UsageError(f"{uri!r} names no execution of Flyte; write {_FORM}")
     config_file = get_config_file(None)
     if Platform.URL.read(config_file) is None:
         raise UsageError(
-            f"flytekit is not configured, so {uri!r} cannot be looked up; set FLYTE_PLATFORM_URL, or FLYTECTL_CONFIG, "
-            "or write ~/.flyte/config.yaml"
+            f"flytekit is not configured, so {uri!r} cannot be looked up; set FLYTE_PLATFORM_URL,"
+            " or FLYTECTL_CONFIG, or write ~/.flyte/config.yaml"
         )
     config = PlatformConfig.auto(config_file)
     project, domain, name, *rest = parts
@@ -58,19 +67,29 @@ def output_prefix(uri: str) -> str:
 
     def ask() -> str:
         admin = _Admin(RawSynchronousFlyteClient(config))
-        return admin.output_prefix(uri, execution, rest[0] if rest else "", int(rest[1]) if rest[1:] else None)
+        return admin.output_prefix(
+            uri,
+            execution,
+            rest[0] if rest else "",
+            int(rest[1]) if rest[1:] else None,
+        )
 
     return _answer(ask, config.endpoint)
 
 
 def _answer(ask: Callable[[], str], endpoint: str) -> str:
     """Return what `ask` returns, within the limit: flytekit's retries and logins have no limit."""
-    answer, error = call_with_timeout(partial(try_call, ask, Exception), _SECONDS, "asking flyteadmin") or (None, None)
+    answer, error = call_with_timeout(
+        partial(try_call, ask, Exception), _SECONDS, "asking flyteadmin"
+    ) or (None, None)
     if answer is not None:
         return answer
-    # A client that waits for a login or retries stays behind in its daemon thread; the command ends without it.
+    # A client that waits for a login or retries stays behind in its daemon thread; the command ends
+    # without it.
     if error is None:
-        raise FirstFaultError(f"flyteadmin at {endpoint} didn't respond within {_SECONDS:g} s; check the endpoint")
+        raise FirstFaultError(
+            f"flyteadmin at {endpoint} didn't respond within {_SECONDS:g} s; check the endpoint"
+        )
     if isinstance(error, FirstFaultError):
         raise error
     cause = error.__cause__ or error
@@ -85,10 +104,18 @@ class _Admin:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def output_prefix(self, uri: str, execution: WorkflowExecutionIdentifier, node: str, attempt: int | None) -> str:
+    def output_prefix(
+        self,
+        uri: str,
+        execution: WorkflowExecutionIdentifier,
+        node: str,
+        attempt: int | None,
+    ) -> str:
         """Return the output prefix; see the function of the same name."""
         try:
-            found = self._client.get_execution(execution_pb2.WorkflowExecutionGetRequest(id=execution))
+            found = self._client.get_execution(
+                execution_pb2.WorkflowExecutionGetRequest(id=execution)
+            )
         except FlyteEntityNotExistException as error:
             raise ObjectNotFoundError(f"flyteadmin has no execution {uri!r}; {_FORM}") from error
         if node:
@@ -97,19 +124,27 @@ class _Admin:
         failed = self._failed_node(execution)
         if failed is None:
             phase = core.WorkflowExecution.Phase.Name(found.closure.phase)
-            raise ObjectNotFoundError(f"no node of {uri!r} failed with a task; its phase is {phase}; name a node")
+            raise ObjectNotFoundError(
+                f"no node of {uri!r} failed with a task; its phase is {phase}; name a node"
+            )
         return self._of_node(uri, failed, attempt)
 
     def _failed_node(
-        self, execution: WorkflowExecutionIdentifier, parent: str = "", depth: int = 0
+        self,
+        execution: WorkflowExecutionIdentifier,
+        parent: str = "",
+        depth: int = 0,
     ) -> NodeExecutionIdentifier | None:
         """Return the first node that failed and ran a task, in the order of their failures."""
-        failed = [node for node in self._list_nodes(execution, parent) if node.closure.phase in _FAILED]
+        failed = [
+            node for node in self._list_nodes(execution, parent) if node.closure.phase in _FAILED
+        ]
         for node in sorted(failed, key=lambda node: node.closure.updated_at.ToNanoseconds()):
             launched = node.closure.workflow_node_metadata.executionId
             deeper = None
-            # Look inside a parent first. It usually fails because of a node inside it, in the same execution
-            # (subworkflow, dynamic task) or in a launched one, and that node ran the task with the documents.
+            # Look inside a parent first. It usually fails because of a node inside it, in the same
+            # execution (subworkflow, dynamic task) or in a launched one, and that node ran the task
+            # with the documents.
             if node.metadata.is_parent_node and depth < _DEEPEST:
                 deeper = self._failed_node(node.id.execution_id, node.id.node_id, depth + 1)
             elif launched.name and depth < _DEEPEST:
@@ -122,22 +157,32 @@ class _Admin:
         return None
 
     def _of_node(self, uri: str, node: NodeExecutionIdentifier, attempt: int | None) -> str:
-        """Return the output prefix of an attempt of a node; by default the last one that failed, else the last one."""
-        tasks = [task for task in self._list_tasks(node) if attempt in {None, task.id.retry_attempt}]
+        """Return the output prefix of an attempt of a node; by default the last one that failed,
+        else the last one.
+        """
+        tasks = [
+            task for task in self._list_tasks(node) if attempt in {None, task.id.retry_attempt}
+        ]
         if not tasks:
             which = "has run no task" if attempt is None else f"has no attempt {attempt}"
             raise ObjectNotFoundError(f"node {node.node_id!r} of {uri!r} {which}")
-        task = max(tasks, key=lambda task: (task.closure.phase in _FAILED_TASK, task.id.retry_attempt))
+        task = max(
+            tasks, key=lambda task: (task.closure.phase in _FAILED_TASK, task.id.retry_attempt)
+        )
         for known in (task.closure.error.error_uri, task.closure.output_uri):
             if known:
                 return str(known.rpartition("/")[0] if known.endswith(".pb") else known.rstrip("/"))
         # Flyte puts the attempts next to the node's inputs
         folder = task.input_uri.rpartition("/")[0]
         if not folder:
-            raise ObjectNotFoundError(f"flyteadmin returned no output location for node {node.node_id!r} of {uri!r}")
+            raise ObjectNotFoundError(
+                f"flyteadmin returned no output location for node {node.node_id!r} of {uri!r}"
+            )
         return f"{folder}/{task.id.retry_attempt}"
 
-    def _list_nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:
+    def _list_nodes(
+        self, execution: WorkflowExecutionIdentifier, parent: str
+    ) -> Iterator[NodeExecution]:
         kind = node_execution_pb2.NodeExecutionListRequest
         request = partial(kind, workflow_execution_id=execution, unique_parent_id=parent)
         for page in _list_pages(self._client.list_node_executions_paginated, request):
@@ -145,7 +190,9 @@ class _Admin:
 
     def _list_tasks(self, node: NodeExecutionIdentifier) -> Iterator[TaskExecution]:
         by_age = common_pb2.Sort(key="created_at", direction=common_pb2.Sort.ASCENDING)
-        request = partial(task_execution_pb2.TaskExecutionListRequest, node_execution_id=node, sort_by=by_age)
+        request = partial(
+            task_execution_pb2.TaskExecutionListRequest, node_execution_id=node, sort_by=by_age
+        )
         for page in _list_pages(self._client.list_task_executions_paginated, request):
             yield from page.task_executions
 

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.cli import EXIT, complete_files, complete_strategies, debug_option, show_report, write_file
+from firstfault.cli import (
+    EXIT,
+    complete_files,
+    complete_strategies,
+    debug_option,
+    show_report,
+    write_file,
+)
 from firstfault_torch.guard import suppress_internal_errors
 from flytekitplugins.firstfault.local import shown
 
@@ -27,15 +34,17 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.local.runner import LocalAttempt, Look, RunResult, Tell
 
 for _package in ("flytekit", "torch", "cloudpickle"):
-    # The CLI turns an ImportError of this module into an advice on what to install. find_spec looks for the packages
-    # without importing them, which takes seconds.
+    # The CLI turns an ImportError of this module into an advice on what to install. find_spec looks
+    # for the packages without importing them, which takes seconds.
     if importlib.util.find_spec(_package) is None:
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 SCHEMA = "firstfault.run/v1"
 
 
-def _parse_environment(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_environment(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
     pairs = {}
     for value in values:
         name, found, text = value.partition("=")
@@ -48,8 +57,15 @@ def _parse_environment(_context: click.Context, _parameter: click.Parameter, val
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("task")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of pods; overrides the task's nnodes.")
-@click.option("--inputs", metavar="JSON", help="""The task's inputs as an object, '{"epochs": 3}'.""")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of pods; overrides the task's nnodes.",
+)
+@click.option(
+    "--inputs", metavar="JSON", help="""The task's inputs as an object, '{"epochs": 3}'."""
+)
 @click.option(
     "--store",
     default=".firstfault/runs",
@@ -66,7 +82,12 @@ def _parse_environment(_context: click.Context, _parameter: click.Parameter, val
     metavar="K=V",
     help="An environment variable for every pod.",
 )
-@click.option("--retries", type=click.IntRange(min=0), metavar="R", help="Overrides the task's retries.")
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    metavar="R",
+    help="Overrides the task's retries.",
+)
 @click.option(
     "--system-retries",
     type=click.IntRange(min=0),
@@ -81,14 +102,26 @@ def _parse_environment(_context: click.Context, _parameter: click.Parameter, val
     shell_complete=complete_strategies,
     help="How the root cause is found; overrides the task's.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit of an attempt.")
-@click.option("--json", "as_json", is_flag=True, help="End stdout with one JSON line (firstfault.run/v1).")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Limit of an attempt.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="End stdout with one JSON line (firstfault.run/v1).",
+)
 @debug_option
 def run(as_json: bool, timeout: float | None, **options: Any) -> int:
-    """Run TASK of FILE on this machine, each node as a process, and report the root cause if it fails.
+    """Run TASK of FILE on this machine, each node as a process, and report the root cause if it
+    fails.
 
-    A terminal shows the nodes and their ranks while they run. If an attempt fails, the command writes an HTML report
-    on the last failed one, with all attempts side by side, and prints its path.
+    A terminal shows the nodes and their ranks while they run. If an attempt fails, the command
+    writes an HTML report on the last failed one, with all attempts side by side, and prints its
+    path.
 
     \b
     Exit codes: 0 success, 10 root cause found and not to be retried,
@@ -102,11 +135,14 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
       firstfault run examples/ddp.py train --store s3://bucket/runs --timeout 600
       firstfault run examples/ddp.py train --env NCCL_DEBUG=INFO --json
     """  # noqa: D301 - click keeps the line breaks after it
-    from flytekitplugins.firstfault.local.runner import RunSettings, run_task  # noqa: PLC0415 - as above
+    from flytekitplugins.firstfault.local.runner import (  # noqa: PLC0415 - as above
+        RunSettings,
+        run_task,
+    )
 
     settings = RunSettings(timeout_seconds=timeout, **options)
-    # Signal handlers outermost, so they are restored last: a second Ctrl-C must still find ours while the pods are
-    # ended and the view is closed.
+    # Signal handlers outermost, so they are restored last: a second Ctrl-C must still find ours
+    # while the pods are ended and the view is closed.
     with _handle_signals(), _show_progress() as (tell, look):
         result = run_task(settings, tell, look)
     if not as_json:
@@ -116,7 +152,15 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
     if as_json:
         parts = {"schema": SCHEMA, "status": result.status, "outputs": result.outputs}
         attempts = [_attempt_to_dict(attempt) for attempt in result.attempts]
-        click.echo(json.dumps({**parts, "report": str(report) if report is not None else None, "attempts": attempts}))
+        click.echo(
+            json.dumps(
+                {
+                    **parts,
+                    "report": str(report) if report is not None else None,
+                    "attempts": attempts,
+                }
+            )
+        )
     elif result.status == "succeeded":
         click.echo(f"succeeded: {json.dumps(result.outputs)}")
     if report is not None:
@@ -143,7 +187,8 @@ def _handle_signals() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # also SIGINT, because flytekit's handler exits with 1; what nohup or a shell ignores stays ignored
+    # also SIGINT, because flytekit's handler exits with 1; what nohup or a shell ignores stays
+    # ignored
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours = [number for number, handler in before.items() if handler not in {signal.SIG_IGN, None}]
     for number in ours:
@@ -157,7 +202,9 @@ def _handle_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _show_progress() -> Iterator[tuple[Tell, Look]]:
-    """Yield a function that prints a line about a step, and one that shows an attempt's nodes on a terminal."""
+    """Yield a function that prints a line about a step,
+    and one that shows an attempt's nodes on a terminal.
+    """
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - only on a terminal
 
@@ -173,7 +220,9 @@ def _show_progress() -> Iterator[tuple[Tell, Look]]:
 
 
 def _report(result: RunResult, attempt: LocalAttempt) -> Report | None:
-    """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
+    """Return the report on an attempt, with all attempts side by side;
+    None if the attempt has no error document.
+    """
     from firstfault.report.data import report_conclusion, with_attempts  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
@@ -189,14 +238,25 @@ def _summarize(attempt: LocalAttempt) -> AttemptSummary:
 
     conclusion = attempt.conclusion
     if conclusion is None:
-        note = "succeeded" if attempt.status == "succeeded" else f"{attempt.status}, without an error document"
+        note = (
+            "succeeded"
+            if attempt.status == "succeeded"
+            else f"{attempt.status}, without an error document"
+        )
         return AttemptSummary(attempt.number, note=note, seconds=attempt.total_seconds)
-    summary = summarize_attempt(attempt.number, conclusion.job, conclusion.verdict, conclusion.decision)
+    summary = summarize_attempt(
+        attempt.number,
+        conclusion.job,
+        conclusion.verdict,
+        conclusion.decision,
+    )
     return replace(summary, seconds=attempt.total_seconds)
 
 
 def _write_report(result: RunResult) -> Path | None:
-    """Write the HTML report on the last failed attempt; return its path, or None if it wasn't written."""
+    """Write the HTML report on the last failed attempt; return its path,
+    or None if it wasn't written.
+    """
     failed = [attempt for attempt in result.attempts if attempt.conclusion is not None]
     report = _report(result, failed[-1]) if failed else None
     if report is None:
@@ -233,16 +293,30 @@ def _attempt_to_dict(attempt: LocalAttempt) -> dict[str, Any]:
     conclusion, seen = attempt.conclusion, attempt.seen
     error: dict[str, Any] | None = None
     if seen is not None:
-        error = {"code": seen.code, "message": seen.message, "kind": seen.kind.value, "origin": seen.origin.value}
+        error = {
+            "code": seen.code,
+            "message": seen.message,
+            "kind": seen.kind.value,
+            "origin": seen.origin.value,
+        }
         error |= {"worker": seen.worker, "timestamp": json_schemas.format_timestamp(fault_ns(seen))}
-    after_fault = {f"fault_to_{moment}": seconds for moment, seconds in attempt.seconds_after_fault.items()}
+    after_fault = {
+        f"fault_to_{moment}": seconds for moment, seconds in attempt.seconds_after_fault.items()
+    }
     return {
         "attempt": attempt.number,
         "status": attempt.status,
         "errors": attempt.errors_uri,
-        "verdict": json_schemas.verdict_to_dict(conclusion.verdict) if conclusion is not None else None,
-        "decision": json_schemas.DECISION.write(conclusion.decision) if conclusion is not None else None,
-        "engine": {"job": attempt.job.value if attempt.job is not None else None, "error_seen": error},
+        "verdict": (
+            json_schemas.verdict_to_dict(conclusion.verdict) if conclusion is not None else None
+        ),
+        "decision": (
+            json_schemas.DECISION.write(conclusion.decision) if conclusion is not None else None
+        ),
+        "engine": {
+            "job": attempt.job.value if attempt.job is not None else None,
+            "error_seen": error,
+        },
         "seconds": {"total": attempt.total_seconds, **after_fault},
         "logs": [str(log) for log in attempt.logs],
     }

@@ -36,11 +36,16 @@ _JOIN_S = 1.0
 """Longest wait for a thread to end, seconds: the storage or the terminal may block it."""
 _NODES = 16
 _RUNNING = "running"
-_STYLES = {State.ROOT.value: "bold red", State.SUSPECT.value: "yellow", State.UNCLEAR.value: "yellow"}
+_STYLES = {
+    State.ROOT.value: "bold red",
+    State.SUSPECT.value: "yellow",
+    State.UNCLEAR.value: "yellow",
+}
 
 
 def _build_row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, Text]:
-    """Return whether a node runs or has finished, and its row: name, process and ranks with their states.
+    """Return whether a node runs or has finished, and its row: name,
+    process and ranks with their states.
 
     If the terminal is too narrow, the ranks are on a second line.
     """
@@ -52,19 +57,27 @@ def _build_row(pod: Pod, ranks: Sequence[RankState], width: int) -> tuple[bool, 
     is_fine = code in {None, 0} and states.keys() <= {_RUNNING, State.FINISHED.value}
     process = f"pid {pod.process.pid}" if code is None else f"exited with {code}"
     row = Text(f"  {printable(pod.name)}  {process}", overflow="fold")
-    texts = [Text(f"{name} {format_ranks(numbers)}", _STYLES.get(name, "")) for name, numbers in states.items()]
+    texts = [
+        Text(f"{name} {format_ranks(numbers)}", _STYLES.get(name, ""))
+        for name, numbers in states.items()
+    ]
     line = Text(", ").join(texts or [Text("no ranks yet")])
     between = "  " if row.cell_len + 2 + line.cell_len <= width else "\n    "
     return is_fine, row.append(between).append_text(line)
 
 
 def shown_rows(rows: Sequence[tuple[bool, Text]], limit: int = _NODES) -> list[Text]:
-    """Return at most `limit` rows, those of nodes with a problem first, and one that counts the rest."""
+    """Return at most `limit` rows, those of nodes with a problem first,
+    and one that counts the rest.
+    """
     if len(rows) <= limit:
         return [row for _, row in rows]
     by_need = sorted(rows, key=lambda row: row[0])
     bad = sum(not is_fine for is_fine, _ in by_need[limit:]) or "none"
-    return [*(row for _, row in by_need[:limit]), Text(f"  and {len(rows) - limit} more nodes, {bad} with a problem")]
+    return [
+        *(row for _, row in by_need[:limit]),
+        Text(f"  and {len(rows) - limit} more nodes, {bad} with a problem"),
+    ]
 
 
 class AttemptView:
@@ -88,8 +101,9 @@ class AttemptView:
     def __enter__(self) -> Self:
         stderr = sys.stderr
         with _catch_errors():
-            # start() replaces sys.stderr by rich's proxy. Log handlers keep the stream that they were made with, so
-            # move those on the old stderr to the proxy; otherwise their lines would cut through the view.
+            # start() replaces sys.stderr by rich's proxy. Log handlers keep the stream that they
+            # were made with, so move those on the old stderr to the proxy; otherwise their lines
+            # would cut through the view.
             self._live.start(refresh=True)
             for handler in logging.getLogger().handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
@@ -100,13 +114,15 @@ class AttemptView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Ends the ticker's pause at once. A refresh in progress and stop() exclude each other by rich's lock.
+        # Ends the ticker's pause at once. A refresh in progress and stop() exclude each other by
+        # rich's lock.
         self._ended.set()
         with _catch_errors():
             self._live.stop()
             if self._ticker.is_alive():
                 self._ticker.join(_JOIN_S)
-        # stop() has put the old sys.stderr back, so the handlers don't write to a proxy without a view.
+        # stop() has put the old sys.stderr back, so the handlers don't write to a proxy without a
+        # view.
         for handler in self._handlers:
             handler.setStream(sys.stderr)
 
@@ -121,14 +137,16 @@ class AttemptView:
     def watching(self, running: Running) -> Iterator[None]:
         """Show the nodes of an attempt."""
         self._running, self._cascade = running, None
-        # A separate thread reads the storage: the main thread polls the pods and must not wait for a slow listing.
+        # A separate thread reads the storage: the main thread polls the pods and must not wait for
+        # a slow listing.
         loop = asyncio.new_event_loop()
         following = loop.create_task(self._follow(running.reader))
 
         def follow() -> None:
             with _catch_errors(), contextlib.suppress(asyncio.CancelledError):
                 loop.run_until_complete(following)
-            # Closed by the thread that ran it: the main thread waits at most a second and may be gone by now.
+            # Closed by the thread that ran it: the main thread waits at most a second and may be
+            # gone by now.
             loop.close()
 
         thread = threading.Thread(target=follow, name="firstfault-follow", daemon=True)
@@ -145,7 +163,8 @@ class AttemptView:
 
     def __rich__(self) -> RenderableType:
         if not self._is_broken:
-            # Reset only after success: after an error in `_draw`, later refreshes show the spinner alone.
+            # Reset only after success: after an error in `_draw`, later refreshes show the spinner
+            # alone.
             self._is_broken = True
             with _catch_errors():
                 drawn = self._draw()
@@ -157,11 +176,13 @@ class AttemptView:
         async for job in reader.follow(_PAUSE_S):
             conclusion = reader.conclude_from(job)
             if conclusion is not None:
-                # Written in this thread, read by the ticker: replacing the reference is atomic, and a cascade isn't
-                # changed after it is built.
+                # Written in this thread, read by the ticker: replacing the reference is atomic, and
+                # a cascade isn't changed after it is built.
                 self._cascade = build_cascade(job, conclusion.verdict, conclusion.diagnosis)
             else:
-                self._cascade = build_cascade(job, build_undetermined_verdict(job, DEFAULT_STRATEGY), diagnose(job))
+                self._cascade = build_cascade(
+                    job, build_undetermined_verdict(job, DEFAULT_STRATEGY), diagnose(job)
+                )
 
     def _tick(self) -> None:
         with _catch_errors():
@@ -174,7 +195,10 @@ class AttemptView:
             return self._spinner
         ranks = self._cascade.ranks if self._cascade is not None else ()
         width = self._console.width
-        rows = [_build_row(pod, [item for item in ranks if item.node == pod.name], width) for pod in running.pods]
+        rows = [
+            _build_row(pod, [item for item in ranks if item.node == pod.name], width)
+            for pod in running.pods
+        ]
         alive = sum(pod.exit_code is None for pod in running.pods)
         seconds = time.monotonic() - running.started
         head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(rows)} pods running"

@@ -27,7 +27,12 @@ from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunction
 
 TrainingTask = ElasticFunctionTask | PyTorchFunctionTask
 
-_PLAIN: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+_PLAIN: dict[type, tuple[type, ...]] = {
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    bool: (bool,),
+}
 _PROJECT, _DOMAIN, _VERSION = "local", "development", "local"
 
 
@@ -40,13 +45,17 @@ class Command:
     environment: dict[str, str]
 
     def filled(self, *, inputs: str, prefix: str, raw: str, previous_raw: str = "") -> list[str]:
-        """Return the arguments of one attempt: the URIs of its inputs, outputs and raw outputs, and of those before."""
+        """Return the arguments of one attempt: the URIs of its inputs, outputs and raw outputs,
+        and of those before.
+        """
         values = {
             "{{.input}}": inputs,
             "{{.outputPrefix}}": prefix,
             "{{.rawOutputDataPrefix}}": raw,
             "{{.checkpointOutputPrefix}}": join(raw, "checkpoints"),
-            "{{.prevCheckpointPrefix}}": join(previous_raw, "checkpoints") if previous_raw else '""',
+            "{{.prevCheckpointPrefix}}": (
+                join(previous_raw, "checkpoints") if previous_raw else '""'
+            ),
         }
         return [values.get(argument, argument) for argument in self.arguments]
 
@@ -62,24 +71,30 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
         root = root.parent
-    # The same root and module name as in the pods, where PYTHONPATH begins with this root: Flyte's resolver imports
-    # the task by its dotted module name.
+    # The same root and module name as in the pods, where PYTHONPATH begins with this root: Flyte's
+    # resolver imports the task by its dotted module name.
     sys.path.insert(0, str(root))
     try:
         module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:  # a script without a __main__ guard may call sys.exit
         raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    # import_module returns a module that is already loaded, such as the standard library's, if the file has its name.
+    # import_module returns a module that is already loaded, such as the standard library's, if the
+    # file has its name.
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != file:
-        raise UsageError(f"{file.name} cannot be imported: another module has its name, {found or 'a built-in one'}")
+        raise UsageError(
+            f"{file.name} cannot be imported: another module has its name,"
+            f" {found or 'a built-in one'}"
+        )
     task = getattr(module, name, None)
     if isinstance(task, ElasticFunctionTask | PyTorchFunctionTask):
         return task, root
     known = sorted(key for key, value in vars(module).items() if isinstance(value, TrainingTask))
     listed = ", ".join(known) if known else "none"
     if task is None:
-        raise UsageError(f"{file.name} has no task {name!r}; its Elastic and PyTorch tasks are: {listed}")
+        raise UsageError(
+            f"{file.name} has no task {name!r}; its Elastic and PyTorch tasks are: {listed}"
+        )
     raise UsageError(
         f"{name} in {file.name} is not a task with task_config=Elastic(...) or PyTorch(...) of "
         f"flytekitplugins.firstfault; those are: {listed}"
@@ -92,29 +107,40 @@ def serialized_command(task: TrainingTask) -> Command:
     With a shared-memory volume the task has a pod template, otherwise a plain container.
     """
     images = ImageConfig.auto_default_image()
-    settings = SerializationSettings(project=_PROJECT, domain=_DOMAIN, version=_VERSION, image_config=images)
+    settings = SerializationSettings(
+        project=_PROJECT,
+        domain=_DOMAIN,
+        version=_VERSION,
+        image_config=images,
+    )
     image = task.container_image
     if not isinstance(image, str | None):
-        task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, which local pods don't need
+        # an ImageSpec would be built and pushed, which local pods don't need
+        task._container_image = None  # noqa: SLF001
     try:
         template = get_serializable(OrderedDict(), settings, task).template
     finally:
         task._container_image = image  # noqa: SLF001
     if template.k8s_pod is not None:
-        # The user's pod template may have sidecars; flytekit puts the command into the primary container.
+        # The user's pod template may have sidecars; flytekit puts the command into the primary
+        # container.
         containers = template.k8s_pod.pod_spec["containers"]
         primary = (template.config or {}).get("primary_container_name", "primary")
-        container = next((item for item in containers if item.get("name") == primary), containers[0])
+        container = next(
+            (item for item in containers if item.get("name") == primary), containers[0]
+        )
         environment = {item["name"]: item.get("value") or "" for item in container.get("env") or []}
         return Command(tuple(container["args"]), environment)
     return Command(tuple(template.container.args), dict(template.container.env or {}))
 
 
 def read_inputs(task: TrainingTask, text: str | None) -> Any:
-    """Return the task's inputs as a flyteidl LiteralMap, from a JSON object; missing ones take their defaults.
+    """Return the task's inputs as a flyteidl LiteralMap, from a JSON object;
+    missing ones take their defaults.
 
     Raises:
-        UsageError: `text` isn't a JSON object, a name is unknown or missing, or a value has the wrong type.
+        UsageError: `text` isn't a JSON object, a name is unknown or missing, or a value has the
+            wrong type.
     """
     form = """--inputs must be a JSON object like '{"epochs": 3}'"""
     try:
@@ -127,7 +153,9 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
     types, defaults = interface.inputs, interface.default_inputs_as_kwargs
     unknown = sorted(set(given) - set(types))
     if unknown:
-        raise UsageError(f"--inputs names {', '.join(unknown)}; the task takes {', '.join(types) or 'no inputs'}")
+        raise UsageError(
+            f"--inputs names {', '.join(unknown)}; the task takes {', '.join(types) or 'no inputs'}"
+        )
     missing = sorted(name for name in types if name not in given and name not in defaults)
     if missing:
         raise UsageError(f"the task needs inputs that --inputs does not give: {', '.join(missing)}")
@@ -144,7 +172,9 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
 
 def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
     """Return the outputs as JSON values; others are converted to text."""
-    from flytekit.models.literals import LiteralMap  # noqa: PLC0415 - only a successful run needs it
+    from flytekit.models.literals import (  # noqa: PLC0415 - only a successful run needs it
+        LiteralMap,
+    )
 
     context, literals = FlyteContextManager.current_context(), LiteralMap.from_flyte_idl(outputs)
     values = TypeEngine.literal_map_to_kwargs(context, literals, task.python_interface.outputs)
@@ -152,16 +182,22 @@ def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
 
 
 def _to_native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
-    """Return the task's value for a JSON value; flytekit's converter handles types that JSON doesn't have."""
+    """Return the task's value for a JSON value;
+    flytekit's converter handles types that JSON doesn't have.
+    """
     if python_type is Any:
         return value
     if typing.get_origin(python_type) in {typing.Union, types.UnionType}:
         return _parse_union(name, value, python_type, literal_type)
     if python_type in _PLAIN:
-        # JSON has one kind of number, so an int is accepted for a float; a bool is an int in Python and must not be.
+        # JSON has one kind of number, so an int is accepted for a float; a bool is an int in Python
+        # and must not be.
         wanted = _PLAIN[python_type]
         if not isinstance(value, wanted) or (isinstance(value, bool) and python_type is not bool):
-            raise UsageError(f"input {name} must be {python_type.__name__}, not {type(value).__name__} ({value!r})")
+            raise UsageError(
+                f"input {name} must be {python_type.__name__}, not {type(value).__name__}"
+                f" ({value!r})"
+            )
         try:
             return python_type(value)
         except OverflowError as error:
@@ -170,9 +206,13 @@ def _to_native(name: str, value: Any, python_type: Any, literal_type: Any = None
         return _to_moment(name, value, python_type)
     arguments = typing.get_args(python_type)
     if arguments and typing.get_origin(python_type) is list and isinstance(value, list):
-        return [_to_native(f"{name}[{index}]", item, arguments[0]) for index, item in enumerate(value)]
+        return [
+            _to_native(f"{name}[{index}]", item, arguments[0]) for index, item in enumerate(value)
+        ]
     if arguments and typing.get_origin(python_type) is dict and isinstance(value, dict):
-        return {key: _to_native(f"{name}[{key!r}]", item, arguments[1]) for key, item in value.items()}
+        return {
+            key: _to_native(f"{name}[{key!r}]", item, arguments[1]) for key, item in value.items()
+        }
     return _convert(name, value, python_type, literal_type)
 
 
@@ -190,12 +230,16 @@ def _to_moment(name: str, value: str, python_type: type) -> dt.datetime | dt.dat
         # Python 3.10 doesn't parse Z
         moment = dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
     except ValueError as error:
-        raise UsageError(f"input {name} must be a time like 2026-01-31T12:00:00Z, not {value!r}") from error
+        raise UsageError(
+            f"input {name} must be a time like 2026-01-31T12:00:00Z, not {value!r}"
+        ) from error
     return moment if python_type is dt.datetime else moment.date()
 
 
 def _convert(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
-    command = click.get_current_context(silent=True) or click.Context(click.Command("run"), obj=None)
+    command = click.get_current_context(silent=True) or click.Context(
+        click.Command("run"), obj=None
+    )
     context = FlyteContextManager.current_context()
     try:
         literal_type = literal_type or TypeEngine.to_literal_type(python_type)

@@ -29,15 +29,17 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 
 _GRACE_S = 5.0
 _POLL_S = 0.02
-# If this process is killed before the new one calls prctl(), the signal never comes: then the parent has changed, and
-# the program isn't started.
+# If this process is killed before the new one calls prctl(), the signal never comes: then the
+# parent has changed, and the program isn't started.
 _BEGIN = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Begins a pod that the kernel terminates (PR_SET_PDEATHSIG) when the process that started it is gone."""
+"""Begins a pod that the kernel terminates (PR_SET_PDEATHSIG) when the process
+that started it is gone.
+"""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals of Ctrl-C, a supervisor and a closed terminal."""
 
@@ -64,7 +66,8 @@ class Pod:
     def has_processes(self) -> bool:
         """Whether a process of the pod's group is running.
 
-        Zombies don't count: if this tool is the container's first process, orphans stay zombies until it ends.
+        Zombies don't count: if this tool is the container's first process, orphans stay zombies
+        until it ends.
         """
         self.process.poll()
         return any(state != "Z" for state in _get_group_states(self.process.pid))
@@ -79,7 +82,8 @@ def start_pod(  # noqa: PLR0913 - keywords
     log: Path,
     master: bool = False,
 ) -> Pod:
-    """Start a pod; stdout and stderr go to `log`. It gets SIGTERM when this process is killed, or this thread ends.
+    """Start a pod; stdout and stderr go to `log`. It gets SIGTERM when this process is killed,
+    or this thread ends.
 
     Raises:
         FirstFaultError: the command isn't installed.
@@ -88,13 +92,15 @@ def start_pod(  # noqa: PLR0913 - keywords
     program = str(beside) if beside.exists() else shutil.which(arguments[0])
     if program is None:
         how = (
-            "install the extra elastic: in a clone pip install '.[elastic]', else 'firstfault[elastic]' from your index"
+            "install the extra elastic: in a clone pip install '.[elastic]', else"
+            " 'firstfault[elastic]' from your index"
         )
         raise FirstFaultError(f"{arguments[0]} is not installed in this environment; {how}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
-        # A separate session: Ctrl-C in a terminal signals the foreground process group, and must not reach the pods
-        # before this process ends them. It also makes the pid the process group's id, which `Pod.signal` needs.
+        # A separate session: Ctrl-C in a terminal signals the foreground process group, and must
+        # not reach the pods before this process ends them. It also makes the pid the process
+        # group's id, which `Pod.signal` needs.
         process = subprocess.Popen(  # noqa: S603 - the task's own command
             [sys.executable, "-IS", "-c", _BEGIN, str(os.getpid()), program, *arguments[1:]],
             env=dict(environment),
@@ -108,19 +114,21 @@ def start_pod(  # noqa: PLR0913 - keywords
 
 
 def end_all(pods: Iterable[Pod]) -> None:
-    """End every process of every pod by SIGTERM, and by SIGKILL after the grace period; return when all have ended.
+    """End every process of every pod by SIGTERM, and by SIGKILL after the grace period;
+    return when all have ended.
 
     Ctrl-C or SIGTERM doesn't interrupt this: it counts when all have ended.
     """
     with _defer_signals(STOP_SIGNALS):
-        # By processes, not by exit codes: a pod's main process may have died and left its workers running.
+        # By processes, not by exit codes: a pod's main process may have died and left its workers
+        # running.
         left = [pod for pod in pods if pod.has_processes()]
         for pod in left:
             pod.signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
         is_killed = False
-        # SIGKILL is sent once. A process in an uninterruptible system call dies only when the call returns, so keep
-        # waiting: the next attempt must not overlap with it.
+        # SIGKILL is sent once. A process in an uninterruptible system call dies only when the call
+        # returns, so keep waiting: the next attempt must not overlap with it.
         while left:
             time.sleep(_POLL_S)
             left = [pod for pod in left if pod.has_processes()]
@@ -132,7 +140,9 @@ def end_all(pods: Iterable[Pod]) -> None:
 
 @contextlib.contextmanager
 def _defer_signals(numbers: Collection[signal.Signals]) -> Iterator[None]:
-    """Let the signals that have a handler arrive only after the block; other threads than the main one defer none."""
+    """Let the signals that have a handler arrive only after the block;
+    other threads than the main one defer none.
+    """
     arrived: list[int] = []
     before = {number: signal.getsignal(number) for number in numbers}
     handled = {number: handler for number, handler in before.items() if callable(handler)}
@@ -146,7 +156,8 @@ def _defer_signals(numbers: Collection[signal.Signals]) -> Iterator[None]:
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)
-    # After the old handlers are back: raising the signal calls them, and they may raise KeyboardInterrupt.
+    # After the old handlers are back: raising the signal calls them, and they may raise
+    # KeyboardInterrupt.
     if arrived:
         signal.raise_signal(arrived[0])
 
@@ -165,7 +176,7 @@ def _get_group_states(group: int) -> list[str]:
     return states
 
 
-# --- the operator and Flyte -------------------------------------------------------------------------------------------
+# --- the operator and Flyte -----------------------------------------------------------------------
 
 
 class JobState(str, enum.Enum):
@@ -178,8 +189,8 @@ class JobState(str, enum.Enum):
 def job_state(pods: Sequence[Pod]) -> JobState | None:
     """Return the job's final state, None while it runs.
 
-    The job succeeds when the master exits with 0; without a master, when any pod does (training-operator v1.9,
-    UpdateJobStatus). It fails when a pod exits with another code.
+    The job succeeds when the master exits with 0; without a master, when any pod does
+    (training-operator v1.9, UpdateJobStatus). It fails when a pod exits with another code.
     """
     deciding = [pod for pod in pods if pod.master] or list(pods)
     codes = [pod.exit_code for pod in deciding]
@@ -190,11 +201,13 @@ def job_state(pods: Sequence[Pod]) -> JobState | None:
     return None
 
 
-def error_seen(output_prefix: str, state: JobState, *, multi_file: bool) -> WorkerError | Seal | None:
+def error_seen(
+    output_prefix: str, state: JobState, *, multi_file: bool
+) -> WorkerError | Seal | None:
     """Return the error that stock Flyte reads now; None: no error.
 
-    Flyte reads no file for a failed job. In multi-file mode it takes the earliest ``error*.pb`` (a missing time counts
-    as 1970), otherwise ``error.pb``.
+    Flyte reads no file for a failed job. In multi-file mode it takes the earliest ``error*.pb`` (a
+    missing time counts as 1970), otherwise ``error.pb``.
     """
     if state is JobState.FAILED:
         return None
@@ -204,18 +217,31 @@ def error_seen(output_prefix: str, state: JobState, *, multi_file: bool) -> Work
             names = [item.name for item in await store.list() if is_stock_error_file(item.name)]
             if not multi_file:
                 names = [name for name in names if name == ERROR_FILE]
-            return [decode(await store.get(name, limit=MAX_DOCUMENT_BYTES), DocumentRef(name)) for name in names]
+            return [
+                decode(await store.get(name, limit=MAX_DOCUMENT_BYTES), DocumentRef(name))
+                for name in names
+            ]
 
     return min(run_sync(read()), key=lambda seen: fault_ns(seen) or 0, default=None)
 
 
 def fault_ns(seen: WorkerError | Seal) -> int | None:
-    """Return when the fault of an error file happened, nanoseconds since the Unix epoch; None: unknown."""
+    """Return when the fault of an error file happened, nanoseconds since the Unix epoch; None:
+    unknown.
+    """
     return seen.fault_timestamp_ns if isinstance(seen, Seal) else seen.timestamp_ns
 
 
-def elastic_environment(nodes: str, processes: int, max_restarts: int, job: str, port: int) -> dict[str, str]:
-    """Return the variables that the operator sets in each pod of an elastic job; the store is on this machine."""
+def elastic_environment(
+    nodes: str,
+    processes: int,
+    max_restarts: int,
+    job: str,
+    port: int,
+) -> dict[str, str]:
+    """Return the variables that the operator sets in each pod of an elastic job;
+    the store is on this machine.
+    """
     return {
         "PET_NNODES": nodes,
         "PET_NPROC_PER_NODE": str(processes),
@@ -227,7 +253,9 @@ def elastic_environment(nodes: str, processes: int, max_restarts: int, job: str,
 
 
 def free_port() -> int:
-    """Return a free port below the ephemeral range, so that the kernel doesn't give it to another process."""
+    """Return a free port below the ephemeral range,
+    so that the kernel doesn't give it to another process.
+    """
     for candidate in random.sample(range(20_000, 32_000), 200):
         with socket.socket() as probe:
             try:

@@ -1,4 +1,6 @@
-"""Runs attempts: starts the pods, watches them as the operator does, reads, decides, and retries."""
+"""Runs attempts: starts the pods, watches them as the operator does, reads, decides,
+and retries.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from firstfault_torch.agent.deaths import signal_name
 from firstfault_torch.guard import try_call
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.places import TIME_LIMIT_VARIABLE
-from flytekitplugins.firstfault.config import RETRIES_VARIABLE, STRATEGY_VARIABLE, PyTorch, parse_nnodes
+from flytekitplugins.firstfault.config import (
+    RETRIES_VARIABLE,
+    STRATEGY_VARIABLE,
+    PyTorch,
+    parse_nnodes,
+)
 from flytekitplugins.firstfault.flyte_engine import multi_error_files
 from flytekitplugins.firstfault.local import loading, shown
 from flytekitplugins.firstfault.local.pods import (
@@ -98,8 +105,9 @@ class LocalAttempt:
     """The error that stock Flyte read when the job ended."""
     total_seconds: float
     seconds_after_fault: dict[str, float | None]
-    """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had "ended" unaided;
-    None: unknown, or a pod had to be killed."""
+    """When the root cause's document was "durable", the "verdict" was sealed, and the last pod had
+    "ended" unaided; None: unknown, or a pod had to be killed.
+    """
     logs: tuple[Path, ...]
 
 
@@ -147,15 +155,19 @@ class _Plan:
         return isinstance(self.task.task_config, PyTorch)
 
 
-def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = contextlib.nullcontext) -> RunResult:
-    """Run a task to its end and return the result; all its processes have ended when this returns or raises.
+def run_task(
+    settings: RunSettings, tell: Tell = lambda _: None, look: Look = contextlib.nullcontext
+) -> RunResult:
+    """Run a task to its end and return the result;
+    all its processes have ended when this returns or raises.
 
     Raises:
         UsageError: the settings aren't valid.
         StoreError: the store can't be written or read.
     """
     plan = _make_plan(settings)
-    # The lock on the mark keeps `firstfault prune` in another terminal from removing this run while it is active.
+    # The lock on the mark keeps `firstfault prune` in another terminal from removing this run while
+    # it is active.
     mark = begin_run(plan.folder)
     tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
     attempts: list[LocalAttempt] = []
@@ -173,7 +185,8 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
             break
         used[budget] += 1
         tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
-    # Only after the last attempt. After an exception the kernel releases the lock when this process ends.
+    # Only after the last attempt. After an exception the kernel releases the lock when this process
+    # ends.
     os.close(mark)
     last = attempts[-1]
     outputs = {}
@@ -185,7 +198,7 @@ def run_task(settings: RunSettings, tell: Tell = lambda _: None, look: Look = co
     return RunResult(last.status, tuple(attempts), outputs, plan.folder)
 
 
-# --- the plan -------------------------------------------------------------------------------------------------------
+# --- the plan -------------------------------------------------------------------------------------
 
 
 def _make_plan(settings: RunSettings) -> _Plan:
@@ -206,29 +219,42 @@ def _make_plan(settings: RunSettings) -> _Plan:
     store = settings.store if "://" in settings.store else str(Path(settings.store).resolve())
     base = join(store, name)
     put_file(base, "inputs.pb", inputs.SerializeToString())
-    local = Path(".firstfault/logs").resolve() / name if is_remote(store) else Path(base.removeprefix("file://"))
+    local = (
+        Path(".firstfault/logs").resolve() / name
+        if is_remote(store)
+        else Path(base.removeprefix("file://"))
+    )
     retries = settings.retries if settings.retries is not None else task.metadata.retries
     return _Plan(task, command, root, name, base, local, nodes, pods, retries, settings)
 
 
-# --- one attempt ----------------------------------------------------------------------------------------------------
+# --- one attempt ----------------------------------------------------------------------------------
 
 
 def _run_attempt(
-    plan: _Plan, before: Sequence[LocalAttempt], retries_left: int, tell: Tell, look: Look
+    plan: _Plan,
+    before: Sequence[LocalAttempt],
+    retries_left: int,
+    tell: Tell,
+    look: Look,
 ) -> LocalAttempt:
     started = time.monotonic()
     number = len(before)
     prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
     tell(f"attempt {number}: starting {counted(plan.pods, 'pod')}")
     pods_ended_ns, seen, killed = None, None, dict[str, str]()
-    with _run_pods(plan, number) as pods, look(Running(number, tuple(pods), _make_reader(plan, number), started)):
+    with (
+        _run_pods(plan, number) as pods,
+        look(Running(number, tuple(pods), _make_reader(plan, number), started)),
+    ):
         _wait(lambda: job_state(pods) is not None, float("inf") if limit is None else limit)
-        # Look again: `_wait` doesn't return why it ended, and a pod may have ended right at the time limit.
+        # Look again: `_wait` doesn't return why it ended, and a pod may have ended right at the
+        # time limit.
         state = job_state(pods)
         if state is not None:
             multi = multi_error_files(_pod_environment(plan, number, 0, 0))
-            # Read now, as Flyte does when the operator reports the end: pods that still run may write more files.
+            # Read now, as Flyte does when the operator reports the end: pods that still run may
+            # write more files.
             seen = error_seen(prefix, state, multi_file=multi)
         ended = time.monotonic() - started
         if state is not None:
@@ -239,8 +265,8 @@ def _run_attempt(
                 tell(f"attempt {number}: {text}")
         else:
             tell(f"attempt {number}: timed out after {limit:g} s, ending its pods")
-            # Before SIGTERM, which the end of the block sends: a terminated pod looks for this file, and reports a time
-            # limit if the file exists.
+            # Before SIGTERM, which the end of the block sends: a terminated pod looks for this
+            # file, and reports a time limit if the file exists.
             plan.time_limit_file(number).write_text(str(limit), encoding="ascii")
     sealed_ns = seen.timestamp_ns if isinstance(seen, Seal) else None
     reader = _make_reader(plan, number)
@@ -272,7 +298,12 @@ def _run_attempt(
     )
 
 
-def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Tell) -> Conclusion | None:
+def _conclude(
+    reader: MultiErrorFileOutputReader,
+    uri: str,
+    context: RetryContext,
+    tell: Tell,
+) -> Conclusion | None:
     """Conclude; if the task's strategy or policy raises, with firstfault's own, as the pods do."""
     conclusion, error = try_call(lambda: reader.conclude(context), Exception)
     # Only user code gets the fallback: firstfault's own strategy would fail on the same storage.
@@ -280,7 +311,10 @@ def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContex
         raise error
     if error is None:
         return conclusion
-    tell(f"the task's strategy or retry policy failed ({type(error).__name__}: {error}); the defaults decide")
+    tell(
+        f"the task's strategy or retry policy failed ({type(error).__name__}: {error}); the"
+        " defaults decide"
+    )
     return MultiErrorFileOutputReader(uri).conclude(context)
 
 
@@ -288,18 +322,27 @@ def _conclude(reader: MultiErrorFileOutputReader, uri: str, context: RetryContex
 def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
     """Start an attempt's pods, and end them when the block ends."""
     pods: list[Pod] = []
-    # The probe is closed before rank 0's pod binds the port, so another process may take it in between.
+    # The probe is closed before rank 0's pod binds the port, so another process may take it in
+    # between.
     port = free_port()
     inputs, raw = join(plan.base, "inputs.pb"), join(plan.base, "raw", str(number))
     previous_raw = join(plan.base, "raw", str(number - 1)) if number else ""
-    arguments = plan.command.filled(inputs=inputs, prefix=plan.prefix(number), raw=raw, previous_raw=previous_raw)
+    arguments = plan.command.filled(
+        inputs=inputs,
+        prefix=plan.prefix(number),
+        raw=raw,
+        previous_raw=previous_raw,
+    )
     start = partial(start_pod, arguments=arguments, folder=plan.root)
     try:
-        # Inside the try: if a later pod can't be started, or Ctrl-C arrives, the pods started so far are ended.
+        # Inside the try: if a later pod can't be started, or Ctrl-C arrives, the pods started so
+        # far are ended.
         for index in range(plan.pods):
             name, environment = _pod_name(plan, index), _pod_environment(plan, number, index, port)
             log = plan.logs / f"attempt-{number}" / f"{name}.log"
-            pods.append(start(name, environment=environment, log=log, master=plan.has_master and index == 0))
+            pods.append(
+                start(name, environment=environment, log=log, master=plan.has_master and index == 0)
+            )
         yield pods
     finally:
         end_all(pods)
@@ -313,7 +356,9 @@ def _pod_name(plan: _Plan, index: int) -> str:
 
 
 def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[str, str]:
-    """Return a pod's environment: this process's, then Flyte's, the operator's, the task's and the user's variables."""
+    """Return a pod's environment: this process's, then Flyte's, the operator's,
+    the task's and the user's variables.
+    """
     config = plan.task.task_config
     flyte = {
         "FLYTE_INTERNAL_EXECUTION_ID": plan.name,
@@ -332,13 +377,24 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
     elif plan.nodes == "1" == str(config.nnodes):
         operator = {}
     else:
-        operator = elastic_environment(plan.nodes, config.nproc_per_node, config.max_restarts, plan.name, port)
+        operator = elastic_environment(
+            plan.nodes,
+            config.nproc_per_node,
+            config.max_restarts,
+            plan.name,
+            port,
+        )
     if plan.pods > 1 and not (plan.has_master and index == 0):
         flyte["_F_WN"] = _pod_name(plan, index)
     strategy = {STRATEGY_VARIABLE: plan.settings.strategy} if plan.settings.strategy else {}
     path = os.pathsep.join(filter(None, [str(plan.root), os.environ.get("PYTHONPATH", "")]))
-    # This process may itself be part of an elastic job, for example in a pod: its rendezvous isn't the local pods'.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
+    # This process may itself be part of an elastic job, for example in a pod: its rendezvous isn't
+    # the local pods'.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PET_", "TORCHELASTIC_"))
+    }
     python = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     overrides = {**plan.command.environment, **strategy, **plan.settings.environment}
     return {**inherited, **python, **flyte, **operator, **overrides}
@@ -368,20 +424,32 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
 
 
 def _describe_killed_pods(pods: Sequence[Pod]) -> dict[str, str]:
-    """Return a sentence for each pod that a signal ended, by the pod's name: it may have left no report."""
+    """Return a sentence for each pod that a signal ended, by the pod's name:
+    it may have left no report.
+    """
     ended = ((pod.name, pod.exit_code) for pod in pods)
-    return {name: f"{name} was killed by {signal_name(-code)}" for name, code in ended if code is not None and code < 0}
+    return {
+        name: f"{name} was killed by {signal_name(-code)}"
+        for name, code in ended
+        if code is not None and code < 0
+    }
 
 
 def _with_end_of_pod(conclusion: Conclusion | None, killed: Mapping[str, str]) -> Conclusion | None:
-    """Add to a verdict on a lost node how its pod ended; a reader sees only that it left no report."""
+    """Add to a verdict on a lost node how its pod ended;
+    a reader sees only that it left no report.
+    """
     if conclusion is None or conclusion.verdict.category != "node_lost":
         return conclusion
     verdict, text = conclusion.verdict, killed.get(conclusion.verdict.node or "")
-    return replace(conclusion, verdict=replace(verdict, why=(*verdict.why, f"the pod {text}"))) if text else conclusion
+    return (
+        replace(conclusion, verdict=replace(verdict, why=(*verdict.why, f"the pod {text}")))
+        if text
+        else conclusion
+    )
 
 
-# --- after ----------------------------------------------------------------------------------------------------------
+# --- after ----------------------------------------------------------------------------------------
 
 
 def _make_reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
@@ -393,7 +461,10 @@ def _make_reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
 
 
 def _describe_status(
-    plan: _Plan, reader: MultiErrorFileOutputReader, state: JobState | None, conclusion: Conclusion | None
+    plan: _Plan,
+    reader: MultiErrorFileOutputReader,
+    state: JobState | None,
+    conclusion: Conclusion | None,
 ) -> str:
     if state is None:
         return "timeout"
@@ -403,11 +474,18 @@ def _describe_status(
 
 
 def _durable_seconds(conclusion: Conclusion | None) -> float | None:
-    """Return the seconds from the root cause's fault until the storage had its document, from the node's receipt."""
+    """Return the seconds from the root cause's fault until the storage had its document,
+    from the node's receipt.
+    """
     if conclusion is None or conclusion.verdict.root is None:
         return None
     names = {document.name for document in conclusion.verdict.root.documents}
-    receipts = [item for presence in conclusion.job.roster for item in presence.receipts if item.name in names]
+    receipts = [
+        item
+        for presence in conclusion.job.roster
+        for item in presence.receipts
+        if item.name in names
+    ]
     taken = [item.fault_to_durable_ns for item in receipts if item.fault_to_durable_ns is not None]
     return min(taken) / 1e9 if taken else None
 

@@ -1,1 +1,3 @@
-"""Which of the errors in an attempt's logs ended its processes, and which process each one is about."""
+"""Which of the errors in an attempt's logs ended its processes,
+and which process each one is about.
+"""

@@ -20,16 +20,20 @@ _MAX_TRACE_LINES = 60
 
 
 def mark_blocked_tasks(attempt: Attempt, processes: Processes) -> None:
-    """Give the kernel's report of a blocked task to its process, if nothing else explains the job's failure.
+    """Give the kernel's report of a blocked task to its process,
+    if nothing else explains the job's failure.
 
-    A slow file system alone fails no job, so some process must have failed, or the scheduler must have ended the job.
+    A slow file system alone fails no job, so some process must have failed, or the scheduler must
+    have ended the job.
     """
     blocked = [found for found in attempt.reports if found[2].kind is ReportKind.BLOCKED]
     if not blocked or not _is_unexplained(attempt, processes.all):
         return
     for file, node, report in blocked:
         report_text = report.text[report.text.index("task ") :]  # the kernel's level is INFO
-        text = "\n".join((report_text, *(record.text for record in _read_trace(attempt, file, report.number))))
+        text = "\n".join(
+            (report_text, *(record.text for record in _read_trace(attempt, file, report.number)))
+        )
         judged = classify(text)
         if judged.category != "storage" or not judged.is_specific or report.pid is None:
             continue
@@ -47,10 +51,15 @@ def _is_unexplained(attempt: Attempt, processes: Sequence[Process]) -> bool:
 
 
 def _has_own_fault(process: Process) -> bool:
-    """Whether a process failed for a reason of its own, and not only because a peer was gone or late."""
+    """Whether a process failed for a reason of its own,
+    and not only because a peer was gone or late.
+    """
     if process.raised is not None:
         cause = find_first_cause(process.raised)
-        return classify(cause.message, cause.type, (*cause.bases, "BaseException")).role is Role.PRIMARY
+        return (
+            classify(cause.message, cause.type, (*cause.bases, "BaseException")).role
+            is Role.PRIMARY
+        )
     return process.has_failed and classify(process.own_error or process.text).role is Role.PRIMARY
 
 

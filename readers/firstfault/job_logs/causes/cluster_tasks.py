@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
     """Give each task's last exception to a process on its node; return the remaining tracebacks.
 
-    Spark starts a failed task again, perhaps on another node, and its driver raises the last exception once more.
+    Spark starts a failed task again, perhaps on another node, and its driver raises the last
+    exception once more.
     """
     tasks: dict[tuple[str, str], tuple[str, Traceback]] = {}
     remaining = []
@@ -32,7 +33,11 @@ def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> l
         process.set_exception(found)
         process.stopped = ""
     is_drivers = WORDS["driver_exceptions"]
-    return [found for found in remaining if not tasks or get_short_name(found.exception) not in is_drivers]
+    return [
+        found
+        for found in remaining
+        if not tasks or get_short_name(found.exception) not in is_drivers
+    ]
 
 
 def _has_finished(stage: str, task: str, found: Traceback) -> bool:
@@ -44,4 +49,6 @@ def _has_finished(stage: str, task: str, found: Traceback) -> bool:
 
 def _find_heading(found: Traceback) -> re.Match[str] | None:
     first = found.text.partition("\n")[0]
-    return PATTERNS["spark_task_error"].search(first) or PATTERNS["spark_task_error"].search(found.heading)
+    return PATTERNS["spark_task_error"].search(first) or PATTERNS["spark_task_error"].search(
+        found.heading
+    )

@@ -33,8 +33,8 @@ def find_ranks_by_device(
 ) -> dict[int, Traceback]:
     """Return the last traceback of each rank that a GPU's number identifies.
 
-    By convention, the process with local rank 3 uses GPU 3. If each process sees only its own GPU, all numbers are 0,
-    so several numbers, or one above 0, show that the convention holds.
+    By convention, the process with local rank 3 uses GPU 3. If each process sees only its own GPU,
+    all numbers are 0, so several numbers, or one above 0, show that the convention holds.
     """
     by_device: dict[int, Traceback] = {}
     for found in tracebacks:
@@ -54,7 +54,9 @@ def find_ranks_by_device(
 
 
 def _trim_message(found: Traceback, tracebacks: Sequence[Traceback]) -> Traceback:
-    """Return a traceback without lines of other processes below it, which the same exception of a peer doesn't have."""
+    """Return a traceback without lines of other processes below it,
+    which the same exception of a peer doesn't have.
+    """
     message, frames = found.exception.message, found.exception.frames
     shorter = [
         other.exception.message
@@ -68,6 +70,9 @@ def _trim_message(found: Traceback, tracebacks: Sequence[Traceback]) -> Tracebac
 
 def _find_device(found: Traceback) -> int | None:
     devices = {
-        int(number) for match in _own_device().finditer(found.text) for number in match.groups() if number is not None
+        int(number)
+        for match in _own_device().finditer(found.text)
+        for number in match.groups()
+        if number is not None
     }
     return devices.pop() if len(devices) == 1 else None

@@ -1,4 +1,6 @@
-"""Find starts without anything below: a launcher printed its first lines, or its command, again at its end."""
+"""Find starts without anything below: a launcher printed its first lines, or its command,
+again at its end.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,23 @@ def _job_number() -> re.Pattern[str]:
 def find_empty_starts(attempts: Sequence[Attempt]) -> list[int]:
     """Return the attempts, by their place in the list, that are only the end of the one before.
 
-    A start is followed by steps, lines of ranks, a failure of its own, a later date, or another job's number.
+    A start is followed by steps, lines of ranks, a failure of its own, a later date, or another
+    job's number.
     """
-    return [number for number in range(1, len(attempts)) if _is_empty(attempts[number], attempts[number - 1])]
+    return [
+        number
+        for number in range(1, len(attempts))
+        if _is_empty(attempts[number], attempts[number - 1])
+    ]
 
 
 def _is_empty(attempt: Attempt, before: Attempt) -> bool:
     streams = [stream for stream in attempt.streams.values() if stream.tail]
     if any(stream.progress is not None or stream.by_torch for stream in streams):
         return False
-    if sum(len(stream.tail) for stream in streams) > _MAX_LINES or (_has_ends(attempt) and _has_ends(before)):
+    if sum(len(stream.tail) for stream in streams) > _MAX_LINES or (
+        _has_ends(attempt) and _has_ends(before)
+    ):
         return False
     if sum(map(_count_own_lines, streams)) > _MAX_BANNER_LINES:
         return False
@@ -53,18 +62,24 @@ def _is_empty(attempt: Attempt, before: Attempt) -> bool:
 
 
 def _has_ends(attempt: Attempt) -> bool:
-    return bool(attempt.entries) or any(report.kind is ReportKind.ENDED for _, _, report in attempt.reports)
+    return bool(attempt.entries) or any(
+        report.kind is ReportKind.ENDED for _, _, report in attempt.reports
+    )
 
 
 def _count_own_lines(stream: Stream) -> int:
-    """Return how many lines aren't of a launcher's exception; more than a banner has, if another one is among them."""
+    """Return how many lines aren't of a launcher's exception; more than a banner has,
+    if another one is among them.
+    """
     for record in stream.tail:
         frame = PATTERNS["frame"].match(record.text)
         if frame is not None and not (
             PATTERNS["launcher_file"].search(frame["file"]) or is_library_file(frame["file"])
         ):
             return _MAX_BANNER_LINES + 1
-    return sum(not record.text[:1].isspace() and TRACEBACK not in record.text for record in stream.tail)
+    return sum(
+        not record.text[:1].isspace() and TRACEBACK not in record.text for record in stream.tail
+    )
 
 
 def _find_job_numbers(attempt: Attempt) -> set[str]:
@@ -78,5 +93,8 @@ def _find_job_numbers(attempt: Attempt) -> set[str]:
 
 def _times(attempt: Attempt) -> list[int]:
     return [
-        record.time_ns for stream in attempt.streams.values() for record in stream.tail if record.time_ns is not None
+        record.time_ns
+        for stream in attempt.streams.values()
+        for record in stream.tail
+        if record.time_ns is not None
     ]

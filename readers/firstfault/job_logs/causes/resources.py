@@ -16,7 +16,9 @@ _RESOURCE_CATEGORIES = {"cuda_oom", "host_oom", "disk_full", "gpu_hardware", "gp
 
 
 def ends_resource(exception: ExceptionInfo) -> bool:
-    """Whether an exception is about memory, a disk or a GPU: it may explain a later one of the same process."""
+    """Whether an exception is about memory, a disk or a GPU:
+    it may explain a later one of the same process.
+    """
     return find_specific_category(exception) in _RESOURCE_CATEGORIES
 
 

@@ -37,8 +37,12 @@ def _logged_error() -> re.Pattern[str]:
 
 @cache
 def _harmless_line() -> re.Pattern[str]:
-    """Match a line at a level below error, an empty one, and the sources that Python prints below a warning."""
-    return re.compile(r"\[?[WI]\d{3,4}\s|.{0,100}\b(?:DEBUG|INFO|WARN(?:ING)?)\b|.{0,200}\bWarning: |\s|$")
+    """Match a line at a level below error, an empty one,
+    and the sources that Python prints below a warning.
+    """
+    return re.compile(
+        r"\[?[WI]\d{3,4}\s|.{0,100}\b(?:DEBUG|INFO|WARN(?:ING)?)\b|.{0,200}\bWarning: |\s|$"
+    )
 
 
 def shows_failure(text: str) -> bool:
@@ -53,10 +57,10 @@ def drop_survived_tracebacks(
 ) -> list[Traceback]:
     """Return the tracebacks without those after which the training went on.
 
-    A program that misses an optional package logs the exception and trains for hours; then a signal ends it. Two later
-    steps prove that all ranks went on, because a training needs all of them. A process that exits by an exception has
-    an exit code, so a traceback only counts as survived if a signal ended each process, or another one explains the
-    exit code.
+    A program that misses an optional package logs the exception and trains for hours; then a signal
+    ends it. Two later steps prove that all ranks went on, because a training needs all of them. A
+    process that exits by an exception has an exit code, so a traceback only counts as survived if a
+    signal ended each process, or another one explains the exit code.
     """
     faults = Counter(found.fault for found in tracebacks)
     size = max(attempt.world_size, 1 + max((one.rank or 0 for one in processes), default=0))
@@ -68,15 +72,19 @@ def drop_survived_tracebacks(
         or (not has_waits and faults[found.fault] >= size and _is_logged_and_left(found))
     ]
     remaining = [found for found in tracebacks if not any(found is other for other in survived)]
-    is_by_signal = any(one.signal for one in processes) and not any(one.exit_code for one in processes)
+    is_by_signal = any(one.signal for one in processes) and not any(
+        one.exit_code for one in processes
+    )
     return remaining if remaining or is_by_signal else list(tracebacks)
 
 
 def choose_ending(tracebacks: Sequence[Traceback]) -> Traceback:
-    """Return the traceback that explains the end of one process: its last one, or an earlier one of a thread.
+    """Return the traceback that explains the end of one process: its last one,
+    or an earlier one of a thread.
 
-    A thread of rank 3 runs out of GPU memory and ends. Minutes later, the main thread gives up waiting for it. Or a
-    thread that reads data raises, and what the main thread reads from raises at once.
+    A thread of rank 3 runs out of GPU memory and ends. Minutes later, the main thread gives up
+    waiting for it. Or a thread that reads data raises, and what the main thread reads from raises
+    at once.
     """
     last = tracebacks[-1]
     producer = tracebacks[-2] if len(tracebacks) > 1 else None
@@ -86,7 +94,9 @@ def choose_ending(tracebacks: Sequence[Traceback]) -> Traceback:
 
 
 def _has_stopped_supply(producer: Traceback, last: Traceback) -> bool:
-    """Whether the program's code raised in a thread, and right after it a library in the main thread."""
+    """Whether the program's code raised in a thread,
+    and right after it a library in the main thread.
+    """
     if not producer.is_in_thread or last.is_in_thread or producer.stream is not last.stream:
         return False
     if last.lines[0] - producer.lines[1] > _MAX_LINES_BETWEEN or not last.exception.frames:
@@ -96,7 +106,9 @@ def _has_stopped_supply(producer: Traceback, last: Traceback) -> bool:
 
 
 def find_thread_fault(tracebacks: Sequence[Traceback], raised: ExceptionInfo) -> Traceback | None:
-    """Return the fault of a resource that had ended a thread of a process, if `raised` has no cause of its own."""
+    """Return the fault of a resource that had ended a thread of a process,
+    if `raised` has no cause of its own.
+    """
     of_threads = [found for found in tracebacks if found.is_in_thread and found.exception != raised]
     if not of_threads or find_specific_category(raised):
         return None

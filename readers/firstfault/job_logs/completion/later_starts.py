@@ -1,4 +1,6 @@
-"""Several starts of a program in one log: the end of an earlier one proves nothing about a later one."""
+"""Several starts of a program in one log: the end of an earlier one proves
+nothing about a later one.
+"""
 
 from __future__ import annotations
 

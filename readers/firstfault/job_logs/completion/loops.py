@@ -1,4 +1,6 @@
-"""The counters of a training's loops: which one is the outer loop's, and whether it's at its end."""
+"""The counters of a training's loops: which one is the outer loop's,
+and whether it's at its end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _STEP = "step"
 _PATTERNS = Patterns(
     {
         # how long the training shall be, in a configuration, a command or a sentence of its begin
-        "configured": r"""(?i)
+        "configured": (
+            r"""(?i)
             (?<![a-z\d_.-]) (?:--)?
             (?: (?:(?:num(?:ber[ ]of)?|n|nb|max|total)[ _-]{1,2})? (?:train(?:ing)?[ _-])? (?P<epochs>epochs)
               | (?:num|n|nb|max|total)[ _-] (?:train(?:ing)?[ _-])? (?P<epoch>epoch)
@@ -35,19 +38,26 @@ _PATTERNS = Patterns(
             )
             (?:["']?\s{0,4}[=:|,]\s{0,12}|\s{1,12}) ["']?
             (?P<total>\d[\d,]{0,11})(?:\.0+)?(?![\w./:%])
-        """,
+        """
+        ),
         # the epochs of a training as a range, from the first one to the one behind the last
-        "range": r"""(?i)
+        "range": (
+            r"""(?i)
             \bstart[ _-]?epoch\W{1,3}(?P<begin>\d{1,6})\W{1,3}end[ _-]?epoch\W{1,3}(?P<end>\d{1,6})\b
-        """,
+        """
+        ),
         # a counter at the begin of a line, as in: [ Train | 012/100 ] loss 0.3
-        "in_brackets": r"""
+        "in_brackets": (
+            r"""
             ^\W{0,3}\[\s{0,3}
             (?:(?P<what>[A-Za-z]{3,12})[ ]{0,3}[|:]?[ ]{0,3})?
             (?P<step>\d{1,9})/(?P<total>\d{1,9})\s{0,3}\]
-        """,
+        """
+        ),
         # an earlier step that is mentioned, and not run again
-        "mentioned": r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|resum\w*|sav\w*|checkpoint\w*)\b",
+        "mentioned": (
+            r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
+        ),
     }
 )
 
@@ -68,7 +78,9 @@ def list_counters(text: str) -> Iterator[CounterValue]:
         if total or not at:
             yield CounterValue(found["what"].lower(), int(found["step"]), total)
     if has_brackets(text) and (bracket := _PATTERNS["in_brackets"].match(text)) is not None:
-        yield CounterValue(f"[{bracket['what'] or ''}]", int(bracket["step"]), int(bracket["total"]))
+        yield CounterValue(
+            f"[{bracket['what'] or ''}]", int(bracket["step"]), int(bracket["total"])
+        )
 
 
 @dataclass(slots=True)
@@ -98,7 +110,9 @@ class Loop:
     @property
     def is_at_end(self) -> bool:
         """Whether its last step was printed."""
-        return self.step >= self.total or (self.total >= _MIN_FROM_ZERO and self.is_at_last_round(self.total))
+        return self.step >= self.total or (
+            self.total >= _MIN_FROM_ZERO and self.is_at_last_round(self.total)
+        )
 
     @property
     def spans_epochs(self) -> bool:
@@ -116,12 +130,16 @@ class Loop:
         return _EPOCH if self.what == _EPOCH else _STEP
 
     def is_at_last_round(self, total: int) -> bool:
-        """Whether its step is the last one of this many; a counter that began at 0 ends one below them."""
+        """Whether its step is the last one of this many;
+        a counter that began at 0 ends one below them.
+        """
         return self.step == total or (self.first == 0 and self.step == total - 1)
 
 
 def may_configure(text: str) -> bool:
-    """Whether a line may name the length of a training; without a loop, because each line of a log is tested."""
+    """Whether a line may name the length of a training; without a loop,
+    because each line of a log is tested.
+    """
     return (
         "pochs" in text
         or "POCH" in text
@@ -134,7 +152,9 @@ def may_configure(text: str) -> bool:
 
 
 def has_brackets(text: str) -> bool:
-    """Whether a line may begin with a counter in brackets; without a loop, because each line of a log is tested."""
+    """Whether a line may begin with a counter in brackets; without a loop,
+    because each line of a log is tested.
+    """
     begin = text[:_BRACKET_CHARS]
     return "]" in begin and "/" in begin
 
@@ -169,7 +189,8 @@ class Loops:
         if found is None:
             return False
         begin, end = int(found["begin"]), int(found["end"])
-        # with another begin, the end may be the last epoch, or the one behind it as in Python's range
+        # with another begin, the end may be the last epoch, or the one behind it as in Python's
+        # range
         if begin == 0 and end:
             self.configured.setdefault(_EPOCH, set()).add(end)
         return True
@@ -186,7 +207,11 @@ class Loops:
             if loop is not None and not loop.began_again
         ]
         is_first = all(step <= loop.first for step, loop in pairs)
-        return len(pairs) == len(counters) and is_first and any(step < loop.step for step, loop in pairs)
+        return (
+            len(pairs) == len(counters)
+            and is_first
+            and any(step < loop.step for step, loop in pairs)
+        )
 
     def _take(self, counter: CounterValue, epoch: int, number: int, text: str) -> None:
         key = (counter.what, counter.total)
@@ -194,7 +219,14 @@ class Loops:
         step = counter.step
         if loop is None:
             if len(self._loops) < _MAX_LOOPS:
-                self._loops[key] = Loop(*key, step, number, step, first_epoch=epoch, last_epoch=epoch)
+                self._loops[key] = Loop(
+                    *key,
+                    step,
+                    number,
+                    step,
+                    first_epoch=epoch,
+                    last_epoch=epoch,
+                )
             return
         if step < loop.step and not loop.total and _PATTERNS["mentioned"].search(text):
             return
@@ -211,7 +243,9 @@ class Loops:
                 totals.add(int(found["total"].replace(",", "")))
 
     def find_finished(self) -> Loop | None:
-        """Return the counter of the outer loop at its end; None: there's none, or another one isn't at its end."""
+        """Return the counter of the outer loop at its end; None: there's none,
+        or another one isn't at its end.
+        """
         if len(self._loops) >= _MAX_LOOPS:
             return None
         outer = [loop for loop in self._loops.values() if loop.total and loop.is_outer]
@@ -221,7 +255,9 @@ class Loops:
 
     def is_unfinished(self) -> bool:
         """Whether the counter of an outer loop isn't at its end."""
-        if any(loop.total and loop.is_outer and not loop.is_at_end for loop in self._loops.values()):
+        if any(
+            loop.total and loop.is_outer and not loop.is_at_end for loop in self._loops.values()
+        ):
             return True
         return any(self._is_below_configured(loop) for loop in self.open if loop.is_outer)
 
@@ -233,11 +269,15 @@ class Loops:
         """Return the counters of outer loops at their end.
 
         Args:
-            totals: by unit, how many epochs and steps the training has; a counter without a total is measured by them.
+            totals: by unit, how many epochs and steps the training has; a counter without a total
+                is measured by them.
         """
         if len(self._loops) >= _MAX_LOOPS or self.is_unfinished():
             return []
         outer = (loop for loop in self._loops.values() if loop.total and loop.is_outer)
         found = [loop for loop in outer if not loop.may_be_of_an_epoch]
         of_open = (loop for loop in self.open if loop.is_outer and totals.get(loop.unit))
-        return [*found, *(loop for loop in of_open if loop.is_at_last_round(max(totals[loop.unit])))]
+        return [
+            *found,
+            *(loop for loop in of_open if loop.is_at_last_round(max(totals[loop.unit]))),
+        ]

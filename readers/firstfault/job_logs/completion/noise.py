@@ -26,13 +26,17 @@ _PATTERNS = Patterns(
         # a file that is closed while results are written is part of the work
         "work": r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*",
         "frame": r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$",
-        "teardown_noise": r"""(?i)
+        "teardown_noise": (
+            r"""(?i)
             terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
           | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
           | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
-        """,
+        """
+        ),
         # a metric: "class_error: 12.50", "mean error = 0.3"
-        "measured_error": r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])",
+        "measured_error": (
+            r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])"
+        ),
     }
 )
 
@@ -40,8 +44,8 @@ _PATTERNS = Patterns(
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return records without tracebacks that ended no process.
 
-    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line above reports as
-    handled.
+    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line
+    above reports as handled.
     """
     kept: list[LogRecord] = []
     announced: set[Label] = set()
@@ -52,15 +56,23 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
             (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
             continue
         is_ignored = "Exception ignored " in text or "Exception in thread " in text
-        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(label)
+        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(
+            label
+        )
         kept += [] if is_ignored else [record]
     return kept
 
 
 def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return the records that report a failure, apart from noise and from what the program handled."""
-    is_failure, handled, noise = (PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise"))
-    reports = (record for record in drop_below_error(records) if is_failure(_drop_metrics(record.text)))
+    """Return the records that report a failure,
+    apart from noise and from what the program handled.
+    """
+    is_failure, handled, noise = (
+        PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise")
+    )
+    reports = (
+        record for record in drop_below_error(records) if is_failure(_drop_metrics(record.text))
+    )
     return [one for one in reports if not handled(one.text) and not noise(one.text)]
 
 
@@ -69,7 +81,9 @@ def _drop_metrics(text: str) -> str:
 
 
 def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return records without what a program prints while it ends: exceptions of finalizers, a store that's gone."""
+    """Return records without what a program prints while it ends: exceptions of finalizers,
+    a store that's gone.
+    """
     kept: list[LogRecord] = []
     blocks: dict[Label, list[LogRecord]] = {}
     for record in records:
@@ -82,14 +96,17 @@ def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
                 frames = [found for one in block if (found := _PATTERNS["frame"].search(one.text))]
                 kept += [] if is_at_exit([frame["function"] for frame in frames]) else block
                 del blocks[record.label]
-        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(record.text):
+        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(
+            record.text
+        ):
             kept.append(record)
     kept += itertools.chain.from_iterable(blocks.values())
     return sorted(kept, key=lambda record: record.number)
 
 
 def is_at_exit(functions: Sequence[str]) -> bool:
-    """Whether these functions run when a program ends or gives its resources back, none of them to save results.
+    """Whether these functions run when a program ends or gives its resources back,
+    none of them to save results.
 
     Args:
         functions: names of a traceback's functions, the outermost first.
@@ -101,7 +118,9 @@ def is_at_exit(functions: Sequence[str]) -> bool:
 
 
 def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
-    """Return records without those of a level below error, and without the lines that belong to such a message."""
+    """Return records without those of a level below error,
+    and without the lines that belong to such a message.
+    """
     kept: list[LogRecord] = []
     dropped: set[Label] = set()
     for record in records:

@@ -1,4 +1,6 @@
-"""The rounds of a training's outer loop in the last lines of a log, and whether the last round is whole."""
+"""The rounds of a training's outer loop in the last lines of a log,
+and whether the last round is whole.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _PATTERNS = Patterns(
     {
         "pair": r"(?<![\d./])(?P<step>\d{1,9})[ ]?/[ ]{0,3}(?P<total>\d{1,9})(?![\d./])",
         # the batch in "[3][120]" and in "[3, 120]"
-        "batch_in_brackets": r"\[\s*\d{1,9}\s*\](?:\[\s*|\s*,\s*|,\s*)\d{1,9} | \[\s*\d{1,9},\s*\d{1,9}\s*\]",
+        "batch_in_brackets": (
+            r"\[\s*\d{1,9}\s*\](?:\[\s*|\s*,\s*|,\s*)\d{1,9} | \[\s*\d{1,9},\s*\d{1,9}\s*\]"
+        ),
         "digit": r"\d",
         "letter": r"[^\W\d_]",
         "eta": r"(?i)\beta\W{0,3}(?!0+:0+(?::0+)?\b|0+s?\b)\d",
@@ -39,7 +43,8 @@ def get_shape(text: str) -> str:
 
 
 def find_end_of_last_round(tail: Iterable[LogRecord], loop: Loop) -> LogRecord | None:
-    """Return the line with which the last round of a loop ends, as earlier rounds ended; None: it may be cut off.
+    """Return the line with which the last round of a loop ends, as earlier rounds ended; None:
+    it may be cut off.
 
     Args:
         tail: the last lines of a stream.
@@ -51,10 +56,17 @@ def find_end_of_last_round(tail: Iterable[LogRecord], loop: Loop) -> LogRecord |
     last = [(get_shape(record.text), record) for record in rounds[-1]]
     counts = Counter(shape for shape, _ in last)
     # the first one may have begun above the tail
-    ends = {get_shape(one[-1].text): Counter(get_shape(record.text) for record in one) for one in rounds[1:-1]}
+    ends = {
+        get_shape(one[-1].text): Counter(get_shape(record.text) for record in one)
+        for one in rounds[1:-1]
+    }
     for shape, record in reversed(last):
         of_round = ends.get(shape)
-        if of_round is not None and counts[shape] >= of_round[shape] and not is_within_round(record.text, loop):
+        if (
+            of_round is not None
+            and counts[shape] >= of_round[shape]
+            and not is_within_round(record.text, loop)
+        ):
             return next((one for one in rounds[-1][::-1] if _has_words(one, record)), record)
     return None
 
@@ -78,30 +90,42 @@ def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     if loops.is_unfinished():
         return None
     for total, record in reversed(bars):
-        if counts[total] == 1 and any(loop.is_outer and loop.is_at_last_round(total) for loop in loops.open):
+        if counts[total] == 1 and any(
+            loop.is_outer and loop.is_at_last_round(total) for loop in loops.open
+        ):
             return record
     return None
 
 
 def is_last_round_cut(tail: Iterable[LogRecord], loop: Loop) -> bool:
-    """Whether the last line with a loop's counter came more often in each earlier round: batches are missing."""
+    """Whether the last line with a loop's counter came more often in each earlier round:
+    batches are missing.
+    """
     rounds = list(_split(tail, loop))
     if len(rounds) < _MIN_ROUNDS:
         return False
-    shape = next(get_shape(one.text) for one in reversed(rounds[-1]) if _find_step(one.text, loop) is not None)
+    shape = next(
+        get_shape(one.text)
+        for one in reversed(rounds[-1])
+        if _find_step(one.text, loop) is not None
+    )
     counts = [sum(get_shape(record.text) == shape for record in one) for one in rounds[1:]]
     return counts[-1] < min(counts[:-1])
 
 
 def is_within_round(text: str, loop: Loop) -> bool:
-    """Whether a line was printed while a round of a loop went on: it counts batches, or has time left."""
+    """Whether a line was printed while a round of a loop went on: it counts batches,
+    or has time left.
+    """
     if _PATTERNS["batch_in_brackets"].search(text) or _PATTERNS["eta"].search(text):
         return True
     for found in PATTERNS["step"].finditer(text):
         what = found["what"].lower()
         if what not in {loop.what, "epoch"} and "global" not in what and not found["total"]:
             return True
-    pairs = [(int(found["step"]), int(found["total"])) for found in _PATTERNS["pair"].finditer(text)]
+    pairs = [
+        (int(found["step"]), int(found["total"])) for found in _PATTERNS["pair"].finditer(text)
+    ]
     return any(step < total and (step, total) != (loop.step, loop.total) for step, total in pairs)
 
 

@@ -1,4 +1,6 @@
-"""What a program prints once, below its last step: its best epoch, how long it took, a test of its best model."""
+"""What a program prints once, below its last step: its best epoch, how long it took,
+a test of its best model.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from firstfault.job_logs.framing.labels import LogRecord
 
 _MIN_ROUNDS = 3
-"""Epochs, or steps of a training without epochs, among the last lines: what each round prints came again in them."""
+"""Epochs, or steps of a training without epochs, among the last lines:
+what each round prints came again in them.
+"""
 _MIN_ROUNDS_OF_TEST = 10
 """The same for a test, which a program may run every few rounds."""
 _MAX_CHARS = 300
@@ -23,7 +27,8 @@ _MAX_CHARS = 300
 _PREFIX = r"^(?:[^\w\n]|\d|[TZ]\b|\b(?:INFO|root|main|__main__)\b){0,60}"
 _PATTERNS = Patterns(
     {
-        "summary": rf"""(?i)
+        "summary": (
+            rf"""(?i)
             {_PREFIX}(?:the[ ]|overall[ ]|final[ ])?best\b[ :=(]{{1,3}}
               (?:\w+[ _@.-]){{0,3}}(?:epoch|iter\w*|step|round|val\w*|test\w*|dev|acc\w*|loss|f1|score|metric\w*|m?ap
               |auc|bleu|wer|reward|result)\b[^\n]{{0,40}}\d
@@ -31,15 +36,20 @@ _PATTERNS = Patterns(
           | \bresults?[ ](?:are[ ]|were[ ]|have[ ]been[ ])?(?:saved|written|stored)[ ](?:to|in|at|into)\b
           | \b(?:elapsed|execution|running|run)[ ]?time\b[^\n]{{0,20}}\d | \btime[ ]elapsed\b[^\n]{{0,20}}\d
           | ^wandb:[ ](?:Run[ ]summary:|Synced[ ]\d|Find[ ]logs[ ]at)
-        """,
+        """
+        ),
         # of a round
-        "passing": r"""(?i)
+        "passing": (
+            r"""(?i)
             \b(?:new|improv\w*|so[ ]far|updat\w*|current\w*|patience|until[ ]now|previous|prev|eta|remaining)\b
-        """,
-        "test": r"""(?i)
+        """
+        ),
+        "test": (
+            r"""(?i)
             \b(?:test|testing)\b[^\n]{0,30}\b(?:acc\w*|loss|score|error|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|mse|mae)\b
             [^\n]{0,30}\d
-        """,
+        """
+        ),
         # an earlier step that is mentioned, and not run
         "mentioned": r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|sav\w*)\b",
     }
@@ -47,7 +57,8 @@ _PATTERNS = Patterns(
 
 
 def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
-    """Return the line of a summary below the last step, which no round before had; None: there's none.
+    """Return the line of a summary below the last step, which no round before had; None:
+    there's none.
 
     Args:
         tail: the last lines of a stream.
@@ -59,7 +70,8 @@ def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     steps = [
         (at, found)
         for at, record in enumerate(records)
-        if (found := progress_in(record)) is not None and not _PATTERNS["mentioned"].search(record.text)
+        if (found := progress_in(record)) is not None
+        and not _PATTERNS["mentioned"].search(record.text)
     ]
     counted = Counter(found.what.lower() for _, found in steps)
     unit = "epoch" if "epoch" in counted else next(iter(counted), "")
@@ -73,7 +85,11 @@ def _find_below(records: Sequence[LogRecord], begin: int, rounds: int) -> LogRec
     shapes = Counter(get_shape(record.text) for record in records)
     for record in records[begin:]:
         text = record.text
-        if len(text) > _MAX_CHARS or shapes[get_shape(text)] > 1 or _PATTERNS["passing"].search(text):
+        if (
+            len(text) > _MAX_CHARS
+            or shapes[get_shape(text)] > 1
+            or _PATTERNS["passing"].search(text)
+        ):
             continue
         if _PATTERNS["summary"].search(text):
             return record

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 _PATTERNS = Patterns(
     {
         # "job-77.out" and "job-77.err", "stdout.log" and "stderr.log", "train.o77" and "train.e77"
-        "output": r"""
+        "output": (
+            r"""
             (?P<before>(?:[^\n]*(?:/|[-_.]))?)
             (?:std)?(?:out|err|o(?=\d)|e(?=\d))
             (?P<after>\d*(?:[-_.][^/\n]*)?)
-        """,
+        """
+        ),
     }
 )
 _ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
@@ -38,8 +40,8 @@ def find_teardown_ends(
 ) -> list[Process] | None:
     """Return the processes that ended with an error after the job had finished.
 
-    Below the words of a completion, only a launcher's report of an error is a failure. What the processes print
-    themselves while they end is noise.
+    Below the words of a completion, only a launcher's report of an error is a failure. What the
+    processes print themselves while they end is noise.
 
     Returns:
         None if a failure isn't of the teardown: then none is, because the job may have failed.
@@ -47,9 +49,18 @@ def find_teardown_ends(
     # a counter at its end shows that the steps are done, but not that their results are saved
     if completion is None or completion.kind is CompletionKind.COUNTER:
         return None
-    reported = [process for process in failed if _is_end_reported(process) or not _is_noise(process)]
-    begins = [(file, first) for process in failed if not _is_finalizer(process) for file, first, _ in process.lines]
-    begins += [(file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)]
+    reported = [
+        process for process in failed if _is_end_reported(process) or not _is_noise(process)
+    ]
+    begins = [
+        (file, first)
+        for process in failed
+        if not _is_finalizer(process)
+        for file, first, _ in process.lines
+    ]
+    begins += [
+        (file, report.number) for file, _, report in attempt.reports if _is_end(report, completion)
+    ]
     begins += [(file, entry.number) for file, _, entry in attempt.entries]
     begins += [(found.stream.file, found.lines[0]) for found in launcher_failures]
     if any(_is_elsewhere(file, first, completion) for file, first in begins):
@@ -63,7 +74,8 @@ def find_teardown_ends(
 def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
     """Whether a failure that begins in this line isn't below a completion, as far as the logs show.
 
-    Schedulers write what a job and its launcher print to two files; the words of the end are in one of them.
+    Schedulers write what a job and its launcher print to two files; the words of the end are in one
+    of them.
     """
     if file == completion.file:
         return first < completion.number
@@ -71,17 +83,23 @@ def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
 
 
 def are_outputs_of_one_job(file: str, other: str) -> bool:
-    """Whether two files are the standard output and the standard error of one job, by their names."""
+    """Whether two files are the standard output and the standard error of one job,
+    by their names.
+    """
     names = [_PATTERNS["output"].fullmatch(name) for name in (file, other)]
     if file == other or names[0] is None or names[1] is None:
         return False
     return all(names[0][part] == names[1][part] for part in ("before", "after"))
 
 
-def has_outlived(attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]) -> bool:
-    """Whether the job was started again after all failures, which the log doesn't report, and then finished.
+def has_outlived(
+    attempt: Attempt, completion: CompletionProof | None, last_failures: Mapping[str, int]
+) -> bool:
+    """Whether the job was started again after all failures, which the log doesn't report,
+    and then finished.
 
-    Either it printed several further steps, or its log went on for long and ends with a status of success.
+    Either it printed several further steps, or its log went on for long and ends with a status of
+    success.
     """
     if completion is None or last_failures.keys() != {completion.file}:
         return False
@@ -100,14 +118,22 @@ def has_outlived(attempt: Attempt, completion: CompletionProof | None, last_fail
 
 
 def _is_end(report: LauncherReport, completion: CompletionProof) -> bool:
-    """Whether a report is about an end with an error; without a code or a signal, a process may have been stopped."""
+    """Whether a report is about an end with an error; without a code or a signal,
+    a process may have been stopped.
+    """
     if report.kind is ReportKind.TERMINATED and completion.kind is CompletionKind.STATUS:
         return False  # announced before the end of the job, which then came in time
-    return report.kind in _ENDS and (report.kind is not ReportKind.ENDED or bool(report.exit_code or report.signal))
+    return report.kind in _ENDS and (
+        report.kind is not ReportKind.ENDED or bool(report.exit_code or report.signal)
+    )
 
 
-def _is_of_teardown(process: Process, completion: CompletionProof, above: Sequence[LogRecord]) -> bool:
-    """Whether a process can't have failed in the job's work: a program's own exception may be of a later part of it."""
+def _is_of_teardown(
+    process: Process, completion: CompletionProof, above: Sequence[LogRecord]
+) -> bool:
+    """Whether a process can't have failed in the job's work:
+    a program's own exception may be of a later part of it.
+    """
     if completion.kind is CompletionKind.STATUS:
         return True
     if process.exit_code:
@@ -119,24 +145,41 @@ def _is_of_teardown(process: Process, completion: CompletionProof, above: Sequen
 
 
 def _list_lines_above(attempt: Attempt, completion: CompletionProof) -> list[LogRecord]:
-    """Return the last lines above a completion in its file, and those of the other output of its job."""
+    """Return the last lines above a completion in its file,
+    and those of the other output of its job.
+    """
     begin = completion.number - MAX_LATER_LINES
     streams = (stream for stream in attempt.streams.values() if stream.file == completion.file)
-    above = [record for one in streams for record in one.tail if begin <= record.number < completion.number]
-    others = (one for one in attempt.streams.values() if are_outputs_of_one_job(one.file, completion.file))
+    above = [
+        record
+        for one in streams
+        for record in one.tail
+        if begin <= record.number < completion.number
+    ]
+    others = (
+        one for one in attempt.streams.values() if are_outputs_of_one_job(one.file, completion.file)
+    )
     return [*above, *(record for one in others for record in list(one.tail)[-MAX_LATER_LINES:])]
 
 
 def _is_end_reported(process: Process) -> bool:
     """Whether a launcher reports that a process ended with an error."""
-    return process.exit_code is not None or process.is_oom or bool(process.signal and not process.reports_own_end)
+    return (
+        process.exit_code is not None
+        or process.is_oom
+        or bool(process.signal and not process.reports_own_end)
+    )
 
 
 def _is_finalizer(process: Process) -> bool:
-    """Whether a process, which isn't reported to have ended, printed an exception of its finalizers."""
+    """Whether a process, which isn't reported to have ended,
+    printed an exception of its finalizers.
+    """
     return process.raised is not None and _is_noise(process) and not _is_end_reported(process)
 
 
 def _is_noise(process: Process) -> bool:
-    """Whether a process printed no exception, or only one of a function that runs when a program ends."""
+    """Whether a process printed no exception,
+    or only one of a function that runs when a program ends.
+    """
     return process.raised is None or is_at_exit([frame.function for frame in process.raised.frames])

@@ -46,9 +46,12 @@ _LEVEL_CHARS = 200
 
 @cache
 def _exception_line() -> Pattern:
-    """Match the last line of a traceback, or a word with which a program says that it can't continue."""
+    """Match the last line of a traceback, or a word with which a program says
+    that it can't continue.
+    """
     return Pattern(
-        r"^\W*(?-i:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal |FATAL|terminate called)"
+        r"^\W*(?-i:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b|Fatal"
+        r" |FATAL|terminate called)"
     )
 
 
@@ -62,9 +65,12 @@ def _low_level() -> Pattern:
 def _trouble() -> Pattern:
     """Match words of lines that may explain a failure; more than a failure's own."""
     return Pattern(
-        r"error|exception|\bfatal|\bfail|\bsignal|\bexit(?:ed|ing|s| ?code)?\b|\bkill|\babort|\bterminat"
-        r"|\bcancel|watchdog|time(?:d )?out|out of memory|\boom|\bevict|preempt|\blost\b|\bdied\b|\bdead\b"
-        r"|refused|unhealthy|\bpanic|interrupt|segfault|core dumped|\bnan\b|corrupt|denied|quota|no space"
+        r"error|exception|\bfatal|\bfail|\bsignal|\bexit(?:ed|ing|s|"
+        r" ?code)?\b|\bkill|\babort|\bterminat"
+        r"|\bcancel|watchdog|time(?:d )?out|out of"
+        r" memory|\boom|\bevict|preempt|\blost\b|\bdied\b|\bdead\b"
+        r"|refused|unhealthy|\bpanic|interrupt|segfault|core dumped|\bnan\b|corrupt|denied|quota|no"
+        r" space"
         r"|unable to|can ?not|could not|\bxid\b"
     )
 
@@ -105,7 +111,13 @@ class _DigestCollector(LogCollector):
         text = self._indenter.indent(record.label, record.text)
         if not text.strip(" ^~"):  # Python marks a part of the line above
             return
-        line = QuotedLine(file, record.number, text[:_MAX_TEXT_CHARS], record.time_ns, _name(record.label))
+        line = QuotedLine(
+            file,
+            record.number,
+            text[:_MAX_TEXT_CHARS],
+            record.time_ns,
+            _name(record.label),
+        )
         digest = self.digest.files.get(file) or self.digest.files.setdefault(file, FileDigest(file))
         digest.lines = max(digest.lines, record.number)
         if len(digest.head) < _HEAD_LINES:
@@ -138,7 +150,9 @@ class _DigestCollector(LogCollector):
             return
         seconds = (line.time_ns - before.time_ns) / 1e9
         silences = self.digest.silences
-        if seconds >= _MIN_SILENT_SECONDS and (len(silences) < _MAX_SILENCES or seconds > silences[-1].seconds):
+        if seconds >= _MIN_SILENT_SECONDS and (
+            len(silences) < _MAX_SILENCES or seconds > silences[-1].seconds
+        ):
             silences.append(SilentTime(seconds, before, line))
             silences.sort(key=lambda silence: -silence.seconds)
             del silences[_MAX_SILENCES:]
@@ -149,7 +163,9 @@ class _DigestCollector(LogCollector):
         if process is None:
             if not line.process or len(self.digest.processes) >= _MAX_PROCESSES:
                 return
-            process = self.digest.processes[key] = ProcessOutput(line.process, label.rank, line.file)
+            process = self.digest.processes[key] = ProcessOutput(
+                line.process, label.rank, line.file
+            )
         process.lines += 1
         process.tail.append(line)
         process.last_step = step or process.last_step
@@ -161,7 +177,9 @@ class _DigestCollector(LogCollector):
             return False
         if any(first <= number <= last for first, last in ranges):
             return True
-        is_near = any(first - LINES_AROUND <= number <= last + LINES_AROUND for first, last in ranges)
+        is_near = any(
+            first - LINES_AROUND <= number <= last + LINES_AROUND for first, last in ranges
+        )
         return is_near and not line.text[:1].isspace() and TRACEBACK not in line.text
 
     def _take_traceback(self, line: QuotedLine, label: Label) -> None:

@@ -1,1 +1,3 @@
-"""From the bytes of a log to records: lines of any size, exports of log collectors, and who printed each line."""
+"""From the bytes of a log to records: lines of any size, exports of log collectors,
+and who printed each line.
+"""

@@ -1,4 +1,6 @@
-"""Put together the lines of tracebacks that a logger prefixes one by one, or that a launcher breaks in the middle."""
+"""Put together the lines of tracebacks that a logger prefixes one by one,
+or that a launcher breaks in the middle.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _HEADER = f"{TRACEBACK}:"
 
 @cache
 def _glog_prefix() -> re.Pattern[str]:
-    """Match what native code and absl put before an error: level, date, time, thread, place in the code."""
+    """Match what native code and absl put before an error: level, date, time, thread,
+    place in the code.
+    """
     return re.compile(r"[EF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} +\d{1,20} [\w./<>-]{1,200}:\d{1,7}\] ")
 
 
@@ -54,15 +58,20 @@ def _begin_of_exception() -> re.Pattern[str]:
 
 @cache
 def _exception() -> re.Pattern[str]:
-    return re.compile(r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?:: \S|$)")
+    return re.compile(
+        r"(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit)(?:: \S|$)"
+    )
 
 
 class PrefixedTracebacks:
-    """Cuts a logger's prefix from the lines of a traceback if each of them has it, and not only the first one."""
+    """Cuts a logger's prefix from the lines of a traceback if each of them has it,
+    and not only the first one.
+    """
 
     def __init__(self) -> None:
         self._prefixes: dict[Label, str] = {}
-        """By label, the prefix of the last traceback: all lines of one record have the same time."""
+        """By label, the prefix of the last traceback: all lines of one record have the same time.
+        """
 
     def cut(self, label: Label, text: str) -> str:
         """Return a line without the prefix that the first line of its traceback has."""
@@ -77,7 +86,9 @@ class PrefixedTracebacks:
 
 
 class BrokenLines:
-    """Joins lines of tracebacks that srun broke: with labels, it ends each piece that a process writes as a line."""
+    """Joins lines of tracebacks that srun broke: with labels,
+    it ends each piece that a process writes as a line.
+    """
 
     def __init__(self) -> None:
         self._pieces: dict[Label, LogRecord] = {}
@@ -95,12 +106,16 @@ class BrokenLines:
             self._tasks.add(record.label.task)
         label, piece = record.label, self._pieces.pop(record.label, None)
         if label in self._in_traceback and (cut := self._find_other_task(record.text)):
-            other = record._replace(text=record.text[cut.end() :], label=label._replace(task=int(cut[1])))
+            other = record._replace(
+                text=record.text[cut.end() :], label=label._replace(task=int(cut[1]))
+            )
             record = record._replace(text=record.text[: cut.start()])
             yield from self.join(other)
         if piece is not None:
             joined = piece.text + record.text
-            if len(joined) < _MAX_JOINED_CHARS and (self._is_begin(label, joined) or self._is_whole(joined)):
+            if len(joined) < _MAX_JOINED_CHARS and (
+                self._is_begin(label, joined) or self._is_whole(joined)
+            ):
                 record = piece._replace(text=joined)
             else:
                 yield piece

@@ -1,6 +1,7 @@
 """Turn exports of log collectors back into the lines that the programs printed.
 
-Collectors export a table (CSV), one JSON array, or the newest line first; chats and web pages drop indentation.
+Collectors export a table (CSV), one JSON array, or the newest line first; chats and web pages drop
+indentation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _MIN_SHARE = 0.9
 
 
 def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], bool]:
-    """Return the lines that programs printed, oldest first, and whether the file had the newest line first.
+    """Return the lines that programs printed, oldest first,
+    and whether the file had the newest line first.
 
     The lines of a file with the newest line first are numbered from its end.
     """
@@ -40,7 +42,9 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
     elif head and head[0].strip() in {"[", "[{"}:
         everything = _unwrap_array(everything)
     elif key := _find_wrapping_key(head):
-        everything = itertools.chain.from_iterable(_unwrap_object(numbered, key) for numbered in everything)
+        everything = itertools.chain.from_iterable(
+            _unwrap_object(numbered, key) for numbered in everything
+        )
     everything = _join_exit_status(itertools.chain.from_iterable(map(_unescape, everything)))
     if is_newest_first:
         kept = list(itertools.islice(everything, _MAX_LINES_REORDERED))
@@ -52,13 +56,19 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
 
 
 def _is_newest_first(lines: Sequence[str]) -> bool:
-    found = [match["field"] or match["begin"] for line in lines if (match := PATTERNS["time_of_line"].search(line))]
+    found = [
+        match["field"] or match["begin"]
+        for line in lines
+        if (match := PATTERNS["time_of_line"].search(line))
+    ]
     times = [time for time, _ in itertools.groupby(found)]
     # processes that start together print the same lines in any order within a second
     if not times or _cut_to_seconds(times[0]) <= _cut_to_seconds(times[-1]):
         return False
     pairs = list(itertools.pairwise(times))
-    return len(times) >= _MIN_TIMES and sum(later < earlier for earlier, later in pairs) > _MIN_SHARE * len(pairs)
+    return len(times) >= _MIN_TIMES and sum(
+        later < earlier for earlier, later in pairs
+    ) > _MIN_SHARE * len(pairs)
 
 
 def _cut_to_seconds(time: str) -> str:
@@ -69,12 +79,17 @@ def _find_message_column(header: str) -> int | None:
     columns = next(csv.reader([header]), [])
     if len(columns) > 1 and all(map(PATTERNS["column"].fullmatch, columns)):
         lowered = [column.lower() for column in columns]
-        return next((lowered.index(key.lower()) for key in WORDS["message_keys"] if key.lower() in lowered), None)
+        return next(
+            (lowered.index(key.lower()) for key in WORDS["message_keys"] if key.lower() in lowered),
+            None,
+        )
     return None
 
 
 def _unwrap_csv(lines: Iterable[NumberedLine], message_column: int) -> Iterator[NumberedLine]:
-    """Yield the texts of a column, with the number of the last line of each row: a quoted text may have several."""
+    """Yield the texts of a column, with the number of the last line of each row:
+    a quoted text may have several.
+    """
     numbers: list[int] = []
 
     def texts() -> Iterator[str]:
@@ -90,7 +105,9 @@ def _unwrap_csv(lines: Iterable[NumberedLine], message_column: int) -> Iterator[
 
 
 def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
-    """Yield each object of a JSON array as a line; if it's none, or too long, the lines as they are."""
+    """Yield each object of a JSON array as a line; if it's none, or too long,
+    the lines as they are.
+    """
     kept = list(itertools.islice(lines, _MAX_LINES_REORDERED))
     text, decoder, at, found = "\n".join(line for _, line in kept), json.JSONDecoder(), 0, []
     index, counted_to = 0, 0
@@ -106,7 +123,9 @@ def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 
 
 def _find_wrapping_key(lines: Sequence[str]) -> str:
-    """Return the key that holds the text if each line is an object with nothing but a text and its collector's data."""
+    """Return the key that holds the text if each line is an object with nothing but a text
+    and its collector's data.
+    """
     objects = [fields for line in lines if (fields := parse_object(line))]
     if len(objects) <= _MIN_SHARE * len(lines):
         return ""
@@ -118,7 +137,11 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
         for key, value in fields.items():
             values[key] |= {value} if isinstance(value, str) else set()
     known = [key for key in WORDS["message_keys"] if key in values]
-    return max(known or values, key=lambda key: len({text for text in values[key] if " " in text}), default="")
+    return max(
+        known or values,
+        key=lambda key: len({text for text in values[key] if " " in text}),
+        default="",
+    )
 
 
 def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
@@ -150,7 +173,9 @@ def _join_exit_status(lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
 
 
 def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
-    """Return the lines of a traceback that a record holds as one string: escaped, or with spaces for line breaks."""
+    """Return the lines of a traceback that a record holds as one string: escaped,
+    or with spaces for line breaks.
+    """
     number, line = numbered
     if line.startswith("E   "):
         return ((number, PATTERNS["pytest_prefix"].sub("", line)),)
@@ -162,9 +187,16 @@ def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
         if not PATTERNS["frame_start"].match(rest):
             return (numbered,)
         text = PATTERNS["joined_source"].sub(r"\1\n    ", PATTERNS["joined_line"].sub("\n", rest))
-        parts = (f"  {part}" if PATTERNS["frame_start"].match(part) else part for part in text.split("\n"))
+        parts = (
+            f"  {part}" if PATTERNS["frame_start"].match(part) else part
+            for part in text.split("\n")
+        )
         return ((number, prefix + part) for part in (f"{TRACEBACK}:", *parts))
-    for name, character in {"escaped_newline": "\n", "escaped_tab": "\t", "escaped_quote": '"'}.items():
+    for name, character in {
+        "escaped_newline": "\n",
+        "escaped_tab": "\t",
+        "escaped_quote": '"',
+    }.items():
         line = PATTERNS[name].sub(character, line)
     return ((number, part) for part in line.split("\n"))
 

@@ -34,7 +34,9 @@ class FirstRanks:
         """Take a line."""
         if "nproc" in text or "--num" in text:
             self._take_command(text)
-        if ("max_nodes" in text or "nproc_per_node" in text) and (found := _compile(_FIELD).match(text)):
+        if ("max_nodes" in text or "nproc_per_node" in text) and (
+            found := _compile(_FIELD).match(text)
+        ):
             self._take_banner(found["name"], int(found["number"]))
         elif "global_rank" in text or "num_local_procs" in text:
             self._take_ranks(text)

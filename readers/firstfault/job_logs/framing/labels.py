@@ -1,6 +1,8 @@
-"""Find out who printed a line from the prefixes of launchers, collectors and torch, nested in any order.
+"""Find out who printed a line from the prefixes of launchers, collectors and torch,
+nested in any order.
 
-A prefix that most lines share, with a varying part, is learned from the log itself, so unlisted launchers work, too.
+A prefix that most lines share, with a varying part, is learned from the log itself, so unlisted
+launchers work, too.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Label(NamedTuple):
     @property
     def is_process(self) -> bool:
         """Whether it distinguishes one process from the rest of its node."""
-        return not (self.rank is None and self.task is None and self.local_rank is None and self.pid is None)
+        return not (
+            self.rank is None and self.task is None and self.local_rank is None and self.pid is None
+        )
 
 
 def get_file_label(path: str) -> Label:
@@ -129,15 +133,26 @@ class Prefixes:
                     continue
             match = PATTERNS["stamp"].match(text)
             if match is not None:
-                time_ns = time_ns or _to_ns(match["date"], match["time"], match["part"], match["zone"])
+                time_ns = time_ns or _to_ns(
+                    match["date"],
+                    match["time"],
+                    match["part"],
+                    match["zone"],
+                )
                 if self.stamped or not text[match.end() :].strip():
                     text = text[match.end() :]
                     continue
                 break
-            if self.stamped and (other := PATTERNS["other_stamp"].match(text) or PATTERNS["cri_prefix"].match(text)):
+            if self.stamped and (
+                other := PATTERNS["other_stamp"].match(text) or PATTERNS["cri_prefix"].match(text)
+            ):
                 text = text[other.end() :]
                 continue
-            if not is_labeled and self.learned_form is not None and (found := self.learned_form.match(text)):
+            if (
+                not is_labeled
+                and self.learned_form is not None
+                and (found := self.learned_form.match(text))
+            ):
                 label, is_labeled = self._apply_label(label, found["name"]), True
                 text = text[found.end() :]
                 continue
@@ -152,10 +167,19 @@ class Prefixes:
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
-        found = PATTERNS["glog_stamp"].match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
+        found = (
+            PATTERNS["glog_stamp"].match(text)
+            if self.year and text[:2].lstrip("[")[:1] in "EWFI"
+            else None
+        )
         if found is None:
             return None
-        return _to_ns(f"{self.year}-{int(found['month']):02}-{found['day']}", found["time"], found["part"], None)
+        return _to_ns(
+            f"{self.year}-{int(found['month']):02}-{found['day']}",
+            found["time"],
+            found["part"],
+            None,
+        )
 
     def _apply_label(self, label: Label, name: str) -> Label:
         if self.is_number:
@@ -166,7 +190,9 @@ class Prefixes:
         if (numbered := PATTERNS["numbered_node"].fullmatch(name)) is not None:
             self.learned_names.add(numbered["node"])
             return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
-        if PATTERNS["no_label"].search(name.strip("[]<>() :")) or PATTERNS["level_in_label"].search(name):
+        if PATTERNS["no_label"].search(name.strip("[]<>() :")) or PATTERNS["level_in_label"].search(
+            name
+        ):
             return label
         self.learned_names.add(name.partition(" ")[0])
         return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"
@@ -178,7 +204,8 @@ _PLAIN = Prefixes()
 def learn_prefixes(lines: Sequence[str]) -> Prefixes:
     """Return the prefixes of a log, learned from some of its lines.
 
-    If all lines have the same label, a collector put it there, so the text behind it is learned as well.
+    If all lines have the same label, a collector put it there, so the text behind it is learned as
+    well.
     """
     outer = _learn_prefixes(lines)
     form = outer.learned_form
@@ -190,9 +217,13 @@ def learn_prefixes(lines: Sequence[str]) -> Prefixes:
 
 
 def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
-    years = Counter(found["date"][:4] for line in lines if (found := PATTERNS["stamp"].search(line)))
+    years = Counter(
+        found["date"][:4] for line in lines if (found := PATTERNS["stamp"].search(line))
+    )
     year = int(years.most_common(1)[0][0]) if years else 0
-    of_frames = [found["before"] for line in lines if (found := PATTERNS["before_frame"].match(line))]
+    of_frames = [
+        found["before"] for line in lines if (found := PATTERNS["before_frame"].match(line))
+    ]
     above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
@@ -205,7 +236,12 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     rests = [rest for rest in rests if rest.strip(" |+") and not PATTERNS["no_prefix"].match(rest)]
     for form in _LABEL_FORMS:
         if _fits(form, bare, rests):
-            return replace(known, is_learned=True, learned_form=form, is_number=form in _LABEL_FORMS[:2])
+            return replace(
+                known,
+                is_learned=True,
+                learned_form=form,
+                is_number=form in _LABEL_FORMS[:2],
+            )
     return replace(known, is_learned=True, learned_form=_skeleton([_outer(rest) for rest in rests]))
 
 
@@ -226,16 +262,22 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     matches = [match for line in lines if line.strip() and (match := form.match(line))]
     if _are_times_or_counters(matches):
         return False
-    names = Counter(match["name"] for match in matches if not PATTERNS["no_label"].search(match["name"]))
+    names = Counter(
+        match["name"] for match in matches if not PATTERNS["no_label"].search(match["name"])
+    )
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
-    count, enough = names.total(), max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
+    count, enough = (
+        names.total(),
+        max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines)),
+    )
     if of_frames:
         found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
         names_none = map(PATTERNS["no_label"].search, (match["name"] for match in before))
         return len(before) * 2 > len(of_frames) and not any(names_none)
-    # a single name that only a part of the lines has is that of a program which writes between others
+    # a single name that only a part of the lines has is that of a program which writes between
+    # others
     is_of_several = len(names) > 1 or count >= _NEARLY_ALL * len(lines)
     return count >= enough and is_of_several and (is_of_each_rank or len(names) * 2 <= count)
 
@@ -266,12 +308,15 @@ def _outer(prefix: str) -> str:
 
 
 def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern for the prefixes of tracebacks, with any words in their places; None without prefixes."""
+    """Return a pattern for the prefixes of tracebacks, with any words in their places;
+    None without prefixes.
+    """
     if not prefixes:
         return None
     forms = Counter(re.sub(r"[\w.@#-]+", "w", prefix) for prefix in prefixes)
     form, count = forms.most_common(1)[0]
-    if count * 2 <= len(prefixes) or form.strip() == "w" or "w" not in form or len(form) > 40:  # noqa: PLR2004 - no prefix is so long
+    # no prefix is so long
+    if count * 2 <= len(prefixes) or form.strip() == "w" or "w" not in form or len(form) > 40:  # noqa: PLR2004
         return None
     pattern = re.escape(form.rstrip()).replace("w", r"[\w.@#-]+")
     return re.compile(rf"(?P<name>{pattern})(?: |$)")
@@ -284,17 +329,24 @@ def read_prefix(label: Label, prefix: str) -> tuple[Label, bool]:
     rank = parts.get("torch_rank", parts.get("rank"))
     if rank is None and (named := PATTERNS["rank_of_actor"].search(parts.get("actor", ""))):
         rank = named["rank"]
-    numbers: dict[str, int] = {name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts}
+    numbers: dict[str, int] = {
+        name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts
+    }
     if rank is not None:
         numbers["rank"] = int(rank)
     ip = parts.get("ip", label.ip)
-    return label._replace(node=parts.get("node") or label.node or ip, ip=ip, **numbers), "torch_rank" in parts
+    return (
+        label._replace(node=parts.get("node") or label.node or ip, ip=ip, **numbers),
+        "torch_rank" in parts,
+    )
 
 
 @lru_cache(maxsize=256)
 def _seconds(date: str, time: str) -> int | None:
     try:
-        moment = datetime.fromisoformat(f"{date.replace('/', '-')}T{time}").replace(tzinfo=timezone.utc)
+        moment = datetime.fromisoformat(f"{date.replace('/', '-')}T{time}").replace(
+            tzinfo=timezone.utc
+        )
     except ValueError:
         return None
     return int(moment.timestamp())
@@ -311,26 +363,42 @@ def _to_ns(date: str, time: str, part: str | None, zone: str | None) -> int | No
 
 
 def parse_time_ns(text: str) -> int | None:
-    """Return the time with which a text begins, nanoseconds since the Unix epoch; None: it begins with none."""
+    """Return the time with which a text begins, nanoseconds since the Unix epoch; None:
+    it begins with none.
+    """
     found = PATTERNS["stamp"].match(text)
     return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
 
 
 _SUCCESSES = {"success", "successful", "succeeded", "completed", "finished", "ok"}
-"""Values of the field "status" that are kept: the message of a record may have no word on its outcome."""
+"""Values of the field "status" that are kept:
+the message of a record may have no word on its outcome.
+"""
 
 
-# --- lines of JSON ----------------------------------------------------------------------------------------------------
+# --- lines of JSON --------------------------------------------------------------------------------
 
 
-def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int | None) -> Iterable[LogRecord]:
+def _split_json(
+    number: int,
+    fields: dict[str, Any],
+    label: Label,
+    time_ns: int | None,
+) -> Iterable[LogRecord]:
     """Yield the lines in an object: its message and its traceback."""
     inner = [value for value in fields.values() if isinstance(value, dict)]
-    inner = [*(deep for value in inner for deep in value.values() if isinstance(deep, dict)), *inner]
+    inner = [
+        *(deep for value in inner for deep in value.values() if isinstance(deep, dict)),
+        *inner,
+    ]
     known = {key: value for part in (*inner, fields) for key, value in part.items()}
     known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
-    rank = next((known[name] for name in WORDS["rank_keys"] if str(known.get(name, "")).isdecimal()), None)
-    node = next((str(known[name]) for name in WORDS["node_keys"] if isinstance(known.get(name), str)), "")
+    rank = next(
+        (known[name] for name in WORDS["rank_keys"] if str(known.get(name, "")).isdecimal()), None
+    )
+    node = next(
+        (str(known[name]) for name in WORDS["node_keys"] if isinstance(known.get(name), str)), ""
+    )
     label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
     if str(known.get("local_rank", "")).isdecimal():
         label = label._replace(local_rank=int(known["local_rank"]))
@@ -346,8 +414,14 @@ def _split_json(number: int, fields: dict[str, Any], label: Label, time_ns: int 
     traces = (known[name] for name in WORDS["traceback_keys"] if isinstance(known.get(name), str))
     trace = next(filter(str.strip, traces), "")
     # a collector's level is about the stream that a line was printed to
-    is_program_level = PATTERNS["level_of_failure"].fullmatch(level) and known.keys().isdisjoint({"severity", "log"})
-    head = f"{level}: {message}" if is_program_level and not PATTERNS["traceback_line"].match(message) else message
+    is_program_level = PATTERNS["level_of_failure"].fullmatch(level) and known.keys().isdisjoint(
+        {"severity", "log"}
+    )
+    head = (
+        f"{level}: {message}"
+        if is_program_level and not PATTERNS["traceback_line"].match(message)
+        else message
+    )
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
         for text in without_bars(without_colors(line)):
             for record in _PLAIN.parse(number, text, label):

@@ -43,7 +43,9 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TAR_AT = 257
 """Where a tar archive has its mark."""
 _USUAL_SHARE = 1 / 8
-"""Share of a block's lines from which on a word, as in "error=0.01", doesn't distinguish those about a failure."""
+"""Share of a block's lines from which on a word, as in "error=0.01",
+doesn't distinguish those about a failure.
+"""
 _MIN_LINES_FOR_USUAL = 100
 _BACKSPACES = re.compile("\x08+")
 TRACEBACK = "Traceback (most recent call last)"
@@ -56,7 +58,8 @@ def open_log(path: Path) -> IO[bytes]:
     """Open a log, compressed or not.
 
     Raises:
-        BadDocumentError: it is compressed with Zstandard, and the package `zstandard` is not installed.
+        BadDocumentError: it is compressed with Zstandard, and the package `zstandard` is not
+            installed.
         OSError: it cannot be opened.
     """
     with path.open("rb") as stream:
@@ -75,7 +78,9 @@ def decompress(stream: io.BufferedReader[Any], name: str) -> IO[bytes]:
 
 
 def _find_unpacking(begin: bytes, name: str) -> Callable[[Any], IO[bytes]] | None:
-    """Return the function that opens a compressed file with these first bytes; None: it isn't compressed."""
+    """Return the function that opens a compressed file with these first bytes; None:
+    it isn't compressed.
+    """
     if begin.startswith(_ZSTANDARD):
         try:
             zstandard = importlib.import_module("zstandard")  # an optional package
@@ -124,12 +129,16 @@ class Utf8Stream(io.RawIOBase):
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the files in a folder, some levels deep, sorted; hidden ones and folders without end are left out."""
+    """Return the files in a folder, some levels deep, sorted;
+    hidden ones and folders without end are left out.
+    """
     found: list[Path] = []
     for at, folders, names in os.walk(folder):
         here = Path(at)
         is_deep = len(here.relative_to(folder).parts) >= _DEPTH
-        folders[:] = [] if is_deep else sorted(name for name in folders if not _is_left_out(here / name))
+        folders[:] = (
+            [] if is_deep else sorted(name for name in folders if not _is_left_out(here / name))
+        )
         found += [here / name for name in names if not name.startswith(".")]
         if len(found) > _MOST_FILES:
             break
@@ -137,14 +146,21 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def _is_left_out(folder: Path) -> bool:
-    """Whether a folder is hidden, or has what firstfault recorded of a job: documents, which are no logs."""
-    is_record = folder.name == "firstfault" and ((folder / "roster").is_dir() or (folder / "verdict.pb").is_file())
+    """Whether a folder is hidden, or has what firstfault recorded of a job: documents,
+    which are no logs.
+    """
+    is_record = folder.name == "firstfault" and (
+        (folder / "roster").is_dir() or (folder / "verdict.pb").is_file()
+    )
     return folder.name.startswith(".") or is_record or (folder / RUN_MARK).is_file()
 
 
 def is_text(begin: bytes) -> bool:
     """Whether a file that begins so is a text."""
-    controls = sum(byte < 8 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127} for byte in begin[:_HEAD])  # noqa: PLR2004
+    controls = sum(
+        byte < 8 or 13 < byte < 27 or byte in {28, 29, 30, 31, 127}  # noqa: PLR2004
+        for byte in begin[:_HEAD]
+    )
     return b"\0" not in begin[:_HEAD] and controls <= _MOST_CONTROLS * max(len(begin[:_HEAD]), 1)
 
 
@@ -160,7 +176,9 @@ def has_failure_word(text: str) -> bool:
 
 
 class _FailureFilter:
-    """Decides which blocks report a failure. A word that many lines of a block have doesn't count in that block."""
+    """Decides which blocks report a failure. A word that many lines of a block have
+    doesn't count in that block.
+    """
 
     def __init__(self) -> None:
         self._usual: frozenset[str] = frozenset()
@@ -177,19 +195,24 @@ class _FailureFilter:
             counts = {word: text.count(word.encode()) for word in self._usual}
             if all(count == 0 or count >= enough for count in counts.values()):
                 return False
-        self._usual = frozenset(word for word in WORDS["failure_words"] if text.count(word.encode()) >= enough)
+        self._usual = frozenset(
+            word for word in WORDS["failure_words"] if text.count(word.encode()) >= enough
+        )
         return _failure_pattern(self._usual).search(block) is not None
 
 
 def lines_of(stream: IO[bytes], *, reads_all: bool = False) -> Iterator[NumberedLine]:
-    """Yield the lines of a log, without blocks in which no line reports a failure. What is cut off ends the log.
+    """Yield the lines of a log, without blocks in which no line reports a failure. What
+    is cut off ends the log.
 
     Args:
         stream: of the log.
         reads_all: yield the lines of all blocks.
     """
     number = 1
-    skipped: tuple[int, bytes] | None = None  # the block before and its first line, if it reports no failure
+    skipped: tuple[int, bytes] | None = (
+        None  # the block before and its first line, if it reports no failure
+    )
     follows_report, block_filter = True, _FailureFilter()
     for block in _blocks(stream):
         reports_failure = reads_all or block_filter.reports_failure(block)
@@ -241,10 +264,11 @@ def without_colors(line: str) -> str:
 
 
 def without_bars(line: str) -> Iterator[str]:
-    """Yield what a terminal would show of a line, without progress bars, on which another process may have written.
+    """Yield what a terminal would show of a line, without progress bars,
+    on which another process may have written.
 
-    The bar of an outer loop at its end is kept: it shows that the work is done. So is a long one without a name, which
-    may be of the outer loop.
+    The bar of an outer loop at its end is kept: it shows that the work is done. So is a long one
+    without a name, which may be of the outer loop.
     """
     if "\r" in line or "%|" in line:
         for part in line.split("\r"):
@@ -258,7 +282,9 @@ def without_bars(line: str) -> Iterator[str]:
         yield line
 
 
-def read_ahead(lines: Iterable[NumberedLine], count: int) -> tuple[list[NumberedLine], Iterator[NumberedLine]]:
+def read_ahead(
+    lines: Iterable[NumberedLine], count: int
+) -> tuple[list[NumberedLine], Iterator[NumberedLine]]:
     """Return the first lines, and an iterator over all, these included."""
     rest = iter(lines)
     first = [line for _, line in zip(range(count), rest, strict=False)]

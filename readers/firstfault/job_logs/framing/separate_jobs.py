@@ -8,12 +8,16 @@ from functools import cache
 from typing import NamedTuple
 
 _MIN_GAP_NS = 600 * 1_000_000_000
-"""Files of one job are written at the same time; this much time without a line in any of them separates jobs."""
+"""Files of one job are written at the same time;
+this much time without a line in any of them separates jobs.
+"""
 _MAX_LISTED = 10
 
 
 class TimeSpan(NamedTuple):
-    """The times of the first and the last line of a file that have one, nanoseconds since the Unix epoch."""
+    """The times of the first and the last line of a file that have one,
+    nanoseconds since the Unix epoch.
+    """
 
     first_ns: int
     last_ns: int
@@ -23,7 +27,8 @@ def find_separate_jobs(spans: Mapping[str, TimeSpan]) -> list[list[str]]:
     """Return names of files that were written at the same time, the earliest first.
 
     Args:
-        spans: of files with steps of a training. A file with errors alone may begin long after the rest of its job.
+        spans: of files with steps of a training. A file with errors alone may begin long after the
+            rest of its job.
     """
     jobs: list[list[str]] = []
     end_ns = 0
@@ -44,7 +49,9 @@ def ask_for_one(names: Collection[str]) -> str:
 
 @cache
 def _inside_of_output() -> re.Pattern[str]:
-    """Match a line that can't be the first or the last of a whole log: of a traceback, or a mark of left out lines."""
+    """Match a line that can't be the first or the last of a whole log: of a traceback,
+    or a mark of left out lines.
+    """
     return re.compile(
         r'\s+File "[^"]+", line \d+|\W*(?:\.\.\.|\u2026)\W*$|'
         r"\W*[.\[<(\u2026-]\W*(?:\w+ ){0,4}(?:snip|truncated|omitted|left out)",
@@ -63,4 +70,6 @@ def describe_cut(first_lines: Iterable[str], last_lines: Iterable[str]) -> str:
     begins, ends = any(map(is_cut, first_lines)), any(map(is_cut, last_lines))
     if begins and ends:
         return "the log is cut at both ends"
-    return "the log is cut at its beginning" if begins else "the log is cut at its end" if ends else ""
+    return (
+        "the log is cut at its beginning" if begins else "the log is cut at its end" if ends else ""
+    )

@@ -1,4 +1,6 @@
-"""Find what the lines of a log state about the size of their job, and which of its ranks and machines they name."""
+"""Find what the lines of a log state about the size of their job,
+and which of its ranks and machines they name.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ _STATED_NODES = r"""
 | \b(?:SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|NNODES)["']?[=:][ ]?["']?(\d{1,5})(?![\d:])
 """
 _WORKERS_PER_NODE = r"--nproc[-_]per[-_]node[ =][\"']?(\d{1,3})\b"
-_NAMED_RANK = r"(?<![a-z] )(?<![a-z_-])(?:global_)?[Rr](?:ank|ANK)(?:[ =:]{1,3}|\b\W{0,2}=\W{0,2})(\d{1,6})\b"
+_NAMED_RANK = (
+    r"(?<![a-z] )(?<![a-z_-])(?:global_)?[Rr](?:ank|ANK)(?:[ =:]{1,3}|\b\W{0,2}=\W{0,2})(\d{1,6})\b"
+)
 """A rank of the job in any line; "local rank 3" and "tensor rank 3" are others."""
 _NAMED_AS_CURRENT = r"\b[Rr]ank of (?:this|the current|current) process(?: is|:)? (\d{1,6})\b"
-_LISTED_RANKS = r"(?<![a-z_-])[Rr]anks?\b[ :=]{0,3}(?:\w{1,20}\()?\[(\d{1,6}(?:, ?\d{1,6}){1,200})\]"
+_LISTED_RANKS = (
+    r"(?<![a-z_-])[Rr]anks?\b[ :=]{0,3}(?:\w{1,20}\()?\[(\d{1,6}(?:, ?\d{1,6}){1,200})\]"
+)
 """"ranks: [0, 1, 2]"."""
 _WORDS_OF_RANKS = (
     "WORLD",
@@ -100,7 +106,10 @@ class SizeMarks:
         """
         seen = 1 + max({*ranks, *self.named_ranks}, default=-1) if ranks else 0
         # a name with and without its domain is one machine; an address has no domain
-        names = {name.partition(".")[0] if name[:1].isalpha() else name for name in {*machines, *self.machines}}
+        names = {
+            name.partition(".")[0] if name[:1].isalpha() else name
+            for name in {*machines, *self.machines}
+        }
         # a file's name of a node may be another one than its lines'
         shown = max(len(names - {""}), len(self.files_of_nodes))
         stated = self.stated_ranks
@@ -114,5 +123,7 @@ class SizeMarks:
 
 
 def _largest(pattern: str, text: str) -> int:
-    numbers = (int(next(filter(None, found.groups()))) for found in _compile(pattern).finditer(text))
+    numbers = (
+        int(next(filter(None, found.groups()))) for found in _compile(pattern).finditer(text)
+    )
     return max(numbers, default=0)
