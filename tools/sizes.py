@@ -1,9 +1,10 @@
 """Print how large the product and the tests are, and what is larger than it should be:
 ``make sizes``.
 
-A function's length counts its lines with its docstring; `self`, `cls`, `*args` and `**kwargs` do
-not count as parameters. Generated code counts as lines only. The core is the product without the
-optional folders, which pyproject.toml names in their import contract.
+Sizes are statements: what the grammar calls so, without docstrings. They don't change with the
+layout. `self`, `cls`, `*args` and `**kwargs` do not count as parameters, and generated code doesn't
+count at all. The core is the product without the optional folders, which pyproject.toml names in
+their import contract.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("plugin", "readers", "proto")
-LONGEST_FILE, LONGEST_FUNCTION, MOST_PARAMETERS, MOST_MODULES = 600, 60, 6, 14
+LARGEST_FILE = 380
+LARGEST_CLASS = 265
+LARGEST_FUNCTION = 42
+MOST_PARAMETERS = 6
+MOST_MODULES = 14
 GENERATED = "_pb2.py"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -37,22 +42,36 @@ def optional_folders() -> tuple[str, ...]:
 
 def files_of(*folders: str) -> dict[Path, str]:
     """Return the text of each Python file below these folders."""
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = [
+        path
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if not path.name.endswith(GENERATED)
+    ]
     return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
 
 
-def functions_of(files: dict[Path, str]) -> Iterator[tuple[Path, Function]]:
-    """Yield each function, methods and inner ones included, with its file."""
+def definitions_of(files: dict[Path, str]) -> Iterator[tuple[Path, Function | ast.ClassDef]]:
+    """Yield each class and function, methods and inner ones included, with its file."""
     for path, text in files.items():
-        if not path.name.endswith(GENERATED):
-            yield from (
-                (path, node) for node in ast.walk(ast.parse(text)) if isinstance(node, Function)
-            )
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, Function | ast.ClassDef):
+                yield path, node
 
 
-def length_of(function: Function) -> int:
-    """Return a function's lines, without its decorators."""
-    return (function.end_lineno or function.lineno) - function.lineno + 1
+def is_docstring(node: ast.AST) -> bool:
+    """Whether a statement is a text: a docstring, also one below an attribute."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def count_statements(node: ast.AST) -> int:
+    """Return the number of statements within a module, class or function."""
+    children = (child for child in ast.walk(node) if child is not node)
+    return sum(isinstance(child, ast.stmt) and not is_docstring(child) for child in children)
 
 
 def parameters_of(function: Function) -> int:
@@ -64,10 +83,13 @@ def parameters_of(function: Function) -> int:
 
 def table(name: str, files: dict[Path, str]) -> str:
     """Return a line with the figures of some files."""
-    lengths = sorted(length_of(function) for _, function in functions_of(files))
-    lines = sum(text.count("\n") for text in files.values())
-    middle, most = statistics.median(lengths), lengths[int(len(lengths) * 0.95)]
-    return f"{name:10}{lines:8,}{len(files):9}{len(lengths):11,}{middle:8g}{most:8}{lengths[-1]:9}"
+    sizes = sorted(
+        count_statements(node) for _, node in definitions_of(files) if isinstance(node, Function)
+    )
+    total = sum(count_statements(ast.parse(text)) for text in files.values())
+    middle = statistics.median(sizes)
+    most = sizes[int(len(sizes) * 0.95)]
+    return f"{name:10}{total:12,}{len(files):9}{len(sizes):11,}{middle:8g}{most:8}{sizes[-1]:9}"
 
 
 def excesses(files: dict[Path, str]) -> Iterator[str]:
@@ -75,14 +97,16 @@ def excesses(files: dict[Path, str]) -> Iterator[str]:
     larger than it should be.
     """
     for path, text in files.items():
-        if text.count("\n") > LONGEST_FILE:
-            yield f"{path}: {text.count(chr(10))} lines"
-    for path, function in functions_of(files):
-        place = f"{path}:{function.lineno}: {function.name}"
-        if length_of(function) > LONGEST_FUNCTION:
-            yield f"{place}: {length_of(function)} lines"
-        if parameters_of(function) > MOST_PARAMETERS:
-            yield f"{place}: {parameters_of(function)} parameters"
+        count = count_statements(ast.parse(text))
+        if count > LARGEST_FILE:
+            yield f"{path}: {count} statements"
+    for path, node in definitions_of(files):
+        place = f"{path}:{node.lineno}: {node.name}"
+        count = count_statements(node)
+        if count > (LARGEST_CLASS if isinstance(node, ast.ClassDef) else LARGEST_FUNCTION):
+            yield f"{place}: {count} statements"
+        if isinstance(node, Function) and parameters_of(node) > MOST_PARAMETERS:
+            yield f"{place}: {parameters_of(node)} parameters"
     modules = Counter(path.parent for path in files if path.name != "__init__.py")
     yield from (
         f"{folder}: {count} modules" for folder, count in modules.items() if count > MOST_MODULES
@@ -98,7 +122,8 @@ def main() -> None:
         if not "/".join(path.parts[1:]).startswith(optional)
     }
     print(
-        f"{'':10}{'lines':>8}{'modules':>9}{'functions':>11}{'median':>8}{'95 %':>8}{'longest':>9}"
+        f"{'':10}{'statements':>12}{'modules':>9}{'functions':>11}"
+        f"{'median':>8}{'95 %':>8}{'largest':>9}"
     )
     for name, files in (
         ("product", product),
@@ -108,8 +133,9 @@ def main() -> None:
     ):
         print(table(name, files))
     print(
-        f"\nmore than {LONGEST_FILE} lines, {LONGEST_FUNCTION} lines or {MOST_PARAMETERS}"
-        f" parameters of a function, or {MOST_MODULES} modules of a folder:"
+        f"\nmore than {LARGEST_FILE} statements of a file, {LARGEST_CLASS} of a class,"
+        f" {LARGEST_FUNCTION} or {MOST_PARAMETERS} parameters of a function,"
+        f" or {MOST_MODULES} modules of a folder:"
     )
     print("\n".join(excesses(product)) or "none")
 

@@ -68,13 +68,17 @@ def test_sizes() -> None:
 
 
 def test_a_size_that_is_too_large() -> None:
-    """`make sizes` names a file, a function and a folder that are too large."""
-    long_function = "def far():\n" + "    pass\n" * sizes.LONGEST_FUNCTION
-    files = {Path(f"a/{number}.py"): long_function for number in range(sizes.MOST_MODULES + 1)}
-    files[Path("b/long.py")] = "\n" * (sizes.LONGEST_FILE + 1)
+    """`make sizes` names a file, a class, a function and a folder that are too large."""
+    large_function = "def far():\n" + "    pass\n" * (sizes.LARGEST_FUNCTION + 1)
+    large_class = "class Far:\n" + "    pass\n" * (sizes.LARGEST_CLASS + 1)
+    files = {Path(f"a/{number}.py"): large_function for number in range(sizes.MOST_MODULES + 1)}
+    files[Path("b/far.py")] = large_class
+    files[Path("b/long.py")] = "pass\n" * (sizes.LARGEST_FILE + 1)
     found = list(sizes.excesses(files))
-    assert found[0] == "b/long.py: 601 lines"
-    assert (found[1], found[-1]) == ("a/0.py:1: far: 61 lines", "a: 15 modules")
+    assert found[0] == "b/long.py: 381 statements"
+    assert found[1] == "a/0.py:1: far: 43 statements"
+    assert found[-2] == "b/far.py:1: Far: 266 statements"
+    assert found[-1] == "a: 15 modules"
 
 
 def test_a_class_name_means_one_thing() -> None:
