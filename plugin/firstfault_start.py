@@ -118,14 +118,15 @@ def _begin_rank(*, is_asked: bool) -> None:
         return
     mine = rank_of(os.environ)
     words = os.environ.get(WORKER_VARIABLE, "").split()[1:]
-    setter, inherited, began, marks = " ".join(words[:2]), words[2:5], words[5:6], words[6:]
+    setter = " ".join(words[:2])
+    inherited = words[2:5]
+    began = words[5:6]
+    marks = words[6:]
     at = int(mine[0] is None)  # without a rank, the local rank
     is_same_rank = inherited[at : at + 1] == [str(mine[at])]
     # of this process, before it became another program by exec
-    is_late, is_below = (
-        False,
-        _BELOW in marks,
-    )
+    is_late = False
+    is_below = _BELOW in marks
     if setter != identify(os.getpid()):
         is_below = False
         if is_ancestor(setter):
@@ -274,7 +275,8 @@ def _call(module: str, name: str, *args: Any) -> None:
 
 def _watch_exception(module: str, counts: Callable[[], bool] = lambda: True) -> None:
     """Let a module record the exception that ends this process, if it `counts` then."""
-    worker, main = os.getpid(), threading.get_ident()
+    worker = os.getpid()
+    main = threading.get_ident()
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         # raised for each exception that nothing handles, also if the program has replaced

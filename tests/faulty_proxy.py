@@ -301,7 +301,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     rfile: io.BufferedReader
 
     def handle_any(self) -> None:
-        proxy, length = self.server.proxy, int(self.headers.get("Content-Length", 0))
+        proxy = self.server.proxy
+        length = int(self.headers.get("Content-Length", 0))
         fault = proxy.next_fault(self.command, self.path, self.headers.get("User-Agent", ""))
         if fault.what == "reset" and length:
             self.rfile.read(length // 2)

@@ -115,7 +115,8 @@ def excesses(files: dict[Path, str]) -> Iterator[str]:
 
 def main() -> None:
     """Print the figures, then what is too large in the product."""
-    product, optional = files_of(*PRODUCT), optional_folders()
+    product = files_of(*PRODUCT)
+    optional = optional_folders()
     core = {
         path: text
         for path, text in product.items()

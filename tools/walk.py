@@ -37,7 +37,8 @@ def note_calls() -> None:
         code = frame.f_code
         if event != "call" or ("firstfault" not in code.co_filename and code.co_name != LAST_CALL):
             return
-        pid, now = os.getpid(), time.time()
+        pid = os.getpid()
+        now = time.time()
         if pid not in file:  # also in a fork
             file[pid] = os.open(f"{folder}/{pid}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
             os.write(file[pid], f"{' '.join(sys.argv)}\n".encode())
@@ -71,7 +72,8 @@ def walked(folder: Path) -> dict[str, set[str]]:
 def main() -> int:
     """Run the example with a profile function in each process; print what was entered."""
     with tempfile.TemporaryDirectory() as name:
-        calls, hook = Path(name, "calls"), Path(name, "hook")
+        calls = Path(name, "calls")
+        hook = Path(name, "hook")
         calls.mkdir()
         hook.mkdir()
         Path(hook, "sitecustomize.py").write_text(

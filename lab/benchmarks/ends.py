@@ -61,7 +61,8 @@ def ended(
     """Run a job; return the seconds from the fault to each node's end,
     and what is left 3 s after the last.
     """
-    port, raised = get_free_port(), folder / "raised"
+    port = get_free_port()
+    raised = folder / "raised"
     program = [__file__, fault, str(raised)]
     variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2", "MARKS": str(folder)}
     nodes = [started(folder, node, port, program, launcher, **variables) for node in range(2)]

@@ -95,7 +95,8 @@ def run(
     succeeds = name in SUCCEEDING
     if not succeeds:
         watcher.start()
-    began_ns, cpu_before = time.time_ns(), _cpu_seconds()
+    began_ns = time.time_ns()
+    cpu_before = _cpu_seconds()
     try:
         with started(task, folder, LiteralMap(), own, prefix=prefix) as pods:
             while (state := job_state(pods)) is None and not _is_late(raised_at):

@@ -165,7 +165,8 @@ class _Proxy:
         method, path = data.split(b"\r\n", 1)[0].split(b" ")[:2]
         is_listing = b"list-type=2" in path or b"prefix=" in path
         self._counts["LIST" if is_listing else method.decode()] += 1
-        second, is_write = int(asyncio.get_running_loop().time()), method.decode() in _WRITES
+        second = int(asyncio.get_running_loop().time())
+        is_write = method.decode() in _WRITES
         if second != self._second:
             self._second = second
             self._in_second.clear()

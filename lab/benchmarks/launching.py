@@ -85,7 +85,8 @@ def run(way: str, seconds: float) -> Sample:
     """Train for so many seconds, and look at the nodes' processes until the training ends."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(PROGRAM)
-        began, port = time.time(), get_free_port()
+        began = time.time()
+        port = get_free_port()
         (Path(folder) / "began").mkdir()
         program = [f"{folder}/train.py", f"{folder}/began", str(seconds)]
         nodes = [

@@ -56,7 +56,8 @@ class Row:
 def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]:
     """Yield a row for each number of documents, delay and way; ways take turns."""
     for count in counts:
-        uri, culprit = s3.uri("read"), Cascade(count).culprit
+        uri = s3.uri("read")
+        culprit = Cascade(count).culprit
         for way in ("", COPIED):
             with _environment(s3.environment()):
                 put_all(uri, Cascade(count)) if way != COPIED else _leave_copies(uri)
@@ -248,7 +249,8 @@ print(seconds, peak, *verdict.ranks)
 
 def memory(s3: S3, count: int) -> list[dict[str, Any]]:
     """Return the time and memory of verdicts on a number of keys, each in a new process."""
-    uri, found = s3.uri("memory"), []
+    uri = s3.uri("memory")
+    found = []
     environment = {**os.environ, **s3.environment()}
     with _environment(s3.environment()):
         put_all(uri, Cascade(count))

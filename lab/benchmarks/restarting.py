@@ -133,7 +133,8 @@ def _nvrx_worker(
 
 
 def _elastic_worker(kind: str, file: str) -> None:
-    rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank = int(os.environ["RANK"])
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     _write(file, rank, "enter", restart)
     # processes start at different times
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
@@ -260,7 +261,8 @@ def _steps(call: Any, size: int) -> tuple[float, float]:
     state = [torch.rand(size, size), torch.rand(size, size) / 16]
     for _ in range(50):
         _step(state)
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu = time.process_time()
     for _ in range(STEPS):
         if call is not None:
             call.ping()

@@ -292,7 +292,8 @@ class Row:
         return sum(self.requests.values())
 
     def line(self) -> str:
-        total, is_right = self.total, "yes" if self.right else "NO"
+        total = self.total
+        is_right = "yes" if self.right else "NO"
         reads = total - self.requests.get("PUT", 0)
         return (
             f"{self.nodes:6,} {self.nodes * self.workers:8,}  {self.case:8}{total:8,}"

@@ -64,7 +64,8 @@ def _weight(failure: WorkerError) -> int:
 def _failures(who: str, message: str, at: int) -> list[WorkerError]:
     node = _NODE.search(who)
     name = (node["node"] or node["agent"]) if node is not None else "node"
-    death, task = _DEATH.search(message), _TASK.search(message)
+    death = _DEATH.search(message)
+    task = _TASK.search(message)
     if death is not None:
         return [_death(int(death["rank"]), name, int(death["code"]), at)]
     if task is not None:

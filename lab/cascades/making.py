@@ -156,7 +156,8 @@ def _node_context(archive: zipfile.ZipFile, truth: dict[str, Any]) -> NodeContex
             documents.append(found)
         elif "/roster/" in name:
             entries.append(decode_presence(archive.read(name), name.rpartition("/")[2]))
-    culprit, node = (truth["ranks"][0] if truth["scope"] == "rank" else None), truth["nodes"][0]
+    culprit = truth["ranks"][0] if truth["scope"] == "rank" else None
+    node = truth["nodes"][0]
     by_node: dict[str, dict[int | None, list[WorkerError]]] = defaultdict(lambda: defaultdict(list))
     for document in documents:
         by_node[document.node][document.rank].append(document)

@@ -240,7 +240,8 @@ def _who(failure: Failure, version: str) -> str:
 
 
 def _status(failure: Failure, version: str, what: str) -> str:
-    at, who = _at(failure.rank, version, 1834), _who(failure, version)
+    at = _at(failure.rank, version, 1834)
+    who = _who(failure, version)
     if version == "2.4":
         kind = (
             "Timeout at NCCL work" if what == "failure" else f"{what} detected by watchdog at work"

@@ -92,7 +92,8 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
         return "wrong"
     if verdict.scope is Scope.UNDETERMINED:
         return "right" if truth["scope"] == "undetermined" else "undetermined"
-    ranks, named = set(truth["ranks"]), set(verdict.ranks)
+    ranks = set(truth["ranks"])
+    named = set(verdict.ranks)
     right = {
         "rank": named == ranks,
         "one": bool(named) and named <= ranks,
@@ -263,7 +264,8 @@ class Tally:
 
     def add(self, cascade: Cascade, strategy: str, verdict: Verdict | None) -> bool:
         """Count a strategy's verdict; return whether it and the decision are as expected."""
-        outcome, decided = judge(cascade.truth, verdict), is_decided_right(cascade.truth, verdict)
+        outcome = judge(cascade.truth, verdict)
+        decided = is_decided_right(cascade.truth, verdict)
         counts = self.table[_row(cascade)][strategy]
         counts[outcome] += 1
         counts["sure"] += (

@@ -121,7 +121,8 @@ def speak(style: str, decoys: bool, endless: bool) -> None:
                 }
             )
         )
-    steps, reduce = itertools.count(), dist.all_reduce
+    steps = itertools.count()
+    reduce = dist.all_reduce
 
     def all_reduce(*values: Any, **options: Any) -> Any:
         step = next(steps)
@@ -157,10 +158,8 @@ def main(*, kind: str, culprit: int, style: str, decoys: int, nccl: str, then: s
     speak(style, decoys == rank(), kind == "endless")
     if kind == "endless":
         training.STEPS = 500
-    is_noisy, kind = (
-        kind == "success-noisy",
-        ("" if kind in {"endless", "success", "success-noisy"} else kind),
-    )
+    is_noisy = kind == "success-noisy"
+    kind = "" if kind in {"endless", "success", "success-noisy"} else kind
     if nccl:
         nccl_training.train(kind, culprit, nccl)
     else:
@@ -201,7 +200,8 @@ class Trainer:
 
 
 if __name__ == "__main__":
-    _inputs, _launcher = json.loads(os.environ["LAB_INPUTS"]), os.environ["LAB_LAUNCHER"]
+    _inputs = json.loads(os.environ["LAB_INPUTS"])
+    _launcher = os.environ["LAB_LAUNCHER"]
     if _launcher == "spawn":
         torch.multiprocessing.spawn(as_rank, (_inputs,), nprocs=WORLD)
     elif _launcher == "ray":

@@ -66,16 +66,12 @@ def runs() -> Iterator[Run]:
     for number in range(max(map(len, faults.values()))):
         for place, (launcher, plan) in enumerate(plans.items()):
             if number < len(faults[launcher]):
-                attempts, culprit = (
-                    faults[launcher][number].split(">"),
-                    (3, 1, 2, 0)[(number + place) % 4],
-                )
+                attempts = faults[launcher][number].split(">")
+                culprit = (3, 1, 2, 0)[(number + place) % 4]
                 name = f"{launcher}-{'-then-'.join(attempts)}-rank{culprit}"
-                shapes, count, chance = (
-                    _listed(plan["shapes"]),
-                    plan["logs"],
-                    zlib.crc32(name.encode()),
-                )
+                shapes = _listed(plan["shapes"])
+                count = plan["logs"]
+                chance = zlib.crc32(name.encode())
                 decoys = (
                     (culprit + 1) % 4
                     if attempts[-1].startswith("success") or chance % 4 == 0
@@ -144,10 +140,8 @@ def record(run: Run) -> tuple[list[Stream], list[dict[str, Any]]]:
         ValueError: nothing was injected, or the job did not end as it should.
     """
     streams: list[Stream] = [[] for _ in PLANS["launchers"][run.launcher]["nodes"]]
-    then, last = (
-        ({"then": run.faults[1]} if run.launcher == "torchrun-restart" else {}),
-        run.faults[-1],
-    )
+    then = {"then": run.faults[1]} if run.launcher == "torchrun-restart" else {}
+    last = run.faults[-1]
     for fault in run.faults[: len(run.faults) - len(then)]:
         inputs = {**run.inputs, **then, "kind": "endless" if fault in GROUPS["external"] else fault}
         with tempfile.TemporaryDirectory(prefix="console-", ignore_cleanup_errors=True) as folder:
@@ -285,10 +279,8 @@ def _cut(stream: Stream, into: bytes) -> Iterator[tuple[float, bytes]]:
 
 
 def _line(shape: str, number: int, when: float, line: bytes) -> bytes:
-    stamp, line = (
-        dt.datetime.fromtimestamp(when, tz=dt.timezone.utc).isoformat(),
-        line.rstrip(b"\n") + b"\n",
-    )
+    stamp = dt.datetime.fromtimestamp(when, tz=dt.timezone.utc).isoformat()
+    line = line.rstrip(b"\n") + b"\n"
     if shape == "json":
         pod = {"pod_name": f"llama-worker-{number}", "container_name": "pytorch"}
         found = {

@@ -64,7 +64,9 @@ def judge(truth: dict[str, Any], code: int, answer: dict[str, Any]) -> str:
         return "unread"
     if truth["ranks"] is None or code == 0:
         return "right" if truth["ranks"] is None and code == 0 else wrong
-    said, want, number = set(verdict["ranks"]), set(truth["ranks"]), int(truth["node"] == "gpu-b")
+    said = set(verdict["ranks"])
+    want = set(truth["ranks"])
+    number = int(truth["node"] == "gpu-b")
     if (
         not want
         and said
@@ -98,7 +100,8 @@ def _scored(truth: dict[str, Any], data: bytes, log: Path) -> Scored:
         except SystemExit as end:
             code = int(end.code or 0)
     answer = json.loads(out.getvalue()) if out.getvalue().startswith("{") else {}
-    verdict, decision = answer.get("verdict") or {}, answer.get("decision") or {}
+    verdict = answer.get("verdict") or {}
+    decision = answer.get("decision") or {}
     more = ("category",) * (verdict.get("category", "") in {truth["category"], *truth["also"]})
     more += ("retry",) * (decision.get("retry", truth["ranks"] is not None) == truth["retry"])
     boxes = [(when, int(rank)) for when, rank in _BOX.findall(data)]

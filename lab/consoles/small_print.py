@@ -134,7 +134,8 @@ def _numbers(form: re.Pattern[str], log: str) -> list[int]:
 def _check_size(report: dict[str, Any], log: str) -> Iterator[Flag]:
     job = report["job"]
     minimums = set(job.get("at_least") or ())
-    nodes_stated, per_node = set(_numbers(_NODES_STATED, log)), set(_numbers(_PER_NODE, log))
+    nodes_stated = set(_numbers(_NODES_STATED, log))
+    per_node = set(_numbers(_PER_NODE, log))
     ranks_stated = set(_numbers(_RANKS_STATED, log)) | {
         a * b for a in nodes_stated | {1} for b in per_node
     }
@@ -194,7 +195,8 @@ def _check_missing(report: dict[str, Any], log: str) -> Iterator[Flag]:
 
 def _check_stops(report: dict[str, Any], log: str) -> Iterator[Flag]:
     stopped = report["victims_by_state"].get("stopped", [])
-    listed, hosts = set(_PROCESS_STOPPED.findall(log)), set(_BOX_HOST.findall(log))
+    listed = set(_PROCESS_STOPPED.findall(log))
+    hosts = set(_BOX_HOST.findall(log))
     if (
         listed
         and len(hosts) > 1
@@ -225,13 +227,15 @@ def _cited_lines(names: list[str], lines: list[str], around: int) -> list[str]:
     found: list[str] = []
     for name in names:
         if numbers := re.search(r":(\d+)(?:-(\d+))?$", name):
-            first, last = int(numbers[1]), int(numbers[2] or numbers[1])
+            first = int(numbers[1])
+            last = int(numbers[2] or numbers[1])
             found += lines[max(first - 1 - around, 0) : last + around]
     return found
 
 
 def _check_times(report: dict[str, Any], log: str) -> Iterator[Flag]:
-    root, unknown = report["root"] or {}, report["unknown"]
+    root = report["root"] or {}
+    unknown = report["unknown"]
     cited_names: list[str] = next(filter(None, report["sources"] or []), [])
     # an error above a traceback, and the message below it, are about the same failure
     cited = _cited_lines(cited_names, log.split("\n"), 1)

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 
-workers, port, program = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+workers = int(sys.argv[1])
+port = sys.argv[2]
+program = sys.argv[3]
 ranks = []
 for rank in range(workers):
     place = {

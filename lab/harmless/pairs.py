@@ -307,7 +307,8 @@ def find_differences(plain: Ended, ours: Ended) -> list[str]:
     if plain.codes != ours.codes:
         found.append(f"exit codes {list(plain.codes)} became {list(ours.codes)}")
     for name in sorted(plain.files.keys() | ours.files.keys()):
-        before, after = plain.files.get(name, "missing"), ours.files.get(name, "missing")
+        before = plain.files.get(name, "missing")
+        after = ours.files.get(name, "missing")
         if before != after:
             found.append(f"file {name}: {before} became {after}")
     found += _compare_lines("stdout", plain.output, ours.output)

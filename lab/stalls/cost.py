@@ -30,7 +30,8 @@ def train(milliseconds: float, steps: int) -> None:
 
     dist.init_process_group("gloo")
     value = torch.ones(8)
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu = time.process_time()
     for _ in range(steps):
         end = time.perf_counter() + milliseconds / 1000
         while time.perf_counter() < end:

@@ -137,7 +137,8 @@ def loader(function: Callable[[object], object]) -> None:
 
 def hook() -> None:
     """Stall in a hook of the backward pass, in a call of C++."""
-    value, future = torch.ones(2, requires_grad=True), torch.futures.Future[None]()
+    value = torch.ones(2, requires_grad=True)
+    future = torch.futures.Future[None]()
     threading.Timer(SECONDS, future.set_result, (None,)).start()
     value.register_hook(lambda _gradient: future.wait())
     value.sum().backward()
@@ -360,7 +361,8 @@ def stall(kind: str, at: Stall) -> None:
 
 def main(kinds: list[str], timeout: float) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
-    me, world = dist.get_rank(), dist.get_world_size()
+    me = dist.get_rank()
+    world = dist.get_world_size()
     pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
     halves = [dist.new_group(range(first, world, 2)) for first in range(2)]
     for number, kind in enumerate(kinds):

@@ -114,11 +114,9 @@ def agent(node: int, nodes: int, connections: tuple[Any, Any]) -> tuple[int, lis
     """
     counts: collections.Counter[int] = collections.Counter()
     store, waiting = (Counted(each, counts, node) for each in connections)
-    settlement, lines, judged = (
-        VerdictElection(node, nodes, f"stall-{store.add(STALL_COUNT_KEY, 0)}"),
-        [],
-        0.0,
-    )
+    settlement = VerdictElection(node, nodes, f"stall-{store.add(STALL_COUNT_KEY, 0)}")
+    lines = []
+    judged = 0.0
     for step in settlement.settle(
         (store, waiting),
         node_files(node, nodes * EACH),

@@ -84,7 +84,8 @@ class Watcher:
         self._connect = connect
         self._options = options
         # Before the fork: afterwards the number might already belong to another process.
-        self._worker, self._worker_started = os.getpid(), read_start_time(os.getpid())
+        self._worker = os.getpid()
+        self._worker_started = read_start_time(os.getpid())
         self._standby: int | None = None
         self._connection: Any = None
         self._reported = -1
@@ -124,10 +125,8 @@ class Watcher:
         as long as this process has no threads.
         """
         self._process = DetachedProcess(self._worker, self._worker_started)
-        self._progress.monitor, self._progress.monitor_started = (
-            os.getpid(),
-            read_start_time(os.getpid()),
-        )
+        self._progress.monitor = os.getpid()
+        self._progress.monitor_started = read_start_time(os.getpid())
         self._keep_standby()
 
     def _keep_standby(self) -> None:
@@ -168,7 +167,8 @@ class Watcher:
 
     def watch(self) -> None:
         """Watch until the worker's call is over."""
-        interval, began = self._options.seconds("monitor_process_interval"), time.monotonic()
+        interval = self._options.seconds("monitor_process_interval")
+        began = time.monotonic()
         while not self._process.has_died(interval):
             # `close` sets this just before it kills this process: no look may report or kill a
             # worker with a finished call.
@@ -291,7 +291,8 @@ class Watcher:
         # Three cases. Died before it arrived: leave and arrive for it. Died at the barrier, others
         # still on the way: it has arrived, so only leave. Died after the barrier opened: too late
         # for this iteration.
-        iteration, rank = self._iteration(), self._progress.rank
+        iteration = self._iteration()
+        rank = self._progress.rank
         agreed = iteration.agreed()
         if agreed is not None and rank not in agreed:
             # all had arrived: it counts as a fault of the next iteration, in which it has its new
@@ -347,7 +348,9 @@ class Watcher:
         # A ring: each monitor process checks the next rank only, at the same cost for any world
         # size. Behind a silent rank it also checks the following ones, because nobody else does.
         self._next_beat = now + self._options.seconds("heartbeat_interval")
-        iteration, rank, world = self._iteration(), self._progress.rank, self._progress.world_size
+        iteration = self._iteration()
+        rank = self._progress.rank
+        world = self._progress.world_size
         iteration.beat(rank, self._initial_rank)
         for step in range(1, world):
             other = (rank + step) % world
@@ -441,10 +444,8 @@ class MonitorThread:
         self._abort = abort
         self._last_call_wait = options.seconds("last_call_wait")
         self._interval = options.seconds("monitor_thread_interval")
-        self._soft_timeout, self._hard_timeout = (
-            options.seconds("soft_timeout"),
-            options.seconds("hard_timeout"),
-        )
+        self._soft_timeout = options.seconds("soft_timeout")
+        self._hard_timeout = options.seconds("hard_timeout")
         self._atomic = atomic
         self._main = threading.get_ident()
         self._lock = threading.Lock()
@@ -518,10 +519,8 @@ class MonitorThread:
         """Log where the main thread is: if it doesn't leave,
         the monitor process ends this process from outside.
         """
-        position, faults = (
-            find_position(self._main),
-            "; ".join(map(str, self._iteration.faults()[:3])),
-        )
+        position = find_position(self._main)
+        faults = "; ".join(map(str, self._iteration.faults()[:3]))
         logger.warning(_STAYS, position and position.text, faults, self._hard_timeout)
 
     def begin(self) -> None:

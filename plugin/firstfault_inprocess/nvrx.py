@@ -124,7 +124,9 @@ class _Call:
                 return function(*args, **kwargs)
             except Exception as error:
                 with suppress_internal_errors("recording a fault"):
-                    self.error, self._what, self._wall_ns = error, one_line(error), time.time_ns()
+                    self.error = error
+                    self._what = one_line(error)
+                    self._wall_ns = time.time_ns()
                     self.aborts(None)
                     if self._records is not None:
                         self._records.raised(error)

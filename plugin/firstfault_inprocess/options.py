@@ -130,7 +130,8 @@ class InProcessOptions:
             if value is not None or name != "completion_timeout":
                 _check_duration(name, value)
         for shorter, longer in _ORDER:
-            one, other = self.seconds(shorter), self.seconds(longer)
+            one = self.seconds(shorter)
+            other = self.seconds(longer)
             if one >= other:
                 raise UsageError(
                     f"{shorter} ({one:g} s) must be shorter than {longer} ({other:g} s)"

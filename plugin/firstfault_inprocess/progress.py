@@ -90,7 +90,9 @@ class SharedProgress(ctypes.Structure):
 
     def begin(self, iteration: int, rank: int, world_size: int) -> None:
         """Begin an iteration."""
-        self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
+        self.automatic = time.monotonic()
+        self.manual = 0.0
+        self.interrupted = 0.0
         self.iteration, self.rank, self.world_size, self.unguarded = iteration, rank, world_size, 0
         # Last: the monitor process reads without a lock. RUNNING with the times of the iteration
         # before would look like a stall.
@@ -102,11 +104,9 @@ class SharedProgress(ctypes.Structure):
         # The times move before the counter drops: in the reverse order the monitor process might
         # see the block's length as a stall and kill this process.
         if self.unguarded == 1:
-            self.automatic, self.manual, self.interrupted = (
-                now,
-                self.manual and now,
-                self.interrupted and now,
-            )
+            self.automatic = now
+            self.manual = self.manual and now
+            self.interrupted = self.interrupted and now
         self.unguarded = max(self.unguarded - 1, 0)
 
     @property

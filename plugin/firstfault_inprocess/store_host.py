@@ -56,7 +56,8 @@ class StoreHost:
     def __init__(self, options: InProcessOptions, rank: int, prefix: str) -> None:
         self._began = f"{prefix}/began/{rank}"
         self._seconds = options.seconds("barrier_timeout")
-        given, factory = dict(options.store_kwargs or {}), options.store_factory
+        given = dict(options.store_kwargs or {})
+        factory = options.store_factory
         self._is_users = factory is not None and factory is not TCPStore
         if factory is not None and self._is_users:
             self.connect: Callable[..., Any] = partial(factory, **given)

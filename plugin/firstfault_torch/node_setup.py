@@ -20,7 +20,8 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 def read_node_setup(identity: Identity) -> NodeSetup:
     """Return what this node runs; files that don't answer within 0.25 s are left out."""
     known = NodeSetup(task=identity.task, image=identity.image)
-    read, doing = partial(_with_files, known), "reading what this node runs"
+    read = partial(_with_files, known)
+    doing = "reading what this node runs"
     return call_with_timeout(read, NODE_SETUP_TIMEOUT_SECONDS, doing) or known
 
 

@@ -39,7 +39,9 @@ def build_event(about: Report | Stall) -> dict[str, Any]:
     or of a stall.
     """
     if isinstance(about, Report):
-        data, kind, mark = json.loads(json_report(about, _TEXT)), "verdict", about.verdict.digest
+        data = json.loads(json_report(about, _TEXT))
+        kind = "verdict"
+        mark = about.verdict.digest
         subject = data["execution"] or about.verdict.node
     else:
         data, kind, subject = about, "stall", about["node"]
@@ -142,8 +144,11 @@ def send_record(about: Report | Stall) -> None:
             " http://collector:4318/v1/logs"
         )
     if isinstance(about, Report):
-        data, kind, severity = json.loads(json_report(about, _TEXT)), "verdict", "ERROR"
-        attributes, at_ns = build_attributes(about, data), about.verdict.timestamp_ns
+        data = json.loads(json_report(about, _TEXT))
+        kind = "verdict"
+        severity = "ERROR"
+        attributes = build_attributes(about, data)
+        at_ns = about.verdict.timestamp_ns
     else:
         data, kind, severity, at_ns = about, "stall", "WARN", None
         names = {"rank": "rank", "pod": "node", "uri": "uri", "lost_seconds": "lost_seconds"}
@@ -179,7 +184,9 @@ def build_attributes(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
         report: on the verdict.
         data: its JSON.
     """
-    verdict, root, exception = report.verdict, data["root"] or {}, ""
+    verdict = report.verdict
+    root = data["root"] or {}
+    exception = ""
     if report.verdict.root is not None and report.verdict.root.exception is not None:
         exception = elide(format_exception(report.verdict.root.exception), _TEXT)
     found = {

@@ -293,10 +293,8 @@ def _publish_unless_published(
     """
     found: SealedVerdict | None = None
     if end.node_context.identity.is_folder_shared:
-        find, seconds = (
-            partial(_find_published_verdict, end, settings),
-            time_limits.VERDICT_READ_TIMEOUT_SECONDS,
-        )
+        find = partial(_find_published_verdict, end, settings)
+        seconds = time_limits.VERDICT_READ_TIMEOUT_SECONDS
         doing = "looking for another node's verdict"
         found, error = call_with_timeout(
             partial(try_call, find, Exception),

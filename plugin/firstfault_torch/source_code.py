@@ -81,7 +81,8 @@ def _web_address(common: Path) -> str:
     remote = found[1] if found else ""
     if "://" in remote:
         parts = urlsplit(remote)
-        host, path = parts.hostname or "", parts.path
+        host = parts.hostname or ""
+        path = parts.path
         port = f":{parts.port}" if parts.port and parts.scheme.startswith("http") else ""
     else:
         match = _SSH.fullmatch(remote)

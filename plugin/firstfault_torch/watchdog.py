@@ -272,7 +272,8 @@ class _Client:
 
     def ping(self, frame: FrameType) -> None:
         """Move the heartbeat's deadline."""
-        now, thread = time.monotonic(), threading.get_ident()
+        now = time.monotonic()
+        thread = threading.get_ident()
         with self._lock:
             # Only one thread has the heartbeat, the one that pinged last.
             begins = self._heart != thread
@@ -450,11 +451,9 @@ def parse_line(line: bytes) -> Timer:
     """
     try:
         found = parse_json(line)
-        pid, scope, expires = (
-            int(found["pid"]),
-            str(found["scope_id"]),
-            float(found["expiration_time"]),
-        )
+        pid = int(found["pid"])
+        scope = str(found["scope_id"])
+        expires = float(found["expiration_time"])
         if "number" not in found:
             left = expires - time.time()
             deadline = time.monotonic() + left if expires >= 0 else None
@@ -469,7 +468,9 @@ def parse_line(line: bytes) -> Timer:
         deadline = None if found["deadline"] is None else float(found["deadline"])
         if deadline is not None and not math.isfinite(deadline):
             raise ValueError("its deadline is not a time")
-        number, seconds, since = str(found["number"]), float(found["seconds"]), str(found["since"])
+        number = str(found["number"])
+        seconds = float(found["seconds"])
+        since = str(found["since"])
         heartbeat = bool(found["heartbeat"])
         return Timer(pid, number, "" if heartbeat else scope, deadline, seconds, since, heartbeat)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -203,7 +203,8 @@ def _restore_outcome(
     )
     if is_same_fault and _is_same_cause(published, verdict):
         return Outcome(verdict, decision, is_sealed=True)
-    ranks, fingerprint = set(published.ranks), published.fingerprint
+    ranks = set(published.ranks)
+    fingerprint = published.fingerprint
     candidates = (
         failure for failure in job.failures if fingerprint and failure.fingerprint == fingerprint
     )

@@ -245,7 +245,8 @@ class ErrorKey:
         round_, time, rank, group, fingerprint, incarnation, uuid_ = match.groups()
         time_ns = None if time == _NO_TIME else int(time)
         fingerprint = "" if fingerprint == _NO_FINGERPRINT else fingerprint
-        rank, group = _parse_rank(rank), _parse_rank(group)
+        rank = _parse_rank(rank)
+        group = _parse_rank(group)
         return cls(_parse_round(round_), time_ns, rank, group, fingerprint, int(incarnation), uuid_)
 
 
@@ -279,10 +280,8 @@ def is_of_entry(key: ErrorKey, place: Place) -> bool:
     """Whether a document's name has the round, group rank and incarnation of a roster entry."""
     # names clamp numbers to their fixed width, so clamp the place's numbers in the same way before
     # the comparison
-    round_, group_rank = (
-        _parse_round(_format_round(place.round)),
-        _parse_rank(_format_rank(place.group_rank)),
-    )
+    round_ = _parse_round(_format_round(place.round))
+    group_rank = _parse_rank(_format_rank(place.group_rank))
     incarnation = int(_format_incarnation(place.incarnation))
     return (key.round, key.group_rank, key.incarnation) == (round_, group_rank, incarnation)
 

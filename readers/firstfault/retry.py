@@ -659,7 +659,8 @@ def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
     """Return why another attempt or restart would only repeat this failure; empty:
     nothing shows that.
     """
-    root, is_restart = verdict.root, context.restarts_left is not None
+    root = verdict.root
+    is_restart = context.restarts_left is not None
     # A restart was requested, and each of these is one of max_restarts.
     is_requested = (
         is_restart and root is not None and root.recoverable and root.origin is not Origin.SYSTEM
@@ -720,7 +721,8 @@ def _is_free(verdict: Verdict, context: RetryContext) -> bool:
     )
     is_guessed = verdict.category in _GUESSED_PLATFORM_CATEGORIES or is_of_agent
     has_failed_before = bool(context.previous_fingerprint or context.previous_machine)
-    here, before = _find_machine_here(verdict, context), context.previous_machine
+    here = _find_machine_here(verdict, context)
+    before = context.previous_machine
     is_elsewhere = bool(here) and bool(before) and here != before
     return not is_guessed and (is_elsewhere or not has_failed_before)
 

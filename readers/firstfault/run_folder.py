@@ -108,7 +108,8 @@ def _is_own_link(path: Path) -> bool:
     and that no other user can replace.
     """
     try:
-        found, folder = path.lstat(), path.parent.stat()
+        found = path.lstat()
+        folder = path.parent.stat()
     except OSError:
         return False
     is_replaceable = (
@@ -145,7 +146,8 @@ def make_fallback_folder() -> Path:
     """
     private = next(_find_private_folders(), None)
     if private is None:
-        parent, name = Path(tempfile.gettempdir()), _private_name()
+        parent = Path(tempfile.gettempdir())
+        name = _private_name()
         private = parent / name
         try:
             private.mkdir(_PRIVATE)
@@ -173,7 +175,8 @@ def find_foreign_folder(runs: Path) -> str:
         return ""
     for folder in (runs.parent, runs):
         if os.path.lexists(folder):
-            found, owners = folder.lstat(), {os.geteuid(), folder.parent.stat().st_uid}
+            found = folder.lstat()
+            owners = {os.geteuid(), folder.parent.stat().st_uid}
             if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
                 return str(folder)
     return ""
@@ -198,7 +201,8 @@ def _private_name() -> str:
 
 def _find_private_folders() -> Iterator[Path]:
     with contextlib.suppress(OSError):
-        parent, name = Path(tempfile.gettempdir()), _private_name()
+        parent = Path(tempfile.gettempdir())
+        name = _private_name()
         yield from filter(_is_private, (parent / name, *sorted(parent.glob(f"{name}-*"))))
 
 

@@ -88,7 +88,8 @@ def find_start(environment: Mapping[str, str] = os.environ) -> SlurmStart | None
     job = _FOREIGN.sub("-", get("SLURM_JOB_ID", ""))
     if not job:
         return None
-    restart, step = get("SLURM_RESTART_COUNT", ""), get("SLURM_STEP_ID", "")
+    restart = get("SLURM_RESTART_COUNT", "")
+    step = get("SLURM_STEP_ID", "")
     return SlurmStart(
         job,
         restart if restart.isdecimal() else "0",
@@ -164,7 +165,8 @@ def find_pointers(
             cluster it's the only one with this job; if several have it, nothing is returned.
     """
     cluster = _FOREIGN.sub("-", environment.get("SLURM_CLUSTER_NAME", ""))
-    job, restart = _FOREIGN.sub("-", job), _FOREIGN.sub("-", restart)
+    job = _FOREIGN.sub("-", job)
+    restart = _FOREIGN.sub("-", restart)
     found: dict[str, dict[str, SlurmPointer]] = {}
     for place in _list_places(root, environment):
         for file in place.base.glob(f"{place.pattern}/*/{job}/{restart}.*.json"):

@@ -28,10 +28,8 @@ pytestmark = pytest.mark.jobs
 @pytest.fixture(scope="module", autouse=True)
 def waits(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Run]]]:
     """Begin the runs that mostly wait."""
-    finalize, health_check = (
-        Failing({2: "raise", 4: "store", 5: "hang"}, 0),
-        Failing({3: "raise"}, 1),
-    )
+    finalize = Failing({2: "raise", 4: "store", 5: "hang"}, 0)
+    health_check = Failing({3: "raise"}, 1)
     # a health check is also called before the first iteration
     hooks = partial(run, "raise", world=6, finalize=finalize, health_check=health_check, **BLOCKED)
     gone = partial(run, "frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0})

@@ -275,11 +275,9 @@ def test_every_communicator_is_aborted(
     assert hooks.AbortTorchDistributed()(state) is state
     released = threading.Event()
     request.addfinalizer(released.set)
-    hanging, failing, healthy = (
-        FakeNccl(released.wait),
-        FakeNccl(Mock(side_effect=RuntimeError)),
-        FakeNccl(),
-    )
+    hanging = FakeNccl(released.wait)
+    failing = FakeNccl(Mock(side_effect=RuntimeError))
+    healthy = FakeNccl()
     found = [
         FakeGroup(hanging),
         FakeGroup(),
@@ -436,7 +434,8 @@ def test_too_many_faults(limit: int, message: str) -> None:
     """Only this rank's own faults count, and the message has both numbers;
     without a limit all are allowed.
     """
-    check, unlimited = hooks.FaultCounter(limit), hooks.FaultCounter()
+    check = hooks.FaultCounter(limit)
+    unlimited = hooks.FaultCounter()
     own = FrozenState(rank=3, world_size=4, fn_exception=ValueError())
     for _ in range(limit):
         check(unlimited(own))

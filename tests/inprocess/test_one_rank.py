@@ -261,7 +261,9 @@ def test_an_interruption_while_an_exception_is_recorded() -> None:
     """It waits for that: a document of which no name is known could not be withdrawn
     when the ranks continue.
     """
-    monitor, recorded, withdrawn = WorkerMonitor(PlainEngine("")), list[str](), list[str]()
+    monitor = WorkerMonitor(PlainEngine(""))
+    recorded = list[str]()
+    withdrawn = list[str]()
 
     def record(error: BaseException) -> str:
         recorded.append(str(error))

@@ -135,7 +135,8 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
             world_size=world,
             timeout=dt.timedelta(seconds=60),
         )
-    me, world = dist.get_rank(), dist.get_world_size()
+    me = dist.get_rank()
+    world = dist.get_world_size()
     for step in range(STEPS):
         call.ping()
         ones = torch.ones(100)
@@ -167,7 +168,8 @@ def on_nodes(folder: str, faults: list[str]) -> str:
     who, _, kind = (
         faults[call.iteration].partition(" ") if call.iteration < len(faults) else ("", "", "")
     )
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world = dist.get_world_size()
     for step in range(FAULT_STEP):
         call.ping()
         dist.all_reduce(torch.ones(1))

@@ -120,7 +120,8 @@ def running(
     The caller's options override those that are set here, and its variables those of this process.
     The pods' logs lie in `cwd` if the store is remote.
     """
-    marks, temporary = folder / "marks", short_folder()
+    marks = folder / "marks"
+    temporary = short_folder()
     marks.mkdir()
     arguments = [
         sys.executable,

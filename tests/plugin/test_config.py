@@ -199,7 +199,8 @@ def test_fields_are_kfpytorchs(name: str) -> None:
     def comparable(value: object) -> object:
         return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
 
-    ours, theirs = fields(plugin), fields(stock)
+    ours = fields(plugin)
+    theirs = fields(stock)
     assert list(ours)[: len(theirs)] == list(theirs)
     assert set(ours) - set(theirs) <= ADDED
     differing = {key for key in theirs if comparable(ours[key]) != comparable(theirs[key])}

@@ -278,7 +278,8 @@ def test_other_modes_leave_the_decision_to_flytekit(
     """Flyte reads the kind of error that flytekit writes;
     "observe" logs a line about a decision that differs.
     """
-    recording, engine = prefix.node_context(), flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
+    recording = prefix.node_context()
+    engine = flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
     verdict = sealed(
         concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
     )

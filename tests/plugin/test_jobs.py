@@ -22,7 +22,8 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     with running(FOLDER / "decks.py", "train", tmp_path, {}, *options) as run:
         killed = run.end()
     assert run.left_over() == []
-    verdict, root = killed.verdict, killed.of_rank(0)
+    verdict = killed.verdict
+    root = killed.of_rank(0)
     assert killed.status == 10
     assert (verdict["scope"], verdict["ranks"]) == ("rank", [0])
     assert (verdict["category"], verdict["code"]) == ("signal", "USER:SIGKILL")
@@ -50,10 +51,8 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
     assert html.escape(verdict["node"]) in page
     assert "firstfault: failed while" not in killed.logs
     assert "more: firstfault show" not in killed.logs
-    decks, ends = (
-        _logged(killed.logs, "Upload data to .*/deck.html"),
-        _logged(killed.logs, "User-scoped IgnoreOutputs"),
-    )
+    decks = _logged(killed.logs, "Upload data to .*/deck.html")
+    ends = _logged(killed.logs, "User-scoped IgnoreOutputs")
     assert len(ends) == 2, "the verdict is in the storage: flytekit uploads nothing"
     assert len(decks) == 1
     assert min(decks) <= min(ends), "a pod that has its verdict may be the first to exit"

@@ -86,12 +86,11 @@ def _reader(folder: Path) -> MultiErrorFileOutputReader:
 def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
     for item in items:
         if hasattr(item, "phase"):
-            path, data = (
-                folder / "firstfault" / "roster" / roster_key_for(item),
-                encode_presence(item),
-            )
+            path = folder / "firstfault" / "roster" / roster_key_for(item)
+            data = encode_presence(item)
         else:
-            path, data = folder / "firstfault" / "errors" / error_key_for(item), encode(item)
+            path = folder / "firstfault" / "errors" / error_key_for(item)
+            data = encode(item)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_name("new").write_bytes(data)
         path.with_name("new").rename(path)

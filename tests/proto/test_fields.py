@@ -86,7 +86,8 @@ def test_the_docs_are_of_these_tables() -> None:
     """The page on the format names fields of a failure;
     it and the JSON Schema are what the tool writes.
     """
-    page, schema = FORMAT.read_text("utf-8"), json.loads(SCHEMA.read_text("utf-8"))
+    page = FORMAT.read_text("utf-8")
+    schema = json.loads(SCHEMA.read_text("utf-8"))
     named = re.findall(
         r"^\| `(\w+)`",
         page.partition("| Evidence in a failure |")[2].partition("\n\n")[0],

@@ -72,7 +72,8 @@ def run(folder: Path, fault: str) -> dict[str, Any]:
     try:
         trainer.fit()
     except Exception as error:  # noqa: BLE001 - the test looks at it
-        kind, text = type(error).__name__, str(error)
+        kind = type(error).__name__
+        text = str(error)
     attempts = len(list(folder.glob("began-*"))) // RANKS
     return {
         "attempts": attempts,

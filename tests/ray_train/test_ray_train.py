@@ -114,7 +114,8 @@ def test_preemptions_are_not_judged(
     """
     monkeypatch.setattr("firstfault_torch.ray_train.RAY_SETTLE_SECONDS", 0.0)
     [run] = ended["folder"].glob("bug/run/firstfault-runs/*")
-    callback, raised = StopRepeatedFaults(), 0
+    callback = StopRepeatedFaults()
+    raised = 0
     callback._run = str(run)
     callback.before_worker_group_start(SimpleNamespace(num_workers=2))
     for _ in range(3):

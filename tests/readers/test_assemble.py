@@ -187,10 +187,8 @@ def test_a_failure_gets_its_log_from_the_roster() -> None:
             round=1, log_tails=(model.LogTail(3, "epoch 2"), model.LogTail(4, "of another rank"))
         ),
     )
-    old, new = (
-        make_error(3, message="old", group_rank=0),
-        make_error(3, message="new", group_rank=0, round=1),
-    )
+    old = make_error(3, message="old", group_rank=0)
+    new = make_error(3, message="new", group_rank=0, round=1)
     job = _job(old, new, roster=roster)
     assert [(failure.message, failure.log_tail) for failure in job.failures] == [("new", "epoch 2")]
     assert [(failure.message, failure.log_tail) for failure in job.history] == [("old", "epoch 1")]
@@ -558,7 +556,8 @@ def test_no_document_is_lost(documents: list[model.WorkerError]) -> None:
 
 def test_the_digest_is_over_the_documents_names() -> None:
     """The digest depends on the documents' names, not on their order."""
-    one, other = make_error(0), make_error(1)
+    one = make_error(0)
+    other = make_error(1)
     assert compute_digest([one, other]) == compute_digest([other, one])
     assert (
         len(

@@ -246,12 +246,14 @@ TREE = sorted(
 )
 def test_a_listing_in_parts_is_the_same(names: set[str], cuts: set[str]) -> None:
     """Split at any names, whether they exist or not, a listing has the same objects."""
-    store, layout = _memory(dict.fromkeys(names, b"")), Layout.of("memory://root")
+    store = _memory(dict.fromkeys(names, b""))
+    layout = Layout.of("memory://root")
 
     async def listed(cuts: Sequence[str]) -> Listing:
         return await list_everything(store, layout, await begin(store, layout), cuts)
 
-    whole, in_parts = asyncio.run(listed(())), asyncio.run(listed(sorted(cuts)))
+    whole = asyncio.run(listed(()))
+    in_parts = asyncio.run(listed(sorted(cuts)))
     assert in_parts.change_mark() == whole.change_mark()
     assert len(whole.documents) == sum("errors/e1-" in name for name in names)
     assert len(whole.roster) == sum("roster/r1-" in name for name in names)

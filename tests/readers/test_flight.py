@@ -95,7 +95,9 @@ _ENDS = ("enqueued", "completed")
 _WAITS = {"tensor": (8, 5), "pipeline": (9, 7)}
 _BEHIND = {"tensor": (5, 5)}
 _GPU_ERROR = {"tensor": (8, 3), "expert": (5, 3), "pipeline": (9, 4)}
-_REDUCES, _RECEIVES, _NOTHING = {"data": (6, 5)}, {"pipeline": (9, 7)}, dict[str, tuple[int, int]]()
+_REDUCES = {"data": (6, 5)}
+_RECEIVES = {"pipeline": (9, 7)}
+_NOTHING = dict[str, tuple[int, int]]()
 _PARTNER = {"tensor": (8, 5), "expert": (5, 5)}
 
 
@@ -156,7 +158,8 @@ def test_a_name_of_two_groups() -> None:
     """Ranks that create groups in different orders give one name to two groups,
     which are not compared.
     """
-    early, late = dump(0, {"tensor": (8, 5)}), dump(4, {"tensor": (2, 2)}, entries=False)
+    early = dump(0, {"tensor": (8, 5)})
+    late = dump(4, {"tensor": (2, 2)}, entries=False)
     late["pg_config"]["7"] = late["pg_config"].pop("9")
     workers = [
         make_error(rank, collectives=parse_flight_recorder([told]))

@@ -97,7 +97,8 @@ def test_two_ranks_that_called_different_collectives() -> None:
     with low confidence.
     """
     handled = {"handled_exceptions": (_handled(),)}
-    one, another = _calls("all_reduce", "barrier"), _calls("all_reduce", "all_reduce")
+    one = _calls("all_reduce", "barrier")
+    another = _calls("all_reduce", "all_reduce")
 
     verdict = evidence(done(*waiting(0, **one), *waiting(1, **another, **handled), nodes=1))
 

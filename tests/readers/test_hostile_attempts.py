@@ -115,7 +115,8 @@ def test_an_attempt_with_a_document_cut_at_any_byte_has_failed(with_roster: bool
     an attempt that failed is never one without an error.
     """
     failure = make_error(3, node="w-1", exit_code=1, log_tail="step")
-    data, path = encode(failure), f"firstfault/errors/{error_key_for(failure)}"
+    data = encode(failure)
+    path = f"firstfault/errors/{error_key_for(failure)}"
     entry = make_presence(Phase.FAILED, node="w-1", nodes=1, ranks=(3,))
     others = _files([], [entry]) if with_roster else []
     for length in range(len(data) + 1):

@@ -146,7 +146,8 @@ def test_a_seal_has_the_types_of_the_schema() -> None:
     for text in _changes(_SEALED):
         if (read := json_schemas.from_json(text)) is None:
             continue
-        again, said = json.loads(json_schemas.to_json(*read)), json.loads(text)
+        again = json.loads(json_schemas.to_json(*read))
+        said = json.loads(text)
         for whole in (again, said):  # what may be left out
             whole["verdict"]["coverage"].setdefault("notes", [])
             whole["decision"].setdefault("retries_left", None)

@@ -289,10 +289,8 @@ def test_a_second_try(cut: int, tmp_path: Path) -> None:
     """
     printed = _run(_TWO_TRIES, tmp_path)
     first = printed.log_tail.rpartition("Traceback (most recent call last):")[0]
-    twice, log = (
-        "trying to initialize the default process group twice!",
-        first.splitlines(keepends=True),
-    )
+    twice = "trying to initialize the default process group twice!"
+    log = first.splitlines(keepends=True)
     again = make_error(3, node="worker-1", message=twice, log_tail="".join(log[cut:]))
     for failure in (again, printed):
         verdict, _ = _story(failure)

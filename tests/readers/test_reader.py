@@ -269,10 +269,8 @@ def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str)
 
 def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
     """A caller's own copies are added only if they are not in the storage."""
-    shared, lost = (
-        make_error(0, at_ms=9, message="uploaded"),
-        make_error(1, at_ms=0, message="lost"),
-    )
+    shared = make_error(0, at_ms=9, message="uploaded")
+    lost = make_error(1, at_ms=0, message="lost")
     copies = {
         f"firstfault/errors/{error_key_for(error)}": encode(error) for error in (shared, lost)
     }

@@ -153,7 +153,9 @@ def test_an_end_that_is_no_death(agent: StartAgent, out: Prefix) -> None:
 
 def test_folders_of_killed_jobs(start: Start, agent: StartAgent, out: Prefix, short: str) -> None:
     """The next recorder removes a folder that no process uses any more, and nothing else."""
-    killed, runs, alone = agent(out.uri), agent(out.uri), agent(out.uri)
+    killed = agent(out.uri)
+    runs = agent(out.uri)
+    alone = agent(out.uri)
     for dead in (killed, alone):
         os.kill(dead.recorder_pid, signal.SIGKILL)
         until(lambda one=dead: is_gone(one.recorder_pid))

@@ -79,7 +79,8 @@ def test_an_agent_that_is_killed(
     earlier_name = spool_failure(folder.spool("0-0"), 0, round_number=0)
     RecorderClient(folder).resources(HANG_S)
 
-    before_ns, before_monotonic_ns = time.time_ns(), time.monotonic_ns()
+    before_ns = time.time_ns()
+    before_monotonic_ns = time.monotonic_ns()
     dying.kill()
     dying.wait_for_recorder()
     after_ns = time.time_ns()

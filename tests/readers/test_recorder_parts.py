@@ -209,7 +209,8 @@ FILES: dict[int, dict[str, object]] = {
 )
 def test_the_figures(version: int, path: str, later: dict[str, object], tmp_path: Path) -> None:
     """Both versions have the same figures, in other files; kills count from the watch's start."""
-    tree, folder = machine(tmp_path, version, path), f"{MOUNTS[version]}{path}"
+    tree = machine(tmp_path, version, path)
+    folder = f"{MOUNTS[version]}{path}"
     tree.write(folder, **FILES[version])
     before_ns = time.time_ns()
     watch = tree.watch()
@@ -251,7 +252,8 @@ def test_where_the_group_is(
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_limit(version: int, tmp_path: Path) -> None:
     """Without any limit the limit is None, and the figures are those of the process's own group."""
-    tree, mount = machine(tmp_path, version, "/job/step"), MOUNTS[version]
+    tree = machine(tmp_path, version, "/job/step")
+    mount = MOUNTS[version]
     none = {"memory__limit_in_bytes": _V1_NO_LIMIT} if version == 1 else {"memory__max": "max"}
     unlimited = {**FILES[version], **none}
     outer = {name: 5000 if content == 700 else content for name, content in unlimited.items()}
@@ -307,10 +309,8 @@ def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_shortage_of_memory(version: int, tmp_path: Path) -> None:
     """A shortage is what programs use, without the page cache that the kernel would free."""
-    tree, used = (
-        machine(tmp_path, version),
-        {1: "memory__usage_in_bytes", 2: "memory__current"}[version],
-    )
+    tree = machine(tmp_path, version)
+    used = {1: "memory__usage_in_bytes", 2: "memory__current"}[version]
     name = {1: "total_inactive_file", 2: "inactive_file"}[version]
     tree.write(
         MOUNTS[version],

@@ -137,7 +137,8 @@ def test_the_same_document_twice(
 
     async def serve() -> None:
         there = Uploads(str(tmp_path))
-        both, first = asyncio.Event(), asyncio.Event()
+        both = asyncio.Event()
+        first = asyncio.Event()
 
         async def put(path: str, _: bytes) -> None:
             begun.append(path)
@@ -170,7 +171,8 @@ def test_newer_content_for_the_same_path(
 
     async def serve() -> None:
         there = Uploads(str(tmp_path))
-        begun, slow = asyncio.Event(), asyncio.Event()
+        begun = asyncio.Event()
+        slow = asyncio.Event()
 
         async def put(path: str, data: bytes) -> None:
             begun.set()

@@ -85,7 +85,8 @@ def test_what_there_is_room_for() -> None:
         make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error")
         for rank in range(9)
     ]
-    many, one = report_conclusion(make_job(*failures)), _usual()
+    many = report_conclusion(make_job(*failures))
+    one = _usual()
     assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(many))
     assert "more groups" not in _printed(many, verbose=True)
     assert f"Why      {one.verdict.why[0]}\n" in _printed(one, 160)
@@ -242,7 +243,8 @@ def test_markup_is_text(verbose: bool) -> None:
     assert said in terminal_text(report)
 
 
-_LONG_LINE, _DEEP = FrameInfo("t.py", 1, "f", "x" * 1_000_000), " " * 500
+_LONG_LINE = FrameInfo("t.py", 1, "f", "x" * 1_000_000)
+_DEEP = " " * 500
 _BAD = {
     **HARD_SCENES,
     "nothing at all": lambda: report_conclusion(
@@ -332,7 +334,8 @@ def test_a_report_in_a_pipe() -> None:
         stack_dumps=(StackDump(4203, 3, own),),
         log_tail=log,
     )
-    text, more = terminal_text(report), terminal_text(report, verbose=True)
+    text = terminal_text(report)
+    more = terminal_text(report, verbose=True)
     assert max(map(len, text.splitlines())) <= 100
     assert len(text.splitlines()) < 24
     assert (

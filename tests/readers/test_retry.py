@@ -110,7 +110,8 @@ def test_a_plain_function_is_a_policy(answer: bool) -> None:
         seen.append((verdict, context))
         return answer
 
-    verdict, context = _verdict(), retry.RetryContext(attempt=2, retries=3)
+    verdict = _verdict()
+    context = retry.RetryContext(attempt=2, retries=3)
     decision = retry.decide(verdict, on_tuesdays, context)
     assert seen == [(verdict, context)]
     assert decision.retry is answer
@@ -140,7 +141,8 @@ def test_explicit_and_declared() -> None:
     """
     for kind, origin in itertools.product(model.Kind, model.Origin):
         verdict = _verdict(make_error(3, kind=kind, origin=origin))
-        is_recoverable, is_of_system = kind is model.Kind.RECOVERABLE, origin is model.Origin.SYSTEM
+        is_recoverable = kind is model.Kind.RECOVERABLE
+        is_of_system = origin is model.Origin.SYSTEM
         assert bool(retry.explicit()(verdict, _CONTEXT)) is (is_recoverable and not is_of_system)
         assert bool(retry.declared()(verdict, _CONTEXT)) is (is_recoverable and is_of_system)
 
@@ -398,7 +400,8 @@ def test_the_default(
     """By default a recoverable exception uses the user's budget, a cause from outside the system's;
     victims' do not.
     """
-    root, victim = make_error(3, **changes), make_error(0, at_ms=30, kind=model.Kind.RECOVERABLE)
+    root = make_error(3, **changes)
+    victim = make_error(0, at_ms=30, kind=model.Kind.RECOVERABLE)
     decision = retry.decide(run_strategy(get_strategy("earliest"), make_job(root, victim)))
     assert (decision.retry, decision.origin) == decided
     assert decision.kind is (
@@ -616,10 +619,8 @@ def test_a_fault_of_the_surroundings_needs_the_same_machine(
         replace(_give_place(root, **place), category=category)
         for place in ({"node": "gpu-a"}, {"node": "gpu-b"}, {"namespace": "ml"})
     )
-    stop, elsewhere = (
-        model.Action.STOP,
-        (model.Action.STOP if is_same_anywhere else model.Action.UNKNOWN),
-    )
+    stop = model.Action.STOP
+    elsewhere = model.Action.STOP if is_same_anywhere else model.Action.UNKNOWN
     assert retry.decide(on_a, None, _after(on_a)).action is stop
     assert retry.decide(on_b, None, _after(on_a)).action is elsewhere
     assert retry.decide(unknown, None, _after(unknown)).action is elsewhere

@@ -29,7 +29,8 @@ def _failed(rank: int, message: str, **fields: Any) -> model.WorkerError:
 
 
 _LOST = {"exception": "RuntimeError", "message": "Connection reset by peer"}
-_ROOT, _VICTIM = _failed(0, "'lr'", exception="KeyError"), _failed(3, at_ms=50, **_LOST)
+_ROOT = _failed(0, "'lr'", exception="KeyError")
+_VICTIM = _failed(3, at_ms=50, **_LOST)
 _MANY = 300
 
 

@@ -453,7 +453,9 @@ def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> N
     """One process wrote of a moment in flight and again later:
     each document is compared with its own times.
     """
-    final, documents, receipts = own(1), [], []
+    final = own(1)
+    documents = []
+    receipts = []
     assert final.timestamp_ns is not None
     for in_flight, letter, began_ms, stored_ms in (
         (True, uuids[0], 10, 15),

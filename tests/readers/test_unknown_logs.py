@@ -17,7 +17,8 @@ from tests.readers.commands import Ran
 from tests.readers.test_job_logs import LOST, RAISED, STEPS, box, of
 
 Show: TypeAlias = Callable[..., dict[str, Any]]
-OWN, OTHERS = of("[rank1]: ", RAISED), of("[rank0]: ", LOST)
+OWN = of("[rank1]: ", RAISED)
+OTHERS = of("[rank0]: ", LOST)
 FAILED = [*of("[rank0]: ", STEPS[:2]), *OWN, *OTHERS]
 BARE = [line.strip() for line in RAISED]
 LOGS = parse_toml((Path(__file__).parent / "unknown_logs.toml").read_text(encoding="utf-8"))

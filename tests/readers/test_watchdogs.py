@@ -242,7 +242,8 @@ def test_all_ranks_left(printed: bool) -> None:
 
 def test_a_large_job() -> None:
     """Ranks whose documents were not opened count with the opened one of their fault."""
-    opened, others = left(1, world_size=1024, fingerprint="2:abc"), tuple(range(2, 1024))
+    opened = left(1, world_size=1024, fingerprint="2:abc")
+    others = tuple(range(2, 1024))
     job = done(opened, STUCK, unopened=(Unopened("2:abc", len(others), others),))
     assert named(evidence(job)) == ("hang", (0,), "medium")
     assert named(evidence(replace(job, unopened=()))) == ("own-fault", (1,), "medium")

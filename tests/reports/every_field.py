@@ -41,7 +41,8 @@ def filled(kind: Any, text: str, depth: int = 0) -> Any:
     """Return a value of a type in which every string is `text`, optional parts are there,
     and a list has an item.
     """
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    parts = typing.get_args(kind)
     if kind is str:
         return text
     if kind in _CHOSEN:

@@ -612,10 +612,8 @@ def nodes_of(count: int, *, lost: int | None = None, name: str = _POD) -> Report
             )
     roster = []
     for node in range(count):
-        phase, ranks = (
-            Phase.JOINED if node == lost else Phase.FAILED,
-            tuple(range(8 * node, 8 * node + 8)),
-        )
+        phase = Phase.JOINED if node == lost else Phase.FAILED
+        ranks = tuple(range(8 * node, 8 * node + 8))
         roster.append(
             make_presence(phase, node=name.format(node), group_rank=node, nodes=count, ranks=ranks)
         )

@@ -347,7 +347,8 @@ def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> No
     and hides no rank.
     """
     opened = open_page(page_of("64x8"))
-    said, field = opened.locator("#ff-count"), opened.locator("[name=ranks]")
+    said = opened.locator("#ff-count")
+    field = opened.locator("[name=ranks]")
     for text, count in _RANGES.items():
         field.fill(text)
         found = (text, said.inner_text(), field.get_attribute("aria-invalid"))
@@ -402,11 +403,13 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     ranks are counted as they are named.
     """
     opened = open_page(page_of("64x8"))
-    button, shown = opened.locator(".ff-pages [data-to='1']"), opened.locator("#ff-shown")
+    button = opened.locator(".ff-pages [data-to='1']")
+    shown = opened.locator("#ff-shown")
     assert shown.inner_text() == "ranks 200 to 299; 100 of 512"
     opened.evaluate("document.querySelector('.ff-pages').scrollIntoView()")
     button.focus()
-    above, below = opened.locator("#ff-detail").bounding_box(), button.bounding_box()
+    above = opened.locator("#ff-detail").bounding_box()
+    below = button.bounding_box()
     assert above["y"] + above["height"] <= below["y"]
     for _ in range(4):
         opened.keyboard.press("Enter")

@@ -100,7 +100,8 @@ def test_the_documented_first_lines() -> None:
     ``make golden`` writes it.
     """
     page = _PAGE.read_text(encoding="utf-8")
-    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
+    begin = page.index(_BEGIN) + len(_BEGIN)
+    end = page.index(_END)
     if os.environ.get("FIRSTFAULT_GOLDEN") == "write":
         page = f"{page[:begin]}\n{_table()}\n{page[end:]}"
         _PAGE.write_text(page, encoding="utf-8")

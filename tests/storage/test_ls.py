@@ -108,7 +108,8 @@ def many(s3: S3, environment_of: Callable[..., Any]) -> Many:
     """Write 180 failed executions as Flyte lays them out,
     each of which failed once and then succeeded.
     """
-    count, uri = 180, s3.uri("many")
+    count = 180
+    uri = s3.uri("many")
     template = [_sealed(_error(number)) for number in range(6)]
     files = {}
     for number in range(count):

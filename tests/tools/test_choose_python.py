@@ -11,7 +11,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "choose_python.sh"
 _PYTHON = "case $2 in *version_info*) echo {minor};; *) {venv};; esac"
 _SHIM = "exit 127"
 _UV = 'case "$1 $2" in "python install") {install};; "python find") echo /uv/python3.12;; esac'
-UV, BROKEN_UV = _UV.format(install=":"), _UV.format(install="exit 2")
+UV = _UV.format(install=":")
+BROKEN_UV = _UV.format(install="exit 2")
 
 
 def _python(minor: int, *, has_venv: bool = True) -> str:

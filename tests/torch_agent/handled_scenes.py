@@ -186,7 +186,8 @@ class Formatted(traceback.TracebackException):
     """A class of the program with other parameters."""
 
     def __init__(self, error: BaseException, *, lines: bool = False) -> None:
-        kind, trace = type(error), error.__traceback__
+        kind = type(error)
+        trace = error.__traceback__
         super().__init__(
             exc_type=kind,
             exc_value=error,
@@ -197,7 +198,9 @@ class Formatted(traceback.TracebackException):
 
 
 def _format_in_all_ways(error: BaseException) -> list[Any]:
-    kind, trace, cls = type(error), error.__traceback__, traceback.TracebackException
+    kind = type(error)
+    trace = error.__traceback__
+    cls = traceback.TracebackException
     ways: list[Callable[[], Any]] = [
         lambda: list(Formatted(error).format()),
         lambda: list(Formatted(error, lines=True).format()),

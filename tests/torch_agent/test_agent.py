@@ -475,7 +475,8 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
         message="last words",
         monotonic_ns=time.monotonic_ns(),
     )
-    name, data = error_key_for(own), encode(own)
+    name = error_key_for(own)
+    data = encode(own)
     spool = open_worker_spool(
         agent.node.reporter.node_context,
         local_rank,

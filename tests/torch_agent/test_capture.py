@@ -287,7 +287,8 @@ def test_what_came_before_an_exit(error: BaseException | None) -> None:
     left = _raised(lambda: _exit_after(error))
     assert isinstance(left, SystemExit)
     assert before_exit(left) is (error or left)
-    first, second = SystemExit(1), SystemExit(2)
+    first = SystemExit(1)
+    second = SystemExit(2)
     first.__context__ = second
     second.__context__ = error
     assert before_exit(first) is (error or second)
@@ -299,7 +300,8 @@ def test_a_cycle_of_causes_ends() -> None:
     """Exceptions that are each other's causes appear once each;
     of a long chain the nearest and the first ones do.
     """
-    first, second = ValueError("first"), KeyError("second")
+    first = ValueError("first")
+    second = KeyError("second")
     first.__cause__, second.__cause__ = second, first
     assert [cause.type for cause in capture(first).causes] == ["KeyError"]
     first.__cause__ = first
@@ -349,7 +351,8 @@ def test_group(group: type[_Group]) -> None:
 @pytest.mark.parametrize("group", GROUPS, ids=lambda kind: kind.__name__)
 def test_causes_of_members_and_members_of_causes(group: type[_Group]) -> None:
     """A group that is a cause is captured with its members, and these with their causes."""
-    key, raised = KeyError("k"), RuntimeError("training failed")
+    key = KeyError("k")
+    raised = RuntimeError("training failed")
     key.__cause__ = OSError("disk")
     grouped = group("tasks failed", (key,))
     raised.__cause__ = grouped

@@ -203,7 +203,9 @@ def test_many_fail_at_once(folder: Path, worker: OpenChannel) -> None:
     """A busy agent receives the reports of all workers of a large node that
     fail at the same moment.
     """
-    busy, free, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
+    busy = threading.Event()
+    free = threading.Event()
+    heard = threading.Semaphore(0)
 
     def wake() -> None:
         busy.set()
@@ -318,7 +320,8 @@ def test_a_worker_that_nothing_holds_up(name: str, tmp_path: Path) -> None:
     """A worker that no fork follows begins at once; so does one whose agent died,
     and whose folder is gone.
     """
-    files, began = NodeFolder(tmp_path / name), time.monotonic()
+    files = NodeFolder(tmp_path / name)
+    began = time.monotonic()
     with hold_forked_workers(files):
         pass
     wait_until_all_forked(files)
@@ -395,7 +398,8 @@ def test_a_close_while_the_thread_looks(folder: Path, monkeypatch: pytest.Monkey
     """A channel that is closed while its thread looks at its socket ends at once,
     and binds no new one.
     """
-    closed, is_ours = threading.Event(), vars(channel.KeptDescriptor)["is_ours"].fget
+    closed = threading.Event()
+    is_ours = vars(channel.KeptDescriptor)["is_ours"].fget
 
     def close_meanwhile(kept: channel.KeptDescriptor) -> Any:
         if threading.current_thread() in threads and not closed.is_set():

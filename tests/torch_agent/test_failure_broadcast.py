@@ -110,7 +110,8 @@ def test_a_failure_is_sent(sender: int, store: RoundStore, node: Callable[..., N
 def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None:
     """Sending a failure opens no new connection, which a slow name service would delay by 5 s."""
     slow = Waited(store)
-    sender, listener = node(0, slow), node(1, slow)
+    sender = node(0, slow)
+    listener = node(1, slow)
     slow.await_waits(2)
     slow.connecting_seconds = LONG_S
     sender.watch.send(FATAL)

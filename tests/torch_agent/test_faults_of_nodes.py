@@ -109,7 +109,8 @@ def test_a_slow_finally(job: Callable[..., Job], number: int) -> None:
     """
     ended = job(trainings.one_fails, "finally-destroy", "gloo").end()
     assert ended.verdict.ranks == (1,)
-    root, victim = ended.of_rank(1), ended.of_rank(0)
+    root = ended.of_rank(1)
+    victim = ended.of_rank(0)
     assert (root.exception.type, root.exception.frames[-1].function) == ("ValueError", "_fail")
     (receipt,) = {
         receipt

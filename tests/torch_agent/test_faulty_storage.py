@@ -119,15 +119,12 @@ def uploads(proxy: FaultyProxy, node_context: NodeContext) -> dict[str, tuple[Up
     """
 
     def upload(what: str) -> Uploads:
-        number, deadline = (
-            FIRST_RANK + FAULTS.index(what),
-            (LATER_S if what in HARMLESS else DEADLINE_S),
-        )
-        by_recorder, directly = failure(number), failure(100 + number)
-        spool, file = (
-            document_writer.open_worker_spool(node_context, number, None),
-            f"file-{number:07d}-.pb",
-        )
+        number = FIRST_RANK + FAULTS.index(what)
+        deadline = LATER_S if what in HARMLESS else DEADLINE_S
+        by_recorder = failure(number)
+        directly = failure(100 + number)
+        spool = document_writer.open_worker_spool(node_context, number, None)
+        file = f"file-{number:07d}-.pb"
         assert spool is not None
         calls: list[Callable[[], tuple[str, bool]]] = [
             lambda: _told(
@@ -220,7 +217,8 @@ def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy,
     """
     workers = {rank: job.told(f"rank-{rank}-0") for rank in range(2)}
     rank = job.host({number: worker["agent"] for number, worker in workers.items()})
-    other, before = f"{1 - rank:07d}", len(proxy.requests)
+    other = f"{1 - rank:07d}"
+    before = len(proxy.requests)
     proxy.plan(Fault("stall"))
     job.go(rank)
     # the document of the stopped rank
@@ -240,7 +238,8 @@ def test_the_storage_hangs_and_the_failing_node_dies(s3: S3, proxy: FaultyProxy,
 @pytest.mark.jobs
 def test_a_node_is_terminated_while_the_storage_hangs(proxy: FaultyProxy, job: Job) -> None:
     """It seals within seconds, long before Kubernetes kills it."""
-    agent, before = job.told("rank-1-0")["agent"], len(proxy.requests)
+    agent = job.told("rank-1-0")["agent"]
+    before = len(proxy.requests)
     proxy.plan(Fault("stall"))
     began = time.monotonic()
     os.kill(agent, signal.SIGTERM)

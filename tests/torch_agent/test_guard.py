@@ -91,7 +91,8 @@ def test_a_signal_while_it_waits(
     and a long one is not waited for.
     """
     monkeypatch.setattr(guard, "SHUTDOWN_CALL_TIMEOUT_SECONDS", hurried_s)
-    raised, release = threading.Event(), threading.Event()
+    raised = threading.Event()
+    release = threading.Event()
 
     def handler(*_: object) -> None:
         raised.set()
@@ -115,7 +116,8 @@ def test_a_signal_while_it_waits(
 
 def test_a_call_that_is_given_up() -> None:
     """A wait ends soon after `shutdown_requested` is set, with the result if there is one."""
-    over, never = threading.Event(), threading.Event()
+    over = threading.Event()
+    never = threading.Event()
     began = time.monotonic()
     threading.Timer(0.2, over.set).start()
     assert call_with_timeout(lambda: never.wait(LONG_S), LONG_S, "waiting", over) is None

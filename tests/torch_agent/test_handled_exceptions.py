@@ -145,7 +145,8 @@ def test_an_answer_in_time(is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> No
     """A worker lists handled exceptions only while the agent still waits for its answer."""
     monkeypatch.setattr(time_limits, "WORKER_QUERY_TIMEOUT_SECONDS", 0.0 if is_slow else 60.0)
     monkeypatch.setattr(time_limits, "HANDLED_EXCEPTIONS_TIMEOUT_SECONDS", 60.0)
-    monitor, listed = WorkerMonitor(PlainEngine("")), threading.Event()
+    monitor = WorkerMonitor(PlainEngine(""))
+    listed = threading.Event()
     monkeypatch.setattr(monitor._handled, "list", lambda *_, **__: listed.set() or ())
     assert monitor.answer()["handled"] == []
     assert listed.is_set() is not is_slow

@@ -343,7 +343,8 @@ def test_ranks_that_work_by_themselves() -> None:
         " making progress, or "
     )
     assert told in _told({}, missing=(1, 2, 3)).lines[0], "the store does not answer"
-    watch, reports = watching(), CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
+    watch = watching()
+    reports = CollectedReports(to_files([(worker(0), WorkerObservation(0, 0))]))
     assert watch._conclude(partial(build_stall_report, seconds=61.0), reports).lines
     watch._places.nodes = 3  # type: ignore[misc]
     assert watch._conclude(partial(build_stall_report, seconds=61.0), reports) == StallReport(()), (

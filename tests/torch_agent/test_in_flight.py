@@ -400,7 +400,8 @@ def test_asked_while_another_exception_is_recorded(
     """`ask` withdraws what was recorded before it looked,
     not an exception that the main thread records after that.
     """
-    handled, newer = ValueError("handled"), ValueError("newer")
+    handled = ValueError("handled")
+    newer = ValueError("newer")
     documents.in_flight.seen(handled)
     # between the look at the main thread, which finds nothing in flight, and the withdrawal
     monkeypatch.setattr(in_flight, "handled_exception", lambda _: documents.in_flight.seen(newer))

@@ -120,11 +120,9 @@ class Node:
         )
         peers: Any = SimpleNamespace(connect=connect)
         self.watch = StallWatch(Hang(None, None), workers, reporter, places, peers)
-        self.watch._hang, self.watch._wait_s, self.watch._next_s = (
-            hang,
-            wait_seconds,
-            hang.warn_seconds or 0.0,
-        )
+        self.watch._hang = hang
+        self.watch._wait_s = wait_seconds
+        self.watch._next_s = hang.warn_seconds or 0.0
         self.watch._tracker.looks = 3
         seen = [
             (
@@ -266,7 +264,8 @@ def test_a_watch_survives_errors(
     """Polls that fail end neither the watch nor are they all logged:
     a lack of descriptors may last for hours.
     """
-    failures, polled = [1] * 10, threading.Event()
+    failures = [1] * 10
+    polled = threading.Event()
 
     def ask(*_: Any) -> dict[int, Any]:
         if failures:

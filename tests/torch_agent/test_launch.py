@@ -237,7 +237,8 @@ def test_a_slow_reader_of_stderr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """What a worker has written is passed on before `launch` returns,
     also if the agent cannot write for long.
     """
-    is_read, written = threading.Event(), []
+    is_read = threading.Event()
+    written = []
     monkeypatch.setattr(
         stderr_relay, "write_stderr", lambda data: is_read.wait() and written.append(data)
     )

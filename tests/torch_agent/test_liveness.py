@@ -109,7 +109,8 @@ def test_a_greeting_while_the_round_ends(store: RoundStore, hurry: Callable[[], 
     """The thread ends also if the end of the round and an agent's greeting are
     read at the same moment.
     """
-    began, goes_on = threading.Event(), threading.Event()
+    began = threading.Event()
+    goes_on = threading.Event()
 
     def slow(*_: Any) -> None:
         began.set()

@@ -570,10 +570,8 @@ def test_a_worker_that_torch_is_about_to_abort(prefix: Prefix, spool: Path) -> N
         questions.append(1)
         return to_message([outstanding], ())
 
-    channel, files = (
-        WorkerChannel(node_context.files, 0, 1, answer),
-        node_context.files.worker(0, 1),
-    )
+    channel = WorkerChannel(node_context.files, 0, 1, answer)
+    files = node_context.files.worker(0, 1)
     local.prepare({1: {}}, LogsDest(stderrs={1: ""}))
     with Path(files.stderr).open("wb", buffering=0) as stderr:
         for part in (
@@ -683,7 +681,8 @@ def test_workers_that_have_come_to_their_end(
     context = SimpleNamespace(
         _pc=SimpleNamespace(processes=processes), _return_values={}, _ret_vals=queues
     )
-    local._context, local._watch = context, ExitWatch(processes)
+    local._context = context
+    local._watch = ExitWatch(processes)
     assert local.find_finished() == {1}
     assert local.take_results(local.finished) == {1: "loss"}
     local.are_programs = True

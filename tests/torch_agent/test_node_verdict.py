@@ -192,7 +192,9 @@ def test_a_policy_that_blocks(
     """
     monkeypatch.setattr(time_limits, "CONCLUDE_TIMEOUT_SECONDS", LONG_S if leaving else 0.3)
     monkeypatch.setattr(time_limits, "TERMINATED_CONCLUDE_TIMEOUT_SECONDS", 0.3)
-    release, asked, shutdown_requested = threading.Event(), [], threading.Event()
+    release = threading.Event()
+    asked = []
+    shutdown_requested = threading.Event()
 
     def blocks(*_: object) -> bool:
         asked.append(1)
@@ -324,7 +326,8 @@ def test_the_store_ends_while_the_leader_concludes(
 
         own = _wrote(prefix.uri, _failure(0, message="own"))
         copies = {document_path(own.documents[0].name): encode(own)}
-        election, ended = VerdictElection(0, 1), threading.Event()
+        election = VerdictElection(0, 1)
+        ended = threading.Event()
         election.acknowledge(store)
         peers: Any = SimpleNamespace(
             settlement=election,

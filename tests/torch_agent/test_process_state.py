@@ -97,7 +97,9 @@ def _full(monkeypatch: pytest.MonkeyPatch, folder: Path, error: int = 0) -> None
         names = ("f_frsize", "f_blocks", "f_bavail", "f_favail", "f_files", "f_flag")
         space = SimpleNamespace(**{name: getattr(real(path), name) for name in names})
         if str(path).startswith(str(folder)):
-            space.f_blocks, space.f_bavail, space.f_frsize = 512, 100 if error else 0, 4096
+            space.f_blocks = 512
+            space.f_bavail = 100 if error else 0
+            space.f_frsize = 4096
         return space
 
     monkeypatch.setattr(os, "statvfs", statvfs)

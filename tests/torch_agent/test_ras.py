@@ -143,7 +143,8 @@ def test_what_ras_tells(ras: Ras, answer: bytes, line: str) -> None:
     """Its findings are one line, each process once; JSON of the versions that have it,
     else their text.
     """
-    ras.answer, ras.knows_json = answer, answer != TEXT
+    ras.answer = answer
+    ras.knows_json = answer != TEXT
     report = add_ras_line(lambda: StallReport(("no progress",), (3,)), {1, os.getpid()})
     assert (report.lines[0], report.ranks) == ("no progress", (3,))
     assert report.lines[1].startswith(line)
@@ -257,7 +258,8 @@ def test_a_notifier_that_hangs(
     """
     monkeypatch.setattr(time_limits, "NOTIFIERS_TIMEOUT_SECONDS", 0.5)
     goes_on = threading.Event()
-    hangs, called = SimpleNamespace(on_stall=lambda _: goes_on.wait(60)), list[object]()
+    hangs = SimpleNamespace(on_stall=lambda _: goes_on.wait(60))
+    called = list[object]()
     points = [
         SimpleNamespace(name=name, load=lambda it=it: it)
         for name, it in (("a", hangs), ("b", called.append))

@@ -306,7 +306,8 @@ def test_the_exception_is_the_users(
         monkeypatch.delenv("FIRSTFAULT_RECORDING")
     elif store != "works":
         as_worker(request.getfixturevalue(store), deadline_seconds=0.3)
-    cause, context = KeyError("cause"), IndexError("context")
+    cause = KeyError("cause")
+    context = IndexError("context")
     error.__traceback__, error.__cause__, error.__context__ = None, cause, context
     left = _leaving(error)
     assert left is error

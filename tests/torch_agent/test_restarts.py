@@ -65,7 +65,8 @@ class Agent:
         identity = Identity(self.folder, "plain", 0, f"worker-{self.group_rank}")
         self.node_context = NodeContext("evidence", identity)
         self.reporter = Reporter(self.node_context, self.place)
-        self.shutdown_requested, self.woken = threading.Event(), threading.Event()
+        self.shutdown_requested = threading.Event()
+        self.woken = threading.Event()
         self.peers = Peers(
             group_on(self.store, self.group_rank, self.nodes, self.closed.set),
             self.node_context,

@@ -64,7 +64,8 @@ def test_a_frozen_host_blocks_nothing() -> None:
     """If there is no answer, no caller waits. Only one question is asked at a time,
     and a late answer counts.
     """
-    may_answer, asked = threading.Event(), []
+    may_answer = threading.Event()
+    asked = []
 
     def answer() -> int:
         asked.append(1)
@@ -206,7 +207,8 @@ def test_another_node_fails(
     """The wait ends at once when another node fails, or starts its workers again,
     also if it did before.
     """
-    first, other = node(0), node(1)
+    first = node(0)
+    other = node(1)
     failure = FailureNotice("ValueError", "worker-1", 1, 3, fatal=fatal)
     if before:
         other.outcome.send(failure)

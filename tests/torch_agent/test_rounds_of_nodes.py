@@ -80,7 +80,8 @@ def test_restarts_that_are_used_up(s3_environ: S3, tmp_path: Path) -> None:
 
 def test_the_same_fault_in_two_attempts(tmp_path: Path) -> None:
     """A fault is retried; when it comes again, the policy ends the retries."""
-    options, decisions = Options(retry_policy=trainings.retries_other_faults), []
+    options = Options(retry_policy=trainings.retries_other_faults)
+    decisions = []
     for attempt in range(2):
         fields = {**ONE_NODE, "nproc_per_node": 2}
         with Job(
@@ -267,7 +268,8 @@ def test_a_data_loader_that_fails_beside_a_thread_that_died(tmp_path: Path) -> N
     """
     with Job(tmp_path, trainings.loading, config={**ONE_NODE, "nproc_per_node": 2}).start() as job:
         ended = job.end()
-    root, stuck = ended.of_rank(0), ended.of_rank(1)
+    root = ended.of_rank(0)
+    stuck = ended.of_rank(1)
     assert ended.verdict.ranks == (0,)
     assert root.exception.type == "LookupError"
     assert "DataLoader worker process 0" in root.message

@@ -382,7 +382,8 @@ def test_a_leader_whose_store_falls_silent(
     monkeypatch.setattr(
         time_limits, "ELECTION_STEP_TIMEOUT_SECONDS", LONG_S if is_signalled else SHORT_S
     )
-    concludes, requests = threading.Event(), list[str]()
+    concludes = threading.Event()
+    requests = list[str]()
     with hosted() as (process, store):
         leader = Agent(Counting(store, requests), 0, 4, thinks=concludes, seconds=0)
         thread = leader.begin()

@@ -183,7 +183,8 @@ def test_a_process_that_offers_nothing(start: Start, tmp_path: Path) -> None:
     """A process that has not registered, or of another round, gets no signal,
     which would kill it.
     """
-    silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
+    silent = start(in_python, offers=False)
+    other = start(in_python, local_rank=1)
     began = time.monotonic()
     assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
     assert ask_for_stacks(NodeFolder(tmp_path), ROUND + 1, {1: other.pid}, LONG_S) == {}
@@ -208,7 +209,8 @@ def test_processes_that_cannot_be_asked(start: Start, tmp_path: Path) -> None:
     """One whose handlers were reset is not sent the signal, which would kill it;
     one that is gone is left out.
     """
-    process, there = start(in_python, then=reset_handlers), start(in_python, local_rank=1)
+    process = start(in_python, then=reset_handlers)
+    there = start(in_python, local_rank=1)
     gone = start(in_a_kill, local_rank=2)
     gone.join(LONG_S)
     pids = {0: process.pid or 0, 1: there.pid or 0, 2: gone.pid or 0}
@@ -254,7 +256,8 @@ def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> N
 
 def test_a_process_that_cannot_answer(start: Start, tmp_path: Path) -> None:
     """A suspended process is given up at the time limit; the others' stacks are returned."""
-    frozen, there = start(in_python), start(in_python, local_rank=1)
+    frozen = start(in_python)
+    there = start(in_python, local_rank=1)
     os.kill(frozen.pid or 0, signal.SIGSTOP)
     _ask_until(tmp_path, {1: there.pid}, "in_python")
     began = time.monotonic()

@@ -309,7 +309,8 @@ def test_a_signal_handler_that_pings_while_a_ping_waits(
     """Both are sent, and neither raises."""
     watchdog.ping()
     client = watchdog._current
-    write, waits = client._write, iter([True])
+    write = client._write
+    waits = iter([True])
 
     def slow(line: bytes) -> None:
         if next(waits, False):

@@ -50,7 +50,8 @@ def _ended(command: Sequence[str], names: tuple[str, str, str], folder: Path) ->
         "MASTER_PORT": str(get_free_port()),
         "OMP_NUM_THREADS": "1",
     }
-    ranks, on_host = [], 1 if names is SLURM else 2
+    ranks = []
+    on_host = 1 if names is SLURM else 2
     for rank in range(SIZE):
         own = dict(zip(names, map(str, (rank, rank % on_host, SIZE)), strict=True))
         if names is SLURM:

@@ -74,7 +74,8 @@ def _strike(half_written: str = "") -> None:
         os.close(os.open(f"{os.environ['MARKS']}/struck", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
-    target, number = _target(), signal.Signals(_CASE["signal"])
+    target = _target()
+    number = signal.Signals(_CASE["signal"])
     Path(os.environ["MARKS"], "struck.json").write_text(
         json.dumps({"pid": target, "by": os.getpid()})
     )
@@ -133,7 +134,8 @@ class _Finder:
 
 def _listen(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "os.rename" and _is_here():
-        source, name = str(arguments[0]), str(arguments[1])
+        source = str(arguments[0])
+        name = str(arguments[1])
         if source.startswith(name) and _CASE["path"] in name and name.endswith(".pb"):
             _strike(source)
 

@@ -62,7 +62,8 @@ def read_torch_exception(error_file: str, traceback_file: str) -> TorchKeptExcep
     """
     content = read_error_file(error_file)
     if content is not None:
-        line, extra = str(content.get("message", "")), content.get("extraInfo")
+        line = str(content.get("message", ""))
+        extra = content.get("extraInfo")
         text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or line)
     else:
         text = read_traceback(traceback_file)
@@ -292,7 +293,8 @@ def describe_agent_failure(
             "origin": model.Origin.USER,
         }
     elif name == "SIGINT":
-        sort, by_keys = ErrorClass.INTERRUPTION, is_in_foreground()
+        sort = ErrorClass.INTERRUPTION
+        by_keys = is_in_foreground()
         terminated = (
             f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
         )

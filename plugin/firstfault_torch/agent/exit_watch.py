@@ -51,7 +51,8 @@ class ExitWatch:
         torch may have stopped them because of an earlier death before the watching thread ran.
         """
         found = []
-        noticed, now = dict(self._ended), (time.time_ns(), time.monotonic_ns())
+        noticed = dict(self._ended)
+        now = (time.time_ns(), time.monotonic_ns())
         for local_rank, process in enumerate(self._processes):
             # This reaps the process. It may have ended so recently that the watching thread hasn't
             # run yet: then the death has the time of this look.

@@ -285,7 +285,8 @@ class LocalWorkers:
             return []
         # Before `ended`: a worker that hands over its result between the two reads can't have ended
         # by the second, because torch's `_wrap` lets it end only after all results.
-        counted, stop = unfinished(self._context), self.stopped
+        counted = unfinished(self._context)
+        stop = self.stopped
         return [
             death
             for death in self._watch.ended()
@@ -540,7 +541,8 @@ class LocalWorkers:
         if not self._is_stopping or self.stopped is None:
             return
         if self._process_stop is None:  # it was interrupted before the workers got their signal
-            processes, first = worker_processes(self._context), self.stopped.first
+            processes = worker_processes(self._context)
+            first = self.stopped.first
             self._process_stop = ProcessStop(
                 processes,
                 sent,

@@ -199,7 +199,8 @@ class NodeRound:
         """
         if not self.workers.is_watched:
             return []
-        reported, worker_exits = self.workers.reported(), self.workers.get_exits()
+        reported = self.workers.reported()
+        worker_exits = self.workers.get_exits()
         if not reported and not worker_exits:
             return []
         if self.workers.stopped is None:
@@ -301,11 +302,9 @@ class NodeRound:
         """Send its peers the failure of the worker that reported first,
         else of the first that died.
         """
-        place, what, is_fatal = (
-            self.places.of(),
-            "its workers are unhealthy",
-            self._restarts_left == 0,
-        )
+        place = self.places.of()
+        what = "its workers are unhealthy"
+        is_fatal = self._restarts_left == 0
         failure = FailureNotice(
             what,
             place.node,
@@ -317,7 +316,8 @@ class NodeRound:
             local, report = min(
                 reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0])
             )
-            what, document = str(report.get("what", "")), str(report.get("document", ""))
+            what = str(report.get("what", ""))
+            document = str(report.get("document", ""))
             failure = replace(
                 failure,
                 what=what,

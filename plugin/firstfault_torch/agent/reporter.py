@@ -135,7 +135,8 @@ class Reporter:
             if self.node_context.files is not None:
                 # Each round replaces the one before. The recorder uploads it if this process dies,
                 # for example by SIGKILL, when nothing in it can run any more.
-                place, spool = self._get_place(None), self.node_context.files.last_words
+                place = self._get_place(None)
+                spool = self.node_context.files.last_words
                 spool.add("document.pb", encode(lost_agent(place)))
                 spool.add(
                     "presence.pb",
@@ -301,12 +302,10 @@ class Reporter:
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))
-        kept, resources, rank, files = (
-            None,
-            model.Resources(),
-            death.local_rank,
-            self.node_context.files,
-        )
+        kept = None
+        resources = model.Resources()
+        rank = death.local_rank
+        files = self.node_context.files
         if not own and not death.signal:
             # what torch kept of a process that a signal ended was handled: the process continued
             kept = read_torch_exception(
@@ -317,7 +316,8 @@ class Reporter:
                 resources = RecorderClient(files).resources(
                     time_limits.MEMORY_REPORT_TIMEOUT_SECONDS
                 )
-        stack, log = self._fatal_stack(rank), self._get_log_tail(death)
+        stack = self._fatal_stack(rank)
+        log = self._get_log_tail(death)
         traces = ExitEvidence(kept, resources, stack, log, seen)
         self.write(
             describe_exit(
@@ -352,7 +352,8 @@ class Reporter:
         """Keep the end of a worker's stderr for this node's roster entry:
         its own document can't have it.
         """
-        rank, log = self._get_place(death.local_rank).rank, self._get_log_tail(death)
+        rank = self._get_place(death.local_rank).rank
+        log = self._get_log_tail(death)
         if own.exception is not None:
             log = remove_traceback(log, own.exception)
         if rank is not None and log:
@@ -376,7 +377,8 @@ class Reporter:
         # The worker has exited, so the spool grows no more. Its uploads may not have finished: it
         # may have been killed, or the storage may be slow.
         for document in spool.documents():
-            failure, unread = None, "" if document.is_durable else "it cannot be read"
+            failure = None
+            unread = "" if document.is_durable else "it cannot be read"
             receipt = model.Receipt(
                 document.name,
                 durable=document.is_durable,

@@ -66,7 +66,8 @@ class Restarts:
         Waits for other nodes, as `VerdictElection.settle` does. Without `peers` this is the only
         node, or the agents aren't connected.
         """
-        nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
+        nodes = place.group_world_size or 1
+        group_rank = place.group_rank or 0
         judge = partial(self._judge, nodes, restarts_left)
         found: tuple[RestartRecord, bool] | None = None
         if nodes > 1 and peers is not None:

@@ -106,7 +106,8 @@ class TimerServer:
 
         The thread calls `expired` with the expired deadline of each worker, by process id.
         """
-        self._pids, self._expired = frozenset(pids), expired
+        self._pids = frozenset(pids)
+        self._expired = expired
         self._thread = start_daemon(
             self._run, "firstfault-timers", time_limits.THREAD_START_TIMEOUT_SECONDS
         )
@@ -162,7 +163,8 @@ class TimerServer:
             return False
         seconds = self._sleep_s()
         poll.poll(seconds * 1000)
-        before, self._polled = self._polled, time.monotonic()
+        before = self._polled
+        self._polled = time.monotonic()
         # Before the deadlines are compared: the worker may have ended its block in time, while this
         # thread slept.
         self._read()

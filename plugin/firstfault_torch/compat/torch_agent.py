@@ -221,7 +221,8 @@ def _get_results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[i
     """Return the results that were taken so far, and the queues of all workers;
     empty if torch has no such names.
     """
-    taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
+    taken = getattr(context, "_return_values", None)
+    queues = getattr(context, "_ret_vals", None)
     if taken is None or queues is None:
         warn_once("the workers' results", consequence)
         return {}, {}

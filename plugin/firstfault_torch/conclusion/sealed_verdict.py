@@ -136,7 +136,8 @@ def wait_for_peer_verdict(
     deadline = time.monotonic() + seconds
     pause = time_limits.VERDICT_POLL_SECONDS * (1 + random.random())  # noqa: S311 - as above
     while True:
-        look, doing = partial(try_call, find, Exception), "looking for another node's verdict"
+        look = partial(try_call, find, Exception)
+        doing = "looking for another node's verdict"
         answer = call_with_timeout(
             look,
             time_limits.VERDICT_READ_TIMEOUT_SECONDS,

@@ -101,10 +101,8 @@ def qualified_name(kind: type) -> str:
     """Return the module and qualified name of a class; builtins without their module."""
 
     def read() -> str:
-        module, name = (
-            type.__getattribute__(kind, "__module__"),
-            type.__getattribute__(kind, "__qualname__"),
-        )
+        module = type.__getattribute__(kind, "__module__")
+        name = type.__getattribute__(kind, "__qualname__")
         return str(name) if module in {"builtins", None} else f"{module}.{name}"
 
     return try_call(read)[0] or "unknown"
@@ -121,7 +119,8 @@ def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionI
     frame = trace.tb_frame.f_back if isinstance(trace, TracebackType) else None
     outer: list[FrameInfo] = []
     while frame is not None and len(outer) < _MAX_FRAMES:
-        code, line = frame.f_code, frame.f_lineno or 0
+        code = frame.f_code
+        line = frame.f_lineno or 0
         if any(folder in code.co_filename for folder in _OWN_FOLDERS):
             break
         outer.append(
@@ -207,7 +206,8 @@ def _list_frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
 
 
 def _build_frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
-    code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
+    code = entry.tb_frame.f_code
+    line = entry.tb_lineno or 0
     lines = read_lines(code.co_filename)
     source = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
     bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
@@ -227,13 +227,12 @@ def read_lines(file: str) -> list[str]:
 
 def add_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
     """Return a frame with the lines around its own."""
-    first, last = max(frame.line - 1 - _AROUND, 0), frame.line + _AROUND
+    first = max(frame.line - 1 - _AROUND, 0)
+    last = frame.line + _AROUND
     if (clause := find_enclosing_handler(lines, frame.line - 1)) is not None:
         # these lines show what the handler does
-        first, last = (
-            min(first, clause),
-            frame.line + 3 * _AROUND,
-        )
+        first = min(first, clause)
+        last = frame.line + 3 * _AROUND
     around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first:last])).split("\n")
     return replace(frame, context=tuple(around), context_line=first + 1)
 
@@ -312,7 +311,8 @@ def _list_chain(error: BaseException) -> list[tuple[BaseException, str]]:
     seen = {id(error)}
     links: list[tuple[BaseException, str]] = []
     while len(links) < _MAX_LINKS:
-        following, relation = _get_attribute(error, "__cause__"), "cause"
+        following = _get_attribute(error, "__cause__")
+        relation = "cause"
         if following is None:
             following = _get_attribute(error, "__context__")
             relation = "suppressed" if _get_attribute(error, "__suppress_context__") else "context"

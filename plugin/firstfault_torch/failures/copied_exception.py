@@ -66,12 +66,11 @@ def build_exception(copies: Sequence[CopiedException]) -> ExceptionInfo:
 def _iter_causes(error: BaseException) -> Iterator[tuple[BaseException, str]]:
     seen = {id(error)}
     for _ in range(_MAX_CAUSES):
-        cause, relation = _get_cause(error), "cause"
+        cause = _get_cause(error)
+        relation = "cause"
         if cause is None:
-            cause, relation = (
-                _get_context(error),
-                ("suppressed" if _is_context_suppressed(error) else "context"),
-            )
+            cause = _get_context(error)
+            relation = "suppressed" if _is_context_suppressed(error) else "context"
         if cause is None or id(cause) in seen:
             return
         seen.add(id(cause))

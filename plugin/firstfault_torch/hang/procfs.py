@@ -99,7 +99,8 @@ def describe_wait(pid: int) -> str:
     fields = b" ".join(before).split()
     if before != _read_lines(pid, "syscall") or not fields or not fields[0].isdigit():
         return ""
-    machine, number = os.uname().machine, int(fields[0])
+    machine = os.uname().machine
+    number = int(fields[0])
     if name := OTHER_CALLS.get(machine, {}).get(number):
         return f"waits in {name}"
     if not (name := CALLS_OF_FILES.get(machine, {}).get(number)):

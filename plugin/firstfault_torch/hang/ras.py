@@ -50,10 +50,8 @@ def add_ras_line(
     **more: Any,
 ) -> StallReport:
     """Return a stall's report, with a line from RAS if one of these processes answers in time."""
-    report, ask = (
-        conclude(*args, **more),
-        partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids),
-    )
+    report = conclude(*args, **more)
+    ask = partial(_request_status, time.monotonic() + RAS_TIMEOUT_SECONDS, pids)
     if not report.lines:
         return report
     line = call_with_timeout(

@@ -295,7 +295,8 @@ class StallWatch:
                     again if busy_at is None or steady_seconds >= busy_at else min(again, busy_at)
                 )
             # Before the look, which may fail: it isn't repeated at each poll.
-            next_s, self._next_s = self._next_s, _get_next_limit(warn_at or math.inf, seconds)
+            next_s = self._next_s
+            self._next_s = _get_next_limit(warn_at or math.inf, seconds)
             self._investigate(alive, now, ends_attempt=ends_attempt)
             if warn_at is not None and self._tracker.is_starting and self._stall is None:
                 # After ranks that were busy loading or compiling: they may hang by the next time.
@@ -308,7 +309,8 @@ class StallWatch:
     def _handle_progress(self, now: float) -> None:
         """Log that the workers make progress again, and complete the record."""
         stall, self._stall = self._stall, None
-        self._next_s, self._end_s = self._hang.warn_seconds or 0.0, 0.0
+        self._next_s = self._hang.warn_seconds or 0.0
+        self._end_s = 0.0
         if stall is not None:
             # Ranks and position come from the shared report, so all nodes count alike and print the
             # same stalls.
@@ -324,7 +326,8 @@ class StallWatch:
         """Observe the workers, compare with other nodes, print the report,
         and end the attempt if it has to.
         """
-        began, group_rank = self._tracker.since, self._places.of().group_rank or 0
+        began = self._tracker.since
+        group_rank = self._places.of().group_rank or 0
         seen = self._observe_workers(alive, now, ends_attempt=ends_attempt)
         stacks = [dump.text for failure, _ in seen for dump in failure.stack_dumps]
         if not any(self._tracker.enqueued.values()) and not any(
@@ -553,7 +556,8 @@ class StallWatch:
         silent = {rank for rank in alive if rank not in answers and get_wait(rank, now) > half}
         found = []
         for rank, pid in alive.items():
-            answer, place = answers.get(rank, {}), places.of(rank)
+            answer = answers.get(rank, {})
+            place = places.of(rank)
             collectives, threads, _ = from_message(answer)
             # The source may be on a file system that doesn't answer: then the stack is reported
             # without its lines.
@@ -596,7 +600,8 @@ class StallWatch:
         *,
         answers: bool,
     ) -> WorkerObservation:
-        kernel, uses = read_kernel_state(pid), measure_usage(pid)
+        kernel = read_kernel_state(pid)
+        uses = measure_usage(pid)
         seconds_at_position = (
             self._tracker.seconds_at_position(local_rank, now) if answers else None
         )
@@ -622,7 +627,8 @@ class StallWatch:
             "SIGSTOP" in one or "debugger" in one for one in kernel
         )
         findings = (*kernel, *(text for text, is_so in report.items() if is_so))
-        group_rank, is_busy = self._places.of().group_rank or 0, moves or computes or reads
+        group_rank = self._places.of().group_rank or 0
+        is_busy = moves or computes or reads
         return WorkerObservation(
             group_rank,
             local_rank,
@@ -654,7 +660,9 @@ class StallWatch:
             STALLS_OF_ROUND if stall.is_shown else MAX_UNPRINTED_STALLS
         ):
             return None
-        node_context, place, report = self._reporter.node_context, self._places.of(0), stall.report
+        node_context = self._reporter.node_context
+        place = self._places.of(0)
+        report = stall.report
         waited = f"rank {report.ranks[0]}" if report.ranks else "no single rank"
         record = RestartRecord(
             RestartKind.STALL,

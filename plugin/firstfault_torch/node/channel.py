@@ -235,7 +235,8 @@ class AgentChannel:
 
         A worker that doesn't send its state in time keeps its earlier answer of the round.
         """
-        began, wanted = time.monotonic(), set(local_ranks)
+        began = time.monotonic()
+        wanted = set(local_ranks)
         message = {"kind": question}
         # Sent without the lock, so an answer may arrive before the wait below begins: it is newer
         # than `began`, and counts. An answer to an earlier question that arrives late may count,
@@ -276,7 +277,8 @@ class AgentChannel:
         self._listener.close()
 
     def _take(self, message: dict[str, Any]) -> None:
-        local_rank, has_failed = int(message["local_rank"]), message["kind"] == FAILED
+        local_rank = int(message["local_rank"])
+        has_failed = message["kind"] == FAILED
         with self._arrived:
             if message["round"] != self._round:
                 return

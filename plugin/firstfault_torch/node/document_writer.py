@@ -111,10 +111,8 @@ def record_error(
     spooled; the agent uploads it if the node fails.
     """
     deadline = time.monotonic() + deadline_seconds
-    target, data = (
-        Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank),
-        encode(error),
-    )
+    target = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank)
+    data = encode(error)
     file = None
     # On the disk before the upload begins: if this process is killed during the upload, its agent
     # finds the document.
@@ -161,7 +159,9 @@ def put_on_node(path: str, data: bytes, node_context: NodeContext, seconds: floa
 
     It waits for at most `seconds`, and never raises; a failure is logged.
     """
-    target, files, file = Target(path), _get_folder(node_context), None
+    target = Target(path)
+    files = _get_folder(node_context)
+    file = None
     if files is not None:
         add = partial(files.outgoing_spool.add, target.name, data)
         file = call_with_timeout(add, MIN_SPOOL_TIMEOUT_SECONDS, "spooling a file", local=True)
@@ -218,7 +218,8 @@ def _upload(
     A failed upload is logged. The receipt lies next to the file, written by the process that
     uploads.
     """
-    files, receipt = _get_folder(node_context), None
+    files = _get_folder(node_context)
+    receipt = None
     if files is not None and file is not None:
         try:
             # It may report a timeout and still finish later: the recorder then writes the receipt

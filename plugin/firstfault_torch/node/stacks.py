@@ -179,7 +179,8 @@ def _await_new_content(earlier_sizes: Mapping[Path, int], seconds: float) -> Non
         now = [get_stack_size(file) for file in earlier_sizes]
         is_settled = time.monotonic() - since >= time_limits.STACK_SETTLE_SECONDS
         if now != sizes:
-            sizes, since = now, time.monotonic()
+            sizes = now
+            since = time.monotonic()
         elif is_settled and all(map(operator.gt, sizes, earlier_sizes.values())):
             return
         time.sleep(time_limits.STACK_POLL_SECONDS)

@@ -103,7 +103,8 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         """Count the attempt that begins; runs on the controller."""
         with suppress_internal_errors("counting an attempt"):
             self._attempt, self._is_judged = self._attempt + 1, False
-            self._began_ns, self._ranks = time.monotonic_ns(), worker_group_context.num_workers
+            self._began_ns = time.monotonic_ns()
+            self._ranks = worker_group_context.num_workers
 
     def after_init_train_context(self) -> None:
         """Begin to record this worker."""
@@ -132,14 +133,13 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
             # attempt only once.
             if self._run and worker_group_status.errors and not self._is_judged:
                 self._is_judged = True
-                previous, self._previous = self._previous, _Previous()
+                previous = self._previous
+                self._previous = _Previous()
                 if not _is_preempted(worker_group_status):
                     # It returns its results: after the timeout its thread stays behind, while the
                     # next attempt begins.
-                    conclude, doing = (
-                        partial(self._conclude, previous),
-                        "concluding on a failed attempt",
-                    )
+                    conclude = partial(self._conclude, previous)
+                    doing = "concluding on a failed attempt"
                     found = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
                     text, self._previous = found or ("", _Previous())
         if text:
@@ -167,8 +167,10 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
                 "a worker failed, but left no document in %s; Ray decides on a retry", prefix
             )
             return "", _Previous()
-        outcome, acts = find_outcome(conclusion), self._mode == ACT
-        verdict, decision = outcome.verdict, replace(outcome.decision, enforced=acts)
+        outcome = find_outcome(conclusion)
+        acts = self._mode == ACT
+        verdict = outcome.verdict
+        decision = replace(outcome.decision, enforced=acts)
         report = reader.report(replace(conclusion, verdict=verdict, decision=decision))
         text = flyte_message(report)
         logger.error("%s", text)

@@ -317,7 +317,8 @@ class VerdictElection:
         hurried = False
         while True:
             if shutdown_requested.is_set() and not hurried:
-                hurried, deadline = True, min(deadline, time.monotonic() + shutdown_seconds)
+                hurried = True
+                deadline = min(deadline, time.monotonic() + shutdown_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
                 found = self._results.get(
@@ -374,7 +375,8 @@ class VerdictElection:
         overdue: the value of the leader's key that may be replaced although its agent publishes;
         empty: none.
         """
-        store, mine = self._store, str(self._own).encode()
+        store = self._store
+        mine = str(self._own).encode()
         # never unset: `_publish_leaders` sets it before the order
         before = self._read_leader()
         is_publishing = before.endswith(b"!") and before != overdue

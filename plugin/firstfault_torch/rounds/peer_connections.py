@@ -188,7 +188,8 @@ class PeerConnections:
                 if not secrets.compare_digest(greeting["secret"], self._secret):
                     # rejected like a malformed greeting
                     raise ValueError("the secret is wrong")  # noqa: TRY301
-                group_rank, node = int(greeting["group_rank"]), str(greeting["node"])
+                group_rank = int(greeting["group_rank"])
+                node = str(greeting["node"])
                 writer.write(answer)
             except asyncio.CancelledError:
                 # a reconnecting peer would otherwise consider this agent dead

@@ -232,7 +232,8 @@ class Peers:
 
     def _lacks_agents(self) -> bool:
         """Whether some nodes run without firstfault."""
-        count, seconds = partial(count_joined, self._store), time_limits.STORE_TIMEOUT_SECONDS
+        count = partial(count_joined, self._store)
+        seconds = time_limits.STORE_TIMEOUT_SECONDS
         joined = call_with_timeout(count, seconds, "asking which nodes have firstfault")
         if joined is None or joined >= self._nodes:
             return False

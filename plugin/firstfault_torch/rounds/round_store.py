@@ -54,10 +54,8 @@ def open_agents_store(group: WorkerGroup, number: int, host: str) -> Any:
         if not hasattr(store, "clone"):
             return RoundStore(store, number)
         return dist.PrefixStore(f"firstfault/{number}", store) if has_shared_store(group) else store  # type: ignore[attr-defined]
-    key, limit = (
-        f"firstfault/server/{number}",
-        dt.timedelta(seconds=time_limits.PEER_CONNECT_TIMEOUT_SECONDS),
-    )
+    key = f"firstfault/server/{number}"
+    limit = dt.timedelta(seconds=time_limits.PEER_CONNECT_TIMEOUT_SECONDS)
     is_first = not group.group_rank
     if not is_first:
         store.wait([key], limit)

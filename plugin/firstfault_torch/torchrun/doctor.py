@@ -192,7 +192,9 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
         "fallback",
         f"{describe_fallback_folder()}, if the folder of the documents can't be written",
     )
-    root, run, condition = root_folder(), name_run(this), ""
+    root = root_folder()
+    run = name_run(this)
+    condition = ""
     if is_named_by_start(root, this):
         run = "-".join(filter(None, (run, "<time>-<host>-<process>")))
         if this.run:
@@ -228,7 +230,8 @@ def _check_recorder() -> _Check:
     """Look whether the recorder that is read has the collectives of the backend
     that a job here would use.
     """
-    probe, seconds = partial(try_call, _record, Exception), DOCTOR_TIMEOUT_SECONDS
+    probe = partial(try_call, _record, Exception)
+    seconds = DOCTOR_TIMEOUT_SECONDS
     found, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
     return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
 
@@ -390,7 +393,8 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
 
-    folder, began = job.root_folder(), time.monotonic()
+    folder = job.root_folder()
+    began = time.monotonic()
     probe = partial(
         try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception
     )

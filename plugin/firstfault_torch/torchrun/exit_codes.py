@@ -59,7 +59,8 @@ def choose_exit_code(
     `protocol`: the engine's codes. Its scheduler understands only these, so they override the
     user's, who may have set these for all jobs of an image.
     """
-    listed, mode = os.environ.get(CODES_VARIABLE, ""), read_decision_mode()
+    listed = os.environ.get(CODES_VARIABLE, "")
+    mode = read_decision_mode()
     codes = {**(parse_exit_codes(listed) if listed else {}), **protocol}
     if not codes or mode == OFF:
         return FAILED, ""

@@ -166,10 +166,8 @@ def add_options(parser: ArgumentParser) -> None:
         "firstfault's options", "Each can also be set by its variable."
     )
     for setting in _SETTINGS:
-        name, text = (
-            setting.option.rpartition("-")[2].upper(),
-            f"{setting.help}. Variable: {setting.variable}",
-        )
+        name = setting.option.rpartition("-")[2].upper()
+        text = f"{setting.help}. Variable: {setting.variable}"
         if setting.is_flag:
             group.add_argument(
                 setting.option,
@@ -434,8 +432,10 @@ def chosen_folder(who: Who, meet: Callable[[], Any] | None) -> Chosen:
     `meet` returns the store that all nodes of the job share, or None; it is None if there is one
     node.
     """
-    root, name = root_folder(), None
-    claim, store = partial(_claim_name, root, who), meet() if meet is not None else None
+    root = root_folder()
+    name = None
+    claim = partial(_claim_name, root, who)
+    store = meet() if meet is not None else None
     # Nodes can't choose the name independently: they start in different seconds, and may see an
     # older run's folder at different times. So one node claims a name, and its peers read it from
     # the store.

@@ -144,7 +144,8 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
     `began_ns`: of several starts of this rank, such as before and after an exec, readers judge the
     one that began last.
     """
-    known, engine = current_monitor(), _build_engine()
+    known = current_monitor()
+    engine = _build_engine()
     if known is not None or engine is None:
         return known
     identity = replace(engine.identity(), engine="alone")
@@ -185,11 +186,13 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
 
 @cache
 def _build_engine() -> PlainEngine | None:
-    folder, this = given_folder(), who("")
+    folder = given_folder()
+    this = who("")
     if folder:
         job, name = this.job, this.run
         if this.step:  # each srun is a separate run
-            job, name = Name(job.value, f"{job.source} and SLURM_STEP_ID"), f"{name}.{this.step}"
+            job = Name(job.value, f"{job.source} and SLURM_STEP_ID")
+            name = f"{name}.{this.step}"
         run = join(folder, name)
         told = this._replace(job=job).told(split_name(run)[1])
         return PlainEngine(

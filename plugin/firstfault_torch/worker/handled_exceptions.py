@@ -189,7 +189,8 @@ class HandledExceptions:
         """Turn the events on again if they were turned off, once a minute."""
         now = time.monotonic_ns()
         if now - self._refilled_ns >= _REFILL_NS:
-            self._refilled_ns, self._left = now, max(self._left, _BUDGET)
+            self._refilled_ns = now
+            self._left = max(self._left, _BUDGET)
             if self._tool is not None:
                 self._turn(is_on=True)
 
@@ -268,19 +269,26 @@ class HandledExceptions:
             return
 
     def _look(self, offset: int, error: BaseException) -> None:
-        entry, is_own, raised, entries = get_traceback(error), False, None, 0
+        entry = get_traceback(error)
+        is_own = False
+        raised = None
+        entries = 0
         while entry is not None:
             file = entry.tb_frame.f_code.co_filename
             known = self._is_own_file.get(file)
             if known is None:
                 known = self._is_own(file)
-            is_own, raised, entry, entries = is_own or known, entry, entry.tb_next, entries + 1
+            is_own = is_own or known
+            raised = entry
+            entry = entry.tb_next
+            entries = entries + 1
         self._left -= entries // 8  # a deep recursion takes longer
         if not is_own or raised is None or not may_fail(error):
             return
         self._left -= _OWN_COST
         # what is kept refers to class and code, so their ids aren't reused
-        place, now = (id(type(error)), id(raised.tb_frame.f_code), raised.tb_lasti), time.time_ns()
+        place = (id(type(error)), id(raised.tb_frame.f_code), raised.tb_lasti)
+        now = time.time_ns()
         before = self._by_place.get(place)
         if (
             before is not None
@@ -290,7 +298,9 @@ class HandledExceptions:
             before.times += not (
                 before.identity == id(error) and before.reached < (entries, offset)
             )
-            before.identity, before.reached, before.last_ns = id(error), (entries, offset), now
+            before.identity = id(error)
+            before.reached = (entries, offset)
+            before.last_ns = now
             return
         self._left -= _COPY_COST
         self._keep(place, error, (entries, offset), now)
@@ -330,7 +340,8 @@ class HandledExceptions:
         and that a frame handled which runs on.
         """
         frames = list(_list_frames(current, self._main))
-        active, chain = set(map(id, frames)), {id(link) for link in iter_chain(current)}
+        active = set(map(id, frames))
+        chain = {id(link) for link in iter_chain(current)}
         chain |= {id(link) for link in iter_chain(handled_exception(self._main))}
         found = 0
         for error in _search_exceptions(frames):

@@ -94,7 +94,8 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     It waits for at most the upload deadline. A clean ``sys.exit()`` isn't a failure. What leaves
     the block in a process that it has forked isn't this worker's, and isn't recorded.
     """
-    worker, agent = os.getpid(), os.getppid()
+    worker = os.getpid()
+    agent = os.getppid()
     monitor = open_monitor(engine)
     try:
         yield monitor
@@ -177,10 +178,8 @@ class WorkerMonitor:
         """This process's; empty if recording is off."""
         if alone is None and self.node_context is not None:
             self.place = get_worker_place(self.node_context)
-        node, local_rank = (
-            (self.node_context.files if self.node_context is not None else None),
-            self.place.local_rank,
-        )
+        node = self.node_context.files if self.node_context is not None else None
+        local_rank = self.place.local_rank
         self._files = (
             node.worker(self.place.round, local_rank)
             if node is not None and local_rank is not None
@@ -329,7 +328,8 @@ class WorkerMonitor:
 
     def loses_agent(self, agent_pid: int) -> None:
         """Write a document about the agent's death instead."""
-        node_context, moment = self.node_context, Moment.now()
+        node_context = self.node_context
+        moment = Moment.now()
         if node_context is None:
             return
         place = replace(self.place, rank=None, local_rank=None, pid=agent_pid)

@@ -95,7 +95,8 @@ class Flyte2Engine(TorchrunEngine):
         """
         published = super().publish(verdict, leaving_now=leaving_now, **how)
         # The pod that concluded has a report; all others have the verdict alone, or leave at once.
-        report, hurried = None if leaving_now else verdict.report, how.get("shutdown_requested")
+        report = None if leaving_now else verdict.report
+        hurried = how.get("shutdown_requested")
         if self.checkpoint and report is not None:
             put = partial(_put, _find_handover(self.checkpoint), VERDICT, verdict.document)
             call_with_timeout(

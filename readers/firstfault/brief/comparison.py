@@ -182,7 +182,8 @@ def _find_difference(
     refused: set[tuple[str, str, str]] = set()
     for process, what, place in common:
         line, other = here[process, what, place], there[process, what, place]
-        values, others = _read_values(line), _read_values(other)
+        values = _read_values(line)
+        others = _read_values(other)
         for name in values.keys() & others.keys() - {what}:
             key = (process, what, name)
             if key in refused:
@@ -202,7 +203,8 @@ def _find_not_a_number(
 ) -> StepDifference | None:
     for process, what, place in common:
         line, other = here[process, what, place], there[process, what, place]
-        values, others = _read_values(line), _read_values(other)
+        values = _read_values(line)
+        others = _read_values(other)
         for name in values:
             is_bad = _NOT_A_NUMBER.fullmatch(values[name]) is not None
             if is_bad and name in others and not _NOT_A_NUMBER.fullmatch(others[name]):

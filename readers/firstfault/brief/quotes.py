@@ -52,7 +52,8 @@ def _one_by_one(lines: Sequence[QuotedLine]) -> Iterator[str]:
     """
     within = False
     for line in lines:
-        begins, ends = "-----BEGIN " in line.text, "-----END " in line.text
+        begins = "-----BEGIN " in line.text
+        ends = "-----END " in line.text
         yield "***" if within or begins else redact(line.text)
         within = (within or begins) and not ends
 
@@ -84,7 +85,8 @@ def fold_similar(lines: Sequence[QuotedLine]) -> list[QuotedLine]:
     the last of them has their count.
     """
     templates = [make_template(line.text) for line in lines]
-    counts, seen = Counter(templates), Counter[str]()
+    counts = Counter(templates)
+    seen = Counter[str]()
     kept = []
     for line, template in zip(lines, templates, strict=True):
         seen[template] += 1

@@ -80,7 +80,8 @@ def _merge_kinds(folded: Mapping[str, FoldedLine]) -> list[FoldedLine]:
             found += lines
             continue
         first, processes = lines[0], {name for line in lines for name in line.processes}
-        count, last = sum(line.count for line in lines), max(line.last_number for line in lines)
+        count = sum(line.count for line in lines)
+        last = max(line.last_number for line in lines)
         found.append(
             replace(
                 first,
@@ -120,7 +121,8 @@ def _format_entries(entries: Sequence[_Entry], *, is_merged: bool) -> Iterator[W
         if today and today != date:
             yield -1, f"--- {today}"
             date = today
-        clock, file = format_clock(line.time_ns), f"{line.file}:" if is_merged else ""
+        clock = format_clock(line.time_ns)
+        file = f"{line.file}:" if is_merged else ""
         clock = "" if clock[:8] in line.text else clock  # the line has it already
         limit = _LINE_CHARS + (_DIFFERENCES_CHARS if ", with " in line.text[:_LINE_CHARS] else 0)
         yield weight, " ".join(filter(None, (clock, f"{file}{format_numbered(line, limit)}")))
@@ -175,7 +177,8 @@ def list_processes(subject: Subject, digest: LogDigest) -> list[WeightedLine]:
 
 
 def _describe_group(at: int, state: str, group: Sequence[ProcessOutput]) -> Iterator[WeightedLine]:
-    first, lines = group[0], sum(one.lines for one in group)
+    first = group[0]
+    lines = sum(one.lines for one in group)
     ranks = sorted({one.rank for one in group if one.rank is not None})
     names = sorted({one.name for one in group})
     who = f"ranks {format_ranks(ranks, 80)}" if len(ranks) > 1 else ", ".join(names[:_MAX_NAMES])

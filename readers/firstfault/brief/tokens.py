@@ -23,7 +23,8 @@ def estimate_tokens(text: str) -> int:
     """
     total = 0
     for piece in _PIECES.finditer(text):
-        length, kind = len(piece[0]), piece.lastgroup
+        length = len(piece[0])
+        kind = piece.lastgroup
         if kind == "letters":
             total += -(-length // _LETTERS_PER_TOKEN)
         elif kind == "digits":

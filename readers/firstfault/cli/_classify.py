@@ -48,10 +48,8 @@ def classify(files: tuple[str, ...]) -> int:
     for file in reversed(files):
         signatures = load_signatures(file) + signatures
     for number, row in _iter_rows():
-        message, kind = (
-            _format_cell(row, "message", number),
-            _format_cell(row, "exception_type", number),
-        )
+        message = _format_cell(row, "message", number)
+        kind = _format_cell(row, "exception_type", number)
         found = classified(message, kind, signatures=signatures)
         answer = {
             "id": row.get("id"),

@@ -58,7 +58,8 @@ async def live(uri: str, note: Callable[[str], None]) -> None:
             moment, told = await _read_view(store, name)
             # only equality counts: the agents' clock may differ from the clock here
             if moment != last:
-                heard, last = time.time(), moment
+                heard = time.time()
+                last = moment
                 if told != before:
                     note(told)
                 before = told

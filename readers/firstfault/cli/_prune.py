@@ -63,7 +63,8 @@ def prune(folder: Path, keep: int) -> int:
     from firstfault.run_folder import PRUNED, find_fallback_folders, runs_in  # noqa: PLC0415
 
     removed, freed = 0, 0
-    is_here, here = folder == Path(), folder.absolute()
+    is_here = folder == Path()
+    here = folder.absolute()
     fallbacks = [found for found in find_fallback_folders() if is_here or here in found.parents]
     for parent in (folder, *(folder / name for name in PRUNED), *fallbacks):
         for run in runs_in(parent)[keep:]:

@@ -162,7 +162,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show slurm-4711.out --against slurm-4702.out
     """  # noqa: D301 - click's mark of lines to keep
     beside = (*given.pop("more_logs"), *given.pop("beside"))
-    forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes, fresh)
+    forms = Forms(**given)
+    options = cli.ReaderOptions(strategy, expected_nodes, fresh)
     _check_forms(forms, recovered=recovered)
     from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
 
@@ -362,10 +363,8 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     )
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
-    restarts, stalls = (
-        [record for record in read.job.restarts if record.restart],
-        list_stalls(read.job),
-    )
+    restarts = [record for record in read.job.restarts if record.restart]
+    stalls = list_stalls(read.job)
     lost = sum(record.lost_seconds or 0 for record in restarts)
     if forms.as_json:
         records, stalled = (

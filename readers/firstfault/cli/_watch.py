@@ -75,12 +75,14 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
     from firstfault.cli._following import Progress, follow_in_time  # noqa: PLC0415 - as above
 
-    forms, options = Forms(**given), cli.ReaderOptions(strategy, expected_nodes)
+    forms = Forms(**given)
+    options = cli.ReaderOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
     following: str | None = cli.resolved(uri)
     code: int = cli.EXIT.OK
     while following is not None:
-        uri, following = following, _find_next_attempt(following) if follow else None
+        uri = following
+        following = _find_next_attempt(following) if follow else None
         reader = options.reader(uri)
         progress = Progress(reader, as_json=forms.as_json)
         cli.fail(f"watching {reader.errors_uri}")

@@ -79,7 +79,9 @@ def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
 def _find_quoted_values(
     credential: NameInText, opening: re.Match[str]
 ) -> Iterator[tuple[int, int]]:
-    text, quote, triple = credential.text, opening["quote"], opening["triple"] is not None
+    text = credential.text
+    quote = opening["quote"]
+    triple = opening["triple"] is not None
     start = opening.end()
     may_end = (
         not (opening["wrapper"] or triple or credential.is_quoted)
@@ -92,7 +94,8 @@ def _find_quoted_values(
     if credential.word == "authorization" and (
         scheme := AUTH_SCHEME_PREFIX.match(text, start, end)
     ):
-        start, content = scheme.end(), text[scheme.end() : end]
+        start = scheme.end()
+        content = text[scheme.end() : end]
     if not _is_secret_quoted(credential, content, end):
         return
     yield start, end

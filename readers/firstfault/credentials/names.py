@@ -178,7 +178,8 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
         # the rest is a longer word
         if found is None or (found.end() < len(text) and text[found.end()].isalpha()):
             continue
-        start, word_kind = found.start(), found.lastgroup or ""
+        start = found.start()
+        word_kind = found.lastgroup or ""
         if word_kind == "key":
             # "api_key" has a credential; a "key" alone is mostly the key of a mapping
             owner = KEY_OWNER.search(lowered, max(start - MAX_KEY_OWNER_LENGTH, 0), start)
@@ -226,7 +227,8 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     )
     line = stem[stem.rfind("\n") + 1 :]
     name = prefix + written
-    has_blank_before_sign, is_quoted = separator[0][:1].isspace(), end["close"] is not None
+    has_blank_before_sign = separator[0][:1].isspace()
+    is_quoted = end["close"] is not None
     credential = NameInText(
         text,
         start,

@@ -78,7 +78,8 @@ def _find_end_of_userinfo(rest: str, scheme: str) -> int:
         authority, max(authority.find(":"), 0)
     ):
         return -1
-    at, last = authority.rfind("@"), rest.rfind("@")
+    at = authority.rfind("@")
+    last = rest.rfind("@")
     web = scheme in WEB_SCHEMES
     if at >= 0:
         # https://user:password@host.org/package@version has a full host

@@ -517,7 +517,8 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
     # the program's SIGTERM handler calls sys.exit: a reaction to the agent's signal, whatever was
     # printed before
     if failure.sent_signals and not failure.in_flight and not has_left_program(failure):
-        why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
+        why = "exited when its agent stopped it"
+        waited = _left_after_a_wait(failure)
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
     log = _get_log_of_exit(failure, "")
     found = _classify_printed_error(failure, "exited") or _classify_stderr_tail(
@@ -574,7 +575,8 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
     Such a line overrides a traceback above it with a different exception: the program may have
     handled that one.
     """
-    line, printed = find_telling_line(failure.printed), find_printed_exception(failure.printed)
+    line = find_telling_line(failure.printed)
+    printed = find_printed_exception(failure.printed)
     named = PATTERNS["named_exception"].search(line)
     if named is None or printed is None or not names_a_peer(line):
         return ""
@@ -612,10 +614,8 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     signal = failure.signal or get_shell_signal(failure.exit_code)
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
-    log, ended = (
-        _get_log_of_exit(failure, signal),
-        ("aborted" if signal else f"exited with code {failure.exit_code}"),
-    )
+    log = _get_log_of_exit(failure, signal)
+    ended = "aborted" if signal else f"exited with code {failure.exit_code}"
     if printed := _classify_printed_error(failure, ended):
         return printed
     # a program that exits with 0 has handled whatever it printed
@@ -641,10 +641,8 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     # output. SIGABRT often is a reaction: NCCL's watchdog aborts the process after another rank's
     # timeout.
     if signal in _UNCATCHABLE_SIGNALS or signal in STOPS:
-        why, category = (
-            _describe_signal(failure, signal),
-            ("interrupted" if signal == "SIGINT" else ""),
-        )
+        why = _describe_signal(failure, signal)
+        category = "interrupted" if signal == "SIGINT" else ""
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, category)
     if told := _classify_stderr_tail(failure, log, ended, signal):
         return told
@@ -777,7 +775,8 @@ def _classify_text(failure: WorkerError) -> ClassifiedFailure:
         if failure.writer is Writer.STOCK
         else "printed its own error"
     )
-    judged, category = _classify_by_role(failure, found, wrote), found.specific_category
+    judged = _classify_by_role(failure, found, wrote)
+    category = found.specific_category
     return replace(
         judged,
         failure_class=FailureClass.OWN_FAULT,
@@ -799,10 +798,8 @@ def _classify_chain(exception: ExceptionInfo) -> Classification:
     way. A GPU fault counts at any depth.
     """
     causes = find_causes(exception)
-    inner, outer = (
-        list(map(_classify_link, causes.informative)),
-        list(map(_classify_link, causes.wrappers)),
-    )
+    inner = list(map(_classify_link, causes.informative))
+    outer = list(map(_classify_link, causes.wrappers))
     root = inner[-1]
     local = [found for found in inner if found.role is Role.PRIMARY and found.is_specific]
     local += [

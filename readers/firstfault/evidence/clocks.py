@@ -81,7 +81,8 @@ class Clocks:
             return _bound_failure_time(first.monotonic_ns or 0, first).ahead_ns(
                 _bound_failure_time(second.monotonic_ns or 0, second)
             )
-        one, other = self._on_storage(first), self._on_storage(second)
+        one = self._on_storage(first)
+        other = self._on_storage(second)
         return 0 if one is None or other is None else one.ahead_ns(other)
 
     def interval_between(self, first: WorkerError, second: WorkerError) -> Interval | None:
@@ -98,7 +99,8 @@ class Clocks:
         apart = second.timestamp_ns - first.timestamp_ns
         if first.node and first.node == second.node and first.boot_id == second.boot_id:
             return Interval(apart, apart)
-        one, other = self.offset(first.node), self.offset(second.node)
+        one = self.offset(first.node)
+        other = self.offset(second.node)
         if not (one.is_known and other.is_known):
             return None
         return Interval(apart + one.low - other.high, apart + one.high - other.low)
@@ -113,10 +115,8 @@ class Clocks:
     def _on_storage(self, failure: WorkerError) -> Interval | None:
         if failure.timestamp_ns is None:
             return None
-        moment, offset = (
-            _bound_failure_time(failure.timestamp_ns, failure),
-            self.offset(failure.node),
-        )
+        moment = _bound_failure_time(failure.timestamp_ns, failure)
+        offset = self.offset(failure.node)
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
     def may_be_first(self, failures: Sequence[WorkerError]) -> list[bool]:
@@ -155,7 +155,8 @@ class Clocks:
         )
 
         def is_before_all(failure: WorkerError) -> bool:
-            clock, moment = _get_clock(failure), self._on_storage(failure)
+            clock = _get_clock(failure)
+            moment = self._on_storage(failure)
             there = earliest.elsewhere(clock)
             here = not clock or (failure.monotonic_ns or 0) < earliest.own.get(clock, _NEVER)
             return here and (there is None or (moment is not None and moment.high < there))

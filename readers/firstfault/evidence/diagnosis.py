@@ -187,7 +187,8 @@ def _count_blame(job: model.JobErrors, classified: Iterable[ClassifiedFailure]) 
     for judged in classified:
         if judged.pointer is None:
             continue
-        rank, node = judged.pointer.rank, _find_named_node(judged.pointer, nodes_at)
+        rank = judged.pointer.rank
+        node = _find_named_node(judged.pointer, nodes_at)
         if rank is not None and rank != judged.failure.rank:
             blame_counts.ranks[rank] += 1
         if node and node != judged.failure.node:

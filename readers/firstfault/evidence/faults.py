@@ -410,7 +410,8 @@ def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return True
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
-    text, of_first = find_message(fault.failure), find_message(first.failure)
+    text = find_message(fault.failure)
+    of_first = find_message(first.failure)
     # a crash while the agent stopped the process has the stopped position in its fingerprint:
     # compare the texts
     is_crash = fault.failure.crashed_while_stopped or first.failure.crashed_while_stopped
@@ -446,7 +447,8 @@ def find_ranks_stopped_raising(
 
     Their exceptions were propagating, or they crashed, or they were exiting.
     """
-    exception, exit_code = first.failure.exception, first.failure.exit_code or 0
+    exception = first.failure.exception
+    exit_code = first.failure.exit_code or 0
     if crashed_at := find_crash_position(first.failure):
         return [
             item

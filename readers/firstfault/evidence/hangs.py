@@ -729,10 +729,8 @@ def _find_reported_missing(classified: Sequence[ClassifiedFailure]) -> list[tupl
     reporters = {item.failure.rank for item in reports}
     reasons: dict[int, str] = {}
     for item in reports:
-        wait, named = (
-            parse_reported_wait(item.failure),
-            (item.pointer.rank if item.pointer is not None else None),
-        )
+        wait = parse_reported_wait(item.failure)
+        named = item.pointer.rank if item.pointer is not None else None
         ranks = wait.missing | ({named} if named is not None else set())
         for rank in sorted(ranks - reporters):
             reasons.setdefault(rank, wait.describe("it"))

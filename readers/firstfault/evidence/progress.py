@@ -36,7 +36,8 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     counted: dict[str, CollectiveProgress] = {}
     numbers: dict[str, str] = {}
     for found in RE2_PATTERNS["printed_counters"].find_all(text):
-        guid, description = found["guid"], found.get("description", "")
+        guid = found["guid"]
+        description = found.get("description", "")
         name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
         counted[name] = CollectiveProgress(
             name,
@@ -48,7 +49,8 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     # The line about the timed-out collective has no group. Counters printed for the same collective
     # number name the group; without them, it is clear only if at most one group was printed.
     for found in RE2_PATTERNS["timed_out_work"].find_all(text)[:1]:
-        number, operation = int(found["number"]), found["operation"]
+        number = int(found["number"])
+        operation = found["operation"]
         sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
         work = Collective(number, operation, sizes, state="started")
         name = numbers.get(
@@ -141,7 +143,8 @@ def parse_reported_wait(failure: WorkerError) -> ReportedWait:
     counted = PATTERNS["arrived_ranks"].search(text)
     waiters = "" if failure.rank is None else f"rank {failure.rank}"
     if counted is not None:
-        arrived, size = int(counted["arrived"]), int(counted["size"])
+        arrived = int(counted["arrived"])
+        size = int(counted["size"])
         waiters = f"{arrived} of {size} ranks"
         if arrived <= MAX_LISTED_MEMBERS and arrived + len(missing) == size:
             others = ", ".join(str(rank) for rank in range(size) if rank not in missing)
@@ -427,7 +430,8 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
             rank: item.enqueued if item.completed is None else item.completed
             for rank, item in members.items()
         }
-        most, size = max(ends.values()), len(members)
+        most = max(ends.values())
+        size = len(members)
         is_whole = set(get_members(members)) == members.keys()
         if not is_whole:
             continue

@@ -121,7 +121,8 @@ def classify(
     text = f"{exception_type}: {message}" if exception_type else message
     if len(text) > _MAX_CHARACTERS_READ:
         text = f"{text[: _MAX_CHARACTERS_READ // 2]}\n{text[-_MAX_CHARACTERS_READ // 2 :]}"
-    left, noises = encoded(PATTERNS["cpp_terminate_prefix"].sub("", text)), []
+    left = encoded(PATTERNS["cpp_terminate_prefix"].sub("", text))
+    noises = []
     for noise in signatures.noise_filter.possible(left):
         if noise.search(left) is not None:
             noises.append(noise)
@@ -183,10 +184,8 @@ def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
     progress = RE2_PATTERNS["last_work"].search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
-    enqueued, completed = (
-        _parse_number(progress["enqueued"]),
-        _parse_number(progress["completed"]) or 0,
-    )
+    enqueued = _parse_number(progress["enqueued"])
+    completed = _parse_number(progress["completed"]) or 0
     role = Role.SECONDARY if enqueued is not None and enqueued > completed else Role.AMBIGUOUS
     return replace(found, role=role)
 
@@ -304,7 +303,8 @@ def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | No
     """Return the full file system behind a path in the exception; if no path matches,
     any full file system.
     """
-    disks, links = failure.system.file_systems, list(first_cause.iter_exceptions(exception))
+    disks = failure.system.file_systems
+    links = list(first_cause.iter_exceptions(exception))
     named = [disk for disk in disks if any(f"'{disk.path}'" in link.message for link in links)]
     return next((disk for disk in named or disks if disk.is_full), None)
 
@@ -369,11 +369,10 @@ def _describe_end(failure: WorkerError) -> str:
 
 
 def _build_exception_message(exception: ExceptionInfo) -> Message:
-    causes, original = first_cause.find_causes(exception), first_cause.find_first_cause(exception)
-    text, here = (
-        extract_sentence(original.message),
-        extract_sentence(add_remote_cause(causes.first).message),
-    )
+    causes = first_cause.find_causes(exception)
+    original = first_cause.find_first_cause(exception)
+    text = extract_sentence(original.message)
+    here = extract_sentence(add_remote_cause(causes.first).message)
     about = here if here != text else ""
     wrapper = ""
     # the wrapper nearest to the first cause has the most detail; an exception group has none

@@ -37,7 +37,8 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
     # a program's own watchdog often exits without a usable message: ranks with the same exit code
     # count, too
     exits = list(filter(_is_exit, diagnosis.classified))
-    codes, known = {judged.failure.exit_code for judged in told or exits}, set(map(id, told))
+    codes = {judged.failure.exit_code for judged in told or exits}
+    known = set(map(id, told))
     left = told + [
         judged for judged in exits if id(judged) not in known and judged.failure.exit_code in codes
     ]

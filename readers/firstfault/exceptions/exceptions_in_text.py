@@ -155,10 +155,8 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
             ] = []  # beyond the limit the innermost frame replaces the last one
             frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
         elif is_after_frame and line.startswith((" ", "\t")):
-            frames[-1], margin = (
-                replace(frames[-1], code=line.strip()),
-                len(line) - len(line.lstrip()),
-            )
+            frames[-1] = replace(frames[-1], code=line.strip())
+            margin = len(line) - len(line.lstrip())
         # "    ~~^~~~": Python 3.11 marks the part of the source line that failed
         elif (
             frames
@@ -184,5 +182,6 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
             )
             message = "\n".join([raised["message"] or "", *rest]).rstrip()
             return ExceptionInfo(raised["type"], message, frames=tuple(frames))
-        is_after_frame, is_after_cut = match is not None, PATTERNS["cut"].match(line) is not None
+        is_after_frame = match is not None
+        is_after_cut = PATTERNS["cut"].match(line) is not None
     return None

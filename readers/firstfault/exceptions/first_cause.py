@@ -87,7 +87,8 @@ def find_causes(exception: ExceptionInfo) -> CauseChain:
         if _is_candidate(links[index], belongs)
     )
     index = _skip_generic_wrappers(links, next(candidates, 0))
-    wrappers, first = tuple(links[:index]), links[index]
+    wrappers = tuple(links[:index])
+    first = links[index]
     # a task group cancels its other tasks when one fails: their CancelledErrors explain nothing
     members = [
         member for member in first.members if get_short_name(member) not in _INTERRUPTION_TYPES
@@ -142,7 +143,8 @@ def find_own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     installed package: if no other frame is found, frames of packages count, except for Python,
     torch, flytekit, firstfault and numpy.
     """
-    causes, first = find_causes(exception), find_first_cause(exception)
+    causes = find_causes(exception)
+    first = find_first_cause(exception)
     path = [*causes.wrappers, *([] if first is causes.first else [causes.first]), first]
     for belongs in (_is_own_frame, _is_package_frame):
         for end in range(len(path), 0, -1):
@@ -198,7 +200,8 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
     )
     code = PATTERNS["except_clause"].sub("", at.code).strip()
-    name, own = get_short_name(context), [frame for frame in context.frames if _is_own_frame(frame)]
+    name = get_short_name(context)
+    own = [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a
     # library
     is_expected = (

@@ -248,7 +248,8 @@ def to_plain_lines(stderr: str) -> list[str]:
         line = line[indent:]
         # rich draws a box around a traceback, with a few lines of source around each frame
         if PATTERNS["rich_box_start"].match(line):
-            in_box, indent = True, indent or _measure_indent(line)
+            in_box = True
+            indent = indent or _measure_indent(line)
             plain.append("Traceback (most recent call last):")
         elif in_box and PATTERNS["rich_box_end"].match(line):
             in_box = False

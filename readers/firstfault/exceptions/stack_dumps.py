@@ -88,7 +88,8 @@ def format_stack_dump(dump: str) -> str:
     if they run the program's own code. Frames outside of that code are left out: those of torch
     elastic, flytekit and firstfault. A text that isn't a stack dump is returned unchanged.
     """
-    headers, threads = THREAD_HEADER.findall(dump), THREAD_HEADER.split(dump)[1:]
+    headers = THREAD_HEADER.findall(dump)
+    threads = THREAD_HEADER.split(dump)[1:]
     if not headers:
         return dump
     is_fatal = _FATAL_ERROR_TITLE in dump

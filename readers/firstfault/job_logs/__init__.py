@@ -156,7 +156,8 @@ def _explain_no_text(begin: bytes, path: str) -> str:
 def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -> bytes | None:
     """Read a log; if it isn't a text, return its first bytes."""
     buffered = io.BufferedReader(cast("io.RawIOBase", stream), _HEAD)
-    text, begin = buffered, buffered.peek()
+    text = buffered
+    begin = buffered.peek()
     if begin.startswith(UTF16_MARKS):
         text = io.BufferedReader(Utf8Stream(buffered), _HEAD)
         begin = text.peek()
@@ -281,7 +282,8 @@ def _restarts(attempts: Sequence[Sequence[WorkerError]]) -> Iterator[RestartReco
             )
             rank = verdict.ranks[0] if len(verdict.ranks) == 1 else None
             why = "its launcher started it again"
-            node, kind = verdict.node or "", RestartKind.ROUND
+            node = verdict.node or ""
+            kind = RestartKind.ROUND
             yield RestartRecord(
                 kind,
                 number,

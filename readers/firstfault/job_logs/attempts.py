@@ -229,7 +229,8 @@ class AttemptMarks:
         """Take a line that may begin another job: the first lines of the log come again,
         or an earlier step.
         """
-        agent, begins_another = self._speaker, self._begins_another(record, progress)
+        agent = self._speaker
+        begins_another = self._begins_another(record, progress)
         if agent is None or (self.report_ends and self.report_ends[-1] > agent.endings[-1].last):
             self.begins += (
                 [record.number] if begins_another and len(self.begins) < _MAX_ATTEMPTS * 10 else []

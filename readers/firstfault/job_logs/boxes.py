@@ -66,11 +66,9 @@ class Boxes:
             # the last rule is below the root cause
             last = self.entries[-1] if self.entries else Entry(0)
             is_end = self._is_first and last.is_first and last.rank is not None
-            self._is_within, self.ended, self._in_traceback = (
-                not is_end,
-                self.ended or is_end,
-                False,
-            )
+            self._is_within = not is_end
+            self.ended = self.ended or is_end
+            self._in_traceback = False
             return True
         found = PATTERNS["box_field"].match(line)
         if self.entries and found is not None:

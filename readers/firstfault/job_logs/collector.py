@@ -445,7 +445,9 @@ class LogCollector:
         """Take a line's statements about processes and the job;
         return whether it had one about processes.
         """
-        text, everything, report = record.text, self._all, parse_report(record.number, record.text)
+        text = record.text
+        everything = self._all
+        report = parse_report(record.number, record.text)
         if everything.reports and PATTERNS["maybe_code_below"].search(text):
             everything.reports[-1] = (
                 *everything.reports[-1][:2],

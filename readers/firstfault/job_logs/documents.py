@@ -261,7 +261,8 @@ def _classify_termination(report: LauncherReport) -> tuple[str, str]:
 
 def _describe_launcher_failure(found: Traceback) -> model.WorkerError:
     """Describe a launcher that failed itself."""
-    name, file = get_short_name(found.exception), found.exception.frames[-1].file
+    name = get_short_name(found.exception)
+    file = found.exception.frames[-1].file
     category = "rendezvous" if "Rendezvous" in name or "/rendezvous/" in file else "platform"
     place = (found.stream.file, *found.lines)
     document = _describe_launcher(

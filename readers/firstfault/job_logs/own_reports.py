@@ -146,7 +146,8 @@ def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
     )
     last_few = [*lines[max(end - _LINES_AFTER_EXCEPTION, 0) : end], *lines[end:]]
     for at_end, record in enumerate(last_few):
-        named, later = PATTERNS["exception"].match(record.text), last_few[at_end:]
+        named = PATTERNS["exception"].match(record.text)
+        later = last_few[at_end:]
         if named is None or any(map(_shows_handling, later)):
             continue
         if not _is_of_exit(lines[: len(lines) - len(later)]):

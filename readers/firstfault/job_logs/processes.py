@@ -104,10 +104,12 @@ class Process:
         """Record what it printed itself about its end, if anything."""
         if not found.text:
             return
-        self.raised, self.signal = found.raised, self.signal or found.signal
+        self.raised = found.raised
+        self.signal = self.signal or found.signal
         self.raised_text = found.text if found.raised is not None else ""
         self.own_error = "" if found.raised is not None or found.signal else found.text
-        self.reports_own_end, self.uncaught = bool(found.signal), found.uncaught
+        self.reports_own_end = bool(found.signal)
+        self.uncaught = found.uncaught
         self.lines.add((self.streams[0].file, *found.lines))
         first, last = found.lines
         records = (
@@ -213,10 +215,8 @@ class Processes:
         found.rank = found.rank if found.rank is not None else rank
         if found.rank is not None:
             self._by_rank[found.rank] = found
-        found.pid, found.local_rank = (
-            found.pid or pid,
-            (found.local_rank if found.local_rank is not None else local_rank),
-        )
+        found.pid = found.pid or pid
+        found.local_rank = found.local_rank if found.local_rank is not None else local_rank
         found.node = found.node or node
         return found
 
@@ -242,7 +242,8 @@ class Processes:
             found.raised, found.raised_text = raised, text
 
     def _take_stream(self, stream: Stream) -> None:
-        label, node = stream.label, self.resolve_node(stream.label.node)
+        label = stream.label
+        node = self.resolve_node(stream.label.node)
         if self.tasks_are_local and label.task is not None:
             local = label.task if label.local_rank is None else label.local_rank
             label = label._replace(local_rank=local, task=None)
@@ -270,7 +271,8 @@ class Processes:
         node = self.resolve_node(report.node or report.ip or node)
         for process in self._find_reported(file, node, report):
             process.lines.add((file, report.number, report.number))
-            process.node, process.ip = process.node or node, process.ip or report.ip
+            process.node = process.node or node
+            process.ip = process.ip or report.ip
             process.is_oom |= report.is_oom
             if (
                 report.kind is ReportKind.STOPPED
@@ -365,10 +367,8 @@ class Processes:
                 and report.tasks
                 and (report.exit_code or report.signal)
             ):
-                where, lines = (
-                    self.resolve_node(report.node or node),
-                    {(file, report.number, report.number)},
-                )
+                where = self.resolve_node(report.node or node)
+                lines = {(file, report.number, report.number)}
                 self.all.append(
                     Process(
                         node=where,

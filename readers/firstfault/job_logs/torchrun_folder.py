@@ -209,10 +209,12 @@ def _with_error_file(printed: WorkerError, worker: Worker) -> WorkerError:
         raise ValueError(f"{path.stat().st_size} bytes, more than the limit of {_MAX_ERROR_BYTES}")
     report = json.loads(path.read_text(encoding="utf-8", errors="replace"))["message"]
     report = report if isinstance(report, dict) else {"message": report}
-    text, extra = str(report["message"]), report.get("extraInfo") or {}
+    text = str(report["message"])
+    extra = report.get("extraInfo") or {}
     if not isinstance(extra, dict):
         raise TypeError("extraInfo is not an object")
-    stack, seconds = str(extra.get("py_callstack") or ""), str(extra.get("timestamp") or "")
+    stack = str(extra.get("py_callstack") or "")
+    seconds = str(extra.get("timestamp") or "")
     type_, _, message = text.partition(": ")
     raised = exception_in(stack, whole=True) or ExceptionInfo(type_, message)
     if seconds.isdecimal() and int(seconds) > _LAST_SECOND:

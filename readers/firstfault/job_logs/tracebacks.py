@@ -207,10 +207,8 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
 
     If alternating tracebacks all end with the same exception, it's returned once, without frames.
     """
-    found, mixed = (
-        list(find_tracebacks(stream)),
-        [excerpt for excerpt in stream.excerpts if excerpt.is_mixed],
-    )
+    found = list(find_tracebacks(stream))
+    mixed = [excerpt for excerpt in stream.excerpts if excerpt.is_mixed]
     if not mixed:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number

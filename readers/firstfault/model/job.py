@@ -318,7 +318,8 @@ class JobErrors:
         """Return the ranks without an opened document and with one of these fingerprints,
         ascending.
         """
-        opened, wanted = {failure.rank for failure in self.failures}, set(fingerprints)
+        opened = {failure.rank for failure in self.failures}
+        wanted = set(fingerprints)
         alike = (group for group in self.unopened if group.fingerprint in wanted)
         return tuple(sorted({rank for group in alike for rank in group.ranks} - opened))
 

@@ -484,7 +484,8 @@ def _roster_order(entry: NodePresence) -> tuple[object, ...]:
     """Return the sort key: group rank (missing last), phase, incarnation, node, time,
     and the receipts' names.
     """
-    place, names = entry.place, tuple(receipt.name for receipt in entry.receipts)
+    place = entry.place
+    names = tuple(receipt.name for receipt in entry.receipts)
     by_node = (_or_last(place.group_rank), entry.phase.value, place.incarnation, place.node)
     return (*by_node, entry.timestamp_ns or 0, names)
 

@@ -426,10 +426,8 @@ def unopened_by_fault(
         }
         ranks = {key.rank for key in left if key.rank is not None}
         nodes = {key.group_rank for key in left if key.group_rank is not None}
-        names_hash, name = (
-            sum(int(key.uuid, 16) for key in left),
-            min(said, default=f"?:{fingerprint}"),
-        )
+        names_hash = sum(int(key.uuid, 16) for key in left)
+        name = min(said, default=f"?:{fingerprint}")
         found.append(
             Unopened(name, len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash)
         )

@@ -76,7 +76,8 @@ class MemoryWatch:
         used = self._number("used")
         self._used = used
         if used is not None and (self._watermark is None or used > self._watermark):
-            self._watermark, self._watermark_ns = used, time.time_ns()
+            self._watermark = used
+            self._watermark_ns = time.time_ns()
 
     def find_shortage(self, share: float) -> tuple[int, int] | None:
         """Return the memory in use and the limit if this share of it is used,
@@ -84,7 +85,8 @@ class MemoryWatch:
 
         That is what Kubernetes calls the working set.
         """
-        used, limit = self._used, self._number("limit")
+        used = self._used
+        limit = self._number("limit")
         if used is None or not limit or used < share * limit or self._limited is None:
             return None
         found = dict(_INACTIVE.findall(_read_text(self._limited / "memory.stat")))
@@ -148,7 +150,8 @@ def _list_mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
     found = []
     for line in _read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
-        mount, kind = left.split(), right.split()
+        mount = left.split()
+        kind = right.split()
         if kind[:1] == ["cgroup" if version_1 else "cgroup2"] and (
             not version_1 or "memory" in kind[-1].split(",")
         ):

@@ -33,7 +33,8 @@ def find_orphans(folder: Path, sessions: frozenset[int] = frozenset()) -> set[in
     """Return the processes of this session, and of `sessions`, that are workers of a node,
     or that workers started.
     """
-    sessions, real = sessions | {os.getsid(0)}, folder.resolve()
+    sessions = sessions | {os.getsid(0)}
+    real = folder.resolve()
     entries = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return {int(entry.name) for entry in entries if _is_orphan(entry, folder, real, sessions)}
 
@@ -87,7 +88,8 @@ def _is_forked_from_worker(process: Path, folder: Path) -> bool:
 
     for descriptor in (process / "fd").iterdir():
         with contextlib.suppress(OSError):  # closed in the meantime
-            path, mode = Path(descriptor.readlink()), descriptor.lstat().st_mode
+            path = Path(descriptor.readlink())
+            mode = descriptor.lstat().st_mode
             # an agent, and what forks from it, reads the same FIFOs
             is_written = bool(mode & stat.S_IWUSR) and not mode & stat.S_IRUSR
             if is_written and path.parent == folder and path.name.startswith(WRITTEN_BY_WORKERS):

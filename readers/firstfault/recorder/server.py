@@ -190,7 +190,8 @@ class _Server:
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "put":
-            file, target = Path(request["file"]), Target(**request["target"])
+            file = Path(request["file"])
+            target = Target(**request["target"])
             spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
             return asdict(await self._uploads.put(target, file, spool))
         if request["op"] == "end":
@@ -285,7 +286,8 @@ class _Server:
         """Upload the document about the agent's death at this moment; return receipt and round."""
         from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
 
-        failure, resources = decode(data, model.DocumentRef(DOCUMENT)), self._memory.report()
+        failure = decode(data, model.DocumentRef(DOCUMENT))
+        resources = self._memory.report()
         if not isinstance(failure, model.WorkerError):
             raise TypeError(f"{DOCUMENT} of the agent is not an error document")
         failure = replace(
@@ -345,7 +347,8 @@ async def _wait_for_agent_end(pid: int) -> None:
         while os.getppid() == pid:  # noqa: ASYNC110 - no event exists to wait for
             await asyncio.sleep(time_limits.AGENT_POLL_SECONDS)
         return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
     loop.add_reader(descriptor, ended.set)
     try:
         # checked after opening: if `pid` is still our parent, the number wasn't reused for another
@@ -398,7 +401,8 @@ def _add_fatal_signal(failure: model.WorkerError, folder: NodeFolder) -> model.W
     )
 
     files = folder.worker(failure.place.round, failure.place.local_rank or 0)
-    fatal, asked = get_stack_tail(files.fatal_stacks), get_stack_tail(files.stacks)
+    fatal = get_stack_tail(files.fatal_stacks)
+    asked = get_stack_tail(files.stacks)
     signal = fatal_error(fatal)[1] if fatal else "SIGTERM" if asked else ""
     if signal:
         sent = (model.SentSignal(signal, model.TERMINATED_ALONE),) if signal == "SIGTERM" else ()

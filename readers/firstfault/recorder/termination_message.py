@@ -41,10 +41,8 @@ def write_termination_message(text: str, *, replaces: str = "") -> None:
         replaces: how a message of firstfault begins that may be replaced. The program's own
             messages stay.
     """
-    path, data = (
-        find_file(),
-        (f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""),
-    )
+    path = find_file()
+    data = f"{_OURS}{text}".encode(errors="replace")[:_MAX_BYTES] if text else b""
     if path is None:
         return
     with contextlib.suppress(OSError), path.open("a+b") as file:

@@ -172,7 +172,8 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
 
 class _Scale:
     def __init__(self, low_ns: int, high_ns: int) -> None:
-        self._low, self._high = _to_log_scale(low_ns), _to_log_scale(high_ns)
+        self._low = _to_log_scale(low_ns)
+        self._high = _to_log_scale(high_ns)
 
     def x(self, at_ns: int) -> float:
         share = (_to_log_scale(at_ns) - self._low) / (self._high - self._low)

@@ -28,7 +28,8 @@ def flyte_message(report: Report) -> str:
     It is ASCII, one fact a line, without columns: Flyte's panel is about 40 characters wide, its
     lists show the beginning of the first line, and Flyte cuts a long text in its middle.
     """
-    parts, line = build_sections(report), report.first_line
+    parts = build_sections(report)
+    line = report.first_line
     facts = [line, "", *_message_facts((*parts.answers, *parts.facts)), *_message_code(parts.code)]
     details = ["", *_message_facts(parts.details)]
     tail = ["", *_message_end(parts), "", line]

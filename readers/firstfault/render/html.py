@@ -157,7 +157,9 @@ def _build_context(report: Report) -> dict[str, Any]:
     """Return what the template shows: the report, shortened lists, drawings,
     and the script's data.
     """
-    verdict, cascade, name = report.verdict, report.cascade, report.verdict.node or ""
+    verdict = report.verdict
+    cascade = report.cascade
+    name = report.verdict.node or ""
     short = shorten_names(node.name for node in cascade.nodes)
     pod = shorten_pod_name(name)
     where = report.answers.where.replace(name, pod) if name else report.answers.where

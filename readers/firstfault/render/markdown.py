@@ -52,7 +52,8 @@ def _markdown_lines(report: Report) -> Iterator[str]:
     if job := report.identity.parts(report.engine):
         yield from ("", escape(", ".join(job)))
     yield from _format_list(parts.changes, parts.changes.lines)
-    stack, log = "\n".join(parts.stack.lines[:_QUOTED]), "\n".join(parts.log.lines[-_QUOTED:])
+    stack = "\n".join(parts.stack.lines[:_QUOTED])
+    log = "\n".join(parts.log.lines[-_QUOTED:])
     quoted = (
         (parts.stack, stack),
         (parts.message, elide(parts.message.text, _TEXT)),
@@ -116,7 +117,8 @@ def _format_list(part: Section, lines: Sequence[str]) -> Iterator[str]:
 
 def format_code_block(text: str, language: str = "text") -> Iterator[str]:
     """Yield a code block with a fence longer than any run of backquotes in it."""
-    text, fence = printable(text), "```"
+    text = printable(text)
+    fence = "```"
     while fence in text:
         fence += "`"
     yield from (f"{fence}{language}", text, fence)

@@ -155,7 +155,8 @@ def _print_screen(
     parts: Sections,
     limits: Mapping[str, int],
 ) -> None:
-    answers, more = report.answers, f"{_SHOW}-v {report.uri}" if report.uri else ""
+    answers = report.answers
+    more = f"{_SHOW}-v {report.uri}" if report.uri else ""
     # a command in several rows isn't worth a screen's room; without it the last line mentions -v
     has_more = bool(more) and printer.fits(more)
     brief = [
@@ -282,7 +283,8 @@ def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
 
 def _print_quoted(printer: _Printer, report: Report, parts: Sections) -> None:
     """Print the traceback, or first the stack of a process that raised nothing, and its log."""
-    failures, root = quoted_failures(report), report.verdict.root
+    failures = quoted_failures(report)
+    root = report.verdict.root
     raised = root.exception if root is not None else None
     if raised is None:
         for failure in failures:

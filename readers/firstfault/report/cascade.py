@@ -393,7 +393,8 @@ def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> 
         alike: set[int] = set()
         # unopened ranks have the state of their fault, if all its opened ranks have one
         if len(states[fault]) == 1:
-            alike, _ = ranks.pop(fault, alike), counts.pop(fault, 0)
+            alike = ranks.pop(fault, alike)
+            _ = counts.pop(fault, 0)
         groups.append(_group(of_one, alike, verdict))
     # what is left: faults without an opened document, or with opened ranks in different states
     for fault, count in counts.items():
@@ -415,7 +416,8 @@ def _group_events(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> 
 def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Group:
     first = events[0]
     ranks = {event.failure.rank for event in events if event.failure.rank is not None} | unopened
-    what, line = printable(find_message(first.failure).what), summarize_failure(first.failure)
+    what = printable(find_message(first.failure).what)
+    line = summarize_failure(first.failure)
     if first.state is State.ROOT and first.failure.stopped_by_agent:
         # the reason for stopping it isn't its fault
         what, line = headline_parts(verdict)
@@ -459,7 +461,8 @@ def _groups_without_documents(
     # a lost node leaves no document; without this group the root cause would be missing
     if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
         yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
-    words, named = find_engine_words(job, verdict), set(job.named_ranks)
+    words = find_engine_words(job, verdict)
+    named = set(job.named_ranks)
     for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
         for has_lines in (False, True):
             texts = (
@@ -513,7 +516,8 @@ def _list_ranks(
     finished = {
         rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks
     }
-    words, named = find_engine_words(job, verdict), set(job.named_ranks)
+    words = find_engine_words(job, verdict)
+    named = set(job.named_ranks)
     highest = max(
         (failure.rank for failure in job.failures if failure.rank is not None), default=-1
     )
@@ -589,10 +593,8 @@ def _list_nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         # order matters: a state from the verdict replaces a state from the roster
         if (name or f"group rank {group_rank}") in unreported:
             is_documented = any(failure.node == name for failure in job.failures)
-            state, note = (
-                State.UNREPORTED,
-                ("no final report" if is_documented else "started, then sent nothing"),
-            )
+            state = State.UNREPORTED
+            note = "no final report" if is_documented else "started, then sent nothing"
         if name and name in suspects:
             state = State.SUSPECT
         if name and name == root:
@@ -615,7 +617,8 @@ def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     if not cascade.events:
         # the verdict alone is known, without its documents
         return str(verdict.victims.count or "")
-    stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
+    stopped = cascade.count(State.STOPPED)
+    victims = cascade.count(State.VICTIM)
     after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
     agents = sum(event.failure.subject is Subject.AGENT for event in after)
     waited = verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None)
@@ -645,7 +648,8 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
             yield f"the first {first.later}"
         return
     # the bounds of the first and the last failure are known even if their order isn't
-    low, high = min(item.low for item in bounds), max(item.high for item in bounds)
+    low = min(item.low for item in bounds)
+    high = max(item.high for item in bounds)
     if cascade.from_root and low < 0 < high:
         # a victim that may be earlier: its agent noticed the root cause later, or another clock is
         # inexact

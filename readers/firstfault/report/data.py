@@ -254,7 +254,8 @@ def _list_changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str
     if one.root is None or other.root is None:
         return
     yield from _compare_machines(one.root, other.root)
-    old, new = dict(one.root.versions), dict(other.root.versions)
+    old = dict(one.root.versions)
+    new = dict(other.root.versions)
     yield from (
         f"{name} {new[name]} after {old[name]}"
         for name in sorted(old.keys() & new)
@@ -354,7 +355,8 @@ def build_sections(report: Report) -> Sections:
     frames = (
         find_own_frames(root.exception) if root is not None and root.exception is not None else ()
     )
-    message, what = message_text(verdict), report.answers.what
+    message = message_text(verdict)
+    what = report.answers.what
     message = "" if message in what or repeats_cause(message, what) else message
     # one attempt has nothing to be compared with
     attempts = [attempt.line for attempt in report.attempts] if len(report.attempts) > 1 else []

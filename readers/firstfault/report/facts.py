@@ -113,7 +113,8 @@ def _counted_facts(root: WorkerError) -> Iterator[Fact]:
     """
     threads = []
     for failure in root.thread_failures:
-        kind, text = failure.exception.type.rsplit(".", 1)[-1], one_line(failure.exception.message)
+        kind = failure.exception.type.rsplit(".", 1)[-1]
+        text = one_line(failure.exception.message)
         threads.append(
             f"{failure.thread} ended by {kind}: {text}"
             if text

@@ -72,18 +72,23 @@ def summarize_failure(failure: WorkerError) -> str:
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
-    what, text = find_message(failure).what, describe_failure(failure)
+    what = find_message(failure).what
+    text = describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:
-        what, text = text or failure.code, ""  # its text describes what it is
+        # its text describes what it is
+        what = text or failure.code
+        text = ""
     return one_line(f"{what}: {text}" if text and text != what else what, _LINE)
 
 
 def _memory_text(found: Resources) -> str:
     """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
-    peak, limit = found.memory_peak_bytes or found.memory_used_bytes, found.memory_limit_bytes
+    peak = found.memory_peak_bytes or found.memory_used_bytes
+    limit = found.memory_limit_bytes
     if peak is None or limit is None:
         return "out of memory"
-    used, most = size(peak), size(limit)
+    used = size(peak)
+    most = size(limit)
     number, _, unit = used.partition(" ")
     text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
     # the OOM killer also acts if the whole machine is out of memory; then the process is far from

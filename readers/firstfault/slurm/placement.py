@@ -96,7 +96,8 @@ def explain_exclusion_problem(
         if (connected is None or node.name in connected)
         and all(_can_replace(node, other, constraints.features) for other in lost)
     }
-    count, needed = len(left) + len(spare), len(constraints.nodes)
+    count = len(left) + len(spare)
+    needed = len(constraints.nodes)
     return (
         ""
         if count >= needed

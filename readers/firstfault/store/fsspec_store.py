@@ -266,7 +266,9 @@ class FsspecStore(Store):
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
         """See `Store.classify_error`; errors of fsspec, botocore, aiohttp, Google and Azure."""
-        name, line, known = type(error).__name__, _to_one_line(error), settings.STORAGES["errors"]
+        name = type(error).__name__
+        line = _to_one_line(error)
+        known = settings.STORAGES["errors"]
         region = _find_bucket_region(error)
         if region is not None:
             return StorageErrorKind.WRONG_REGION, region

@@ -81,7 +81,9 @@ def _make_s3_client(bucket: str, overrides: Mapping[str, Any] | None) -> Any:
         config["endpoint"] = endpoint
     if overrides.get("requester_pays"):
         config["request_payer"] = True
-    key, secret, token = options.get("key"), options.get("secret"), options.get("token")
+    key = options.get("key")
+    secret = options.get("secret")
+    token = options.get("token")
     if options.get("anon"):
         config["skip_signature"] = True
     elif bool(key) != bool(secret):
@@ -127,7 +129,8 @@ def _find_credentials_provider() -> Callable[[], dict[str, Any]] | None:
     None if obstore finds the same ones.
     """
     environment = os.environ
-    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+    key = environment.get("AWS_ACCESS_KEY_ID")
+    secret = environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
         return _build_static_provider(key, secret, environment.get("AWS_SESSION_TOKEN"))
     has_native = any(all(map(environment.get, names)) for names in SUPPORTED["s3_roles"])

@@ -175,7 +175,8 @@ class ObstoreStore(Store):
             error, OSError | ValueError
         ):
             return None
-        status, code = _find_group(HTTP_STATUS, text), _find_group(S3_ERROR_CODE, text)
+        status = _find_group(HTTP_STATUS, text)
+        code = _find_group(S3_ERROR_CODE, text)
         number = int(status) if status else 0
         message = _find_group(S3_ERROR_MESSAGE, text) or text.partition("Debug source:")[0]
         detail = " ".join(message.split())[:300]

@@ -187,7 +187,9 @@ def build_root_verdict(
 
 def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
     """Return what contradicts the first fault itself."""
-    first, same, has_peers = fault.first, get_failures(fault.same), len(diagnosis.classified) > 1
+    first = fault.first
+    same = get_failures(fault.same)
+    has_peers = len(diagnosis.classified) > 1
     is_printed_only = first.category == "disk_full" and find_ending_exception(first.failure) is None
     is_wait = reports_timed_out_wait(first) and (first.failure.exception is None or len(same) > 1)
     # A doubt lowers the confidence to medium. An agent's roster entry lists the documents of its
@@ -213,7 +215,8 @@ def _list_doubts(diagnosis: Diagnosis, fault: FirstFault) -> list[Reason]:
 
 
 def _rate_confidence(fault: FirstFault, *, is_sure: bool) -> str:
-    first, is_unclear = fault.first, fault.first.failure_class is FailureClass.UNCLEAR
+    first = fault.first
+    is_unclear = fault.first.failure_class is FailureClass.UNCLEAR
     if (is_unclear and first.failure.signal) or (
         faults.gave_up(first.failure) and len(fault.same) > 1
     ):

@@ -61,7 +61,8 @@ def build_headline(
     # a log that names no process may be of one
     subject = "" if root.place.engine == OF_LOGS and subject == UNNAMED_PROCESS else subject
     text = said or describe_failure(root)
-    category, what = find_category(root), find_message(root).what
+    category = find_category(root)
+    what = find_message(root).what
     # a preempted agent got SIGTERM, which alone would explain nothing
     if category == "preemption":
         what = JOB_END_WORDS.get(root.code, "terminated")

@@ -78,7 +78,8 @@ def build_candidate_verdict(diagnosis: Diagnosis, candidate: Candidate) -> Verdi
             )
         )
     about = ABOUT_CATEGORIES.get(candidate.category, {})
-    what, code = about.get("headline", "no report"), about.get("code", "USER:NoReport")
+    what = about.get("headline", "no report")
+    code = about.get("code", "USER:NoReport")
     sentence = f"{what}, {_name_candidate(candidate)}: {candidate.why}"
     scope = Scope.EXTERNAL if candidate.category in FROM_OUTSIDE else Scope.NODE
     return replace(

@@ -118,7 +118,8 @@ def _find_ranks_to_read(job: JobErrors) -> set[int]:
     if not job.failures:
         return set()
     diagnosis = diagnose(job)
-    blame_counts, verdict = diagnosis.blame_counts, evidence(job, diagnosis)
+    blame_counts = diagnosis.blame_counts
+    verdict = evidence(job, diagnosis)
     ranks: set[int | None] = {
         rank for rank, _ in blame_counts.ranks.most_common(_MAX_RANKS_READ_PER_REASON)
     }
@@ -229,11 +230,9 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
     The agents' last snapshots show where the ranks were. Without snapshots a printed stall has a
     record.
     """
-    stall, seconds, where = (
-        job.last_stall,
-        job.progress.idle_seconds,
-        describe_positions(job.failures),
-    )
+    stall = job.last_stall
+    seconds = job.progress.idle_seconds
+    where = describe_positions(job.failures)
     if stall is not None and stall.timestamp_ns is not None and verdict.timestamp_ns is not None:
         seconds = max(verdict.timestamp_ns - stall.timestamp_ns, 0) / _NS_PER_SECOND
         where = where or stall.headline
@@ -337,10 +336,8 @@ def _find_only_unclear_fault(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
     """
     unclear = diagnosis.exits or diagnosis.unclear
     fingerprints = {item.failure.fingerprint for item in unclear}
-    has_waited, is_silent = (
-        any(item.waited for item in unclear),
-        any(item.failure.is_silent for item in unclear),
-    )
+    has_waited = any(item.waited for item in unclear)
+    is_silent = any(item.failure.is_silent for item in unclear)
     is_one_fault = len(fingerprints) == 1 and fingerprints != {""} and not is_silent
     return unclear if (len(unclear) == 1 or is_one_fault) and not has_waited else []
 

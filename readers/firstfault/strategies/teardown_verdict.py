@@ -30,7 +30,8 @@ def build_teardown_verdict(diagnosis: Diagnosis) -> Verdict | None:
     None if the job isn't proven finished.
     """
     job = diagnosis.job
-    proof, failures = prove_completion(job), find_teardown_failures(job)
+    proof = prove_completion(job)
+    failures = find_teardown_failures(job)
     if not proof or not failures:
         return None
     root = failures[0]

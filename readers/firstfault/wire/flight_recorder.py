@@ -41,17 +41,16 @@ def parse_flight_recorder(dumps: Iterable[Mapping[str, Any]]) -> tuple[Collectiv
         seen_entries.append(dump.get("entries"))
         for progress in _read_groups(dump):
             # one process group may have a backend per device
-            name, backend = (
-                progress.group,
-                progress.last_operation.partition(":")[0] or "other backend",
-            )
+            name = progress.group
+            backend = progress.last_operation.partition(":")[0] or "other backend"
             name = f"{name}, {backend}" if name in found else name
             found[name or f" {len(found)}"] = replace(progress, group=name)
     return tuple(found[name] for name in sorted(found))
 
 
 def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
-    config, states = _to_mapping(dump.get("pg_config")), _to_mapping(dump.get("pg_status"))
+    config = _to_mapping(dump.get("pg_config"))
+    states = _to_mapping(dump.get("pg_status"))
     # a rank's first group contains all ranks
     name_by_number: dict[str, str] = {} if config else {"0": "0"}
     config = config or {"0": {"desc": DEFAULT_GROUP}}
@@ -76,10 +75,8 @@ def _read_groups(dump: Mapping[str, Any]) -> list[CollectiveProgress]:
     found = []
     for number, state in sorted(states.items()):
         with suppress(KeyError, TypeError, ValueError):
-            enqueued, completed = (
-                int(state["last_enqueued_collective"]),
-                int(state["last_completed_collective"]),
-            )
+            enqueued = int(state["last_enqueued_collective"])
+            completed = int(state["last_completed_collective"])
             collectives = [entry for entry in entries[number] if not entry.is_p2p]
             # torch 2.15 hooks its recorder into backends other than NCCL; that one counts from 0
             # ...

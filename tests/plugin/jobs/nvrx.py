@@ -31,7 +31,8 @@ SECOND = dt.timedelta(seconds=1)
 def loop(faults: list, call: Optional[CallWrapper] = None) -> str:  # noqa: UP045
     """Train; return what rank 0 saw."""
     assert call is not None
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
     who, _, kind = (faults[call.iteration] if call.iteration < len(faults) else "").partition(" ")
     for step in range(8 * FAULT_STEP):
         time.sleep(0.05)  # on gloo NVIDIA's wrapper cannot interrupt a collective

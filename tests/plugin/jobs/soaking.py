@@ -59,7 +59,8 @@ def work(faults: list[str]) -> int:
         int(os.environ[name]) for name in ("FLYTE_ATTEMPT_NUMBER", "TORCHELASTIC_RESTART_COUNT")
     )
     kind, _, rank = faults[attempt + restart].partition("@")
-    marks, own = Path(os.environ["MARKS"]), os.environ["RANK"]
+    marks = Path(os.environ["MARKS"])
+    own = os.environ["RANK"]
     part = marks / f"{attempt}-{restart}-{own}.part"
     part.write_text(json.dumps({"agent": os.getppid(), "node": os.environ["HOSTNAME"]}))
     part.rename(part.with_suffix(".json"))

@@ -43,7 +43,8 @@ def trained(how: str) -> float:
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.init_process_group("gloo")
-    rank, total = dist.get_rank(), torch.ones(1)
+    rank = dist.get_rank()
+    total = torch.ones(1)
     dist.all_reduce(total)
     if rank == 0:
         atexit.register(mark, "returned")

@@ -176,7 +176,8 @@ def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
         LiteralMap,
     )
 
-    context, literals = FlyteContextManager.current_context(), LiteralMap.from_flyte_idl(outputs)
+    context = FlyteContextManager.current_context()
+    literals = LiteralMap.from_flyte_idl(outputs)
     values = TypeEngine.literal_map_to_kwargs(context, literals, task.python_interface.outputs)
     return {name: _to_showable(value) for name, value in values.items()}
 

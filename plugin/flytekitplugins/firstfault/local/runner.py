@@ -240,9 +240,12 @@ def _run_attempt(
 ) -> LocalAttempt:
     started = time.monotonic()
     number = len(before)
-    prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
+    prefix = plan.prefix(number)
+    limit = plan.settings.timeout_seconds
     tell(f"attempt {number}: starting {counted(plan.pods, 'pod')}")
-    pods_ended_ns, seen, killed = None, None, dict[str, str]()
+    pods_ended_ns = None
+    seen = None
+    killed = dict[str, str]()
     with (
         _run_pods(plan, number) as pods,
         look(Running(number, tuple(pods), _make_reader(plan, number), started)),
@@ -325,7 +328,8 @@ def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
     # The probe is closed before rank 0's pod binds the port, so another process may take it in
     # between.
     port = free_port()
-    inputs, raw = join(plan.base, "inputs.pb"), join(plan.base, "raw", str(number))
+    inputs = join(plan.base, "inputs.pb")
+    raw = join(plan.base, "raw", str(number))
     previous_raw = join(plan.base, "raw", str(number - 1)) if number else ""
     arguments = plan.command.filled(
         inputs=inputs,
@@ -338,7 +342,8 @@ def _run_pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
         # Inside the try: if a later pod can't be started, or Ctrl-C arrives, the pods started so
         # far are ended.
         for index in range(plan.pods):
-            name, environment = _pod_name(plan, index), _pod_environment(plan, number, index, port)
+            name = _pod_name(plan, index)
+            environment = _pod_environment(plan, number, index, port)
             log = plan.logs / f"attempt-{number}" / f"{name}.log"
             pods.append(
                 start(name, environment=environment, log=log, master=plan.has_master and index == 0)
@@ -441,7 +446,8 @@ def _with_end_of_pod(conclusion: Conclusion | None, killed: Mapping[str, str]) -
     """
     if conclusion is None or conclusion.verdict.category != "node_lost":
         return conclusion
-    verdict, text = conclusion.verdict, killed.get(conclusion.verdict.node or "")
+    verdict = conclusion.verdict
+    text = killed.get(conclusion.verdict.node or "")
     return (
         replace(conclusion, verdict=replace(verdict, why=(*verdict.why, f"the pod {text}")))
         if text

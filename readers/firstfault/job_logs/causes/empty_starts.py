@@ -53,7 +53,8 @@ def _is_empty(attempt: Attempt, before: Attempt) -> bool:
         return False
     if sum(map(_count_own_lines, streams)) > _MAX_BANNER_LINES:
         return False
-    numbers, earlier = _find_job_numbers(attempt), _find_job_numbers(before)
+    numbers = _find_job_numbers(attempt)
+    earlier = _find_job_numbers(before)
     if earlier and numbers - earlier:
         return False
     begin = min(_times(attempt), default=None)

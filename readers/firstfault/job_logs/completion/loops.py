@@ -188,7 +188,8 @@ class Loops:
         found = _PATTERNS["range"].search(text) if "tart" in text else None
         if found is None:
             return False
-        begin, end = int(found["begin"]), int(found["end"])
+        begin = int(found["begin"])
+        end = int(found["end"])
         # with another begin, the end may be the last epoch, or the one behind it as in Python's
         # range
         if begin == 0 and end:

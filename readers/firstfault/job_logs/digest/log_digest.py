@@ -132,7 +132,8 @@ class _DigestCollector(LogCollector):
             place = _find_place(progress, text)
             self.digest.steps.setdefault((line.process, progress.what.lower(), place), line)
         if step is not None:
-            digest.first_step, digest.last_step = digest.first_step or step, step
+            digest.first_step = digest.first_step or step
+            digest.last_step = step
         self._take_process(line, record.label, step)
         if self._is_wanted(line):
             self.digest.quoted.append(line)
@@ -172,7 +173,8 @@ class _DigestCollector(LogCollector):
 
     def _is_wanted(self, line: QuotedLine) -> bool:
         """Whether a line is in a range, or near one and not of another traceback."""
-        ranges, number = self._wanted.get(line.file, ()), line.number
+        ranges = self._wanted.get(line.file, ())
+        number = line.number
         if not ranges or len(self.digest.quoted) >= _MAX_RANGE_LINES * len(ranges):
             return False
         if any(first <= number <= last for first, last in ranges):

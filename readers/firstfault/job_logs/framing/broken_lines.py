@@ -104,7 +104,8 @@ class BrokenLines:
             return
         if len(self._tasks) < _MAX_LABELS:
             self._tasks.add(record.label.task)
-        label, piece = record.label, self._pieces.pop(record.label, None)
+        label = record.label
+        piece = self._pieces.pop(record.label, None)
         if label in self._in_traceback and (cut := self._find_other_task(record.text)):
             other = record._replace(
                 text=record.text[cut.end() :], label=label._replace(task=int(cut[1]))

@@ -109,7 +109,10 @@ def _unwrap_array(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     the lines as they are.
     """
     kept = list(itertools.islice(lines, _MAX_LINES_REORDERED))
-    text, decoder, at, found = "\n".join(line for _, line in kept), json.JSONDecoder(), 0, []
+    text = "\n".join(line for _, line in kept)
+    decoder = json.JSONDecoder()
+    at = 0
+    found = []
     index, counted_to = 0, 0
     try:
         while (at := text.find("{", at)) >= 0:

@@ -55,8 +55,10 @@ class FirstRanks:
         return self.first
 
     def _take_command(self, text: str) -> None:
-        workers, rank = _compile(_WORKERS).search(text), _compile(_NODE).search(text)
-        nodes, processes = _compile(_NODES).search(text), _compile(_PROCESSES).search(text)
+        workers = _compile(_WORKERS).search(text)
+        rank = _compile(_NODE).search(text)
+        nodes = _compile(_NODES).search(text)
+        processes = _compile(_PROCESSES).search(text)
         count = int(nodes["count"]) if nodes is not None else 1
         if count > 1 and rank is None:
             return

@@ -129,7 +129,8 @@ class Prefixes:
                 prefix = launchers.TABLE.prefix.match(text)
                 if prefix is not None:
                     label, is_of_torch = read_prefix(label, prefix[0])
-                    text, by_torch = text[prefix.end() :], by_torch or is_of_torch
+                    text = text[prefix.end() :]
+                    by_torch = by_torch or is_of_torch
                     continue
             match = PATTERNS["stamp"].match(text)
             if match is not None:
@@ -153,7 +154,8 @@ class Prefixes:
                 and self.learned_form is not None
                 and (found := self.learned_form.match(text))
             ):
-                label, is_labeled = self._apply_label(label, found["name"]), True
+                label = self._apply_label(label, found["name"])
+                is_labeled = True
                 text = text[found.end() :]
                 continue
             break
@@ -267,10 +269,8 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     )
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
-    count, enough = (
-        names.total(),
-        max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines)),
-    )
+    count = names.total()
+    enough = max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
     if of_frames:
         found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]

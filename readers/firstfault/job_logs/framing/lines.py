@@ -188,7 +188,8 @@ class _FailureFilter:
         is_found = _failure_pattern(self._usual).search(block) is not None
         if not is_found and not self._usual:
             return False
-        text, lines = block.lower(), block.count(b"\n")
+        text = block.lower()
+        lines = block.count(b"\n")
         enough = max(lines * _USUAL_SHARE, 1) if lines >= _MIN_LINES_FOR_USUAL else math.inf
         if not is_found:
             # a usual word that is rare in this block may report a failure again
@@ -213,7 +214,8 @@ def lines_of(stream: IO[bytes], *, reads_all: bool = False) -> Iterator[Numbered
     skipped: tuple[int, bytes] | None = (
         None  # the block before and its first line, if it reports no failure
     )
-    follows_report, block_filter = True, _FailureFilter()
+    follows_report = True
+    block_filter = _FailureFilter()
     for block in _blocks(stream):
         reports_failure = reads_all or block_filter.reports_failure(block)
         if reports_failure and skipped is not None:
@@ -228,7 +230,8 @@ def lines_of(stream: IO[bytes], *, reads_all: bool = False) -> Iterator[Numbered
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield blocks of whole lines; of a line that is too long the middle is left out."""
-    rest, read = b"", getattr(stream, "read1", stream.read)
+    rest = b""
+    read = getattr(stream, "read1", stream.read)
     with suppress(EOFError, OSError, zlib.error, lzma.LZMAError):  # half of a compressed file
         while chunk := read(_BLOCK):
             end = chunk.rfind(b"\n") + 1
@@ -247,7 +250,9 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
     text = block.decode("utf-8", "replace")
     if "\b" in text:  # some progress bars go back to the begin of the line by backspaces
         text = _BACKSPACES.sub("\r", text)
-    has_colors, has_bars, has_returns = "\x1b" in text, "%|" in text, "\r" in text
+    has_colors = "\x1b" in text
+    has_bars = "%|" in text
+    has_returns = "\r" in text
     for at, whole in enumerate(text[:-1].split("\n"), number):
         line = without_colors(whole) if has_colors else whole
         if len(line) > _LONGEST_LINE:

@@ -67,7 +67,8 @@ def describe_cut(first_lines: Iterable[str], last_lines: Iterable[str]) -> str:
         last_lines: the same.
     """
     is_cut = _inside_of_output().match
-    begins, ends = any(map(is_cut, first_lines)), any(map(is_cut, last_lines))
+    begins = any(map(is_cut, first_lines))
+    ends = any(map(is_cut, last_lines))
     if begins and ends:
         return "the log is cut at both ends"
     return (

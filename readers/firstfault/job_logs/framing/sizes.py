@@ -113,7 +113,8 @@ class SizeMarks:
         # a file's name of a node may be another one than its lines'
         shown = max(len(names - {""}), len(self.files_of_nodes))
         stated = self.stated_ranks
-        ranks_stated, nodes_stated = stated >= max(seen, 1), self.nodes >= max(shown, 1)
+        ranks_stated = stated >= max(seen, 1)
+        nodes_stated = self.nodes >= max(shown, 1)
         # that there is at least one is no news
         count = max(stated, seen) if ranks_stated or seen > 1 else 0
         nodes = max(self.nodes, shown) if nodes_stated or shown > 1 else 0
