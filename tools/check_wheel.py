@@ -10,6 +10,7 @@ import zipfile
 PACKAGES = (
     "firstfault/",
     "firstfault_inprocess/",
+    "firstfault_logs/",
     "firstfault_proto/",
     "firstfault_torch/",
     "flytekitplugins/firstfault/",

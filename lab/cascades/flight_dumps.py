@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from firstfault.conclude import conclude
-from firstfault.job_logs.flight import documents_of, dumps_at
 from firstfault.reading.assemble import Snapshot, assemble
+from firstfault_logs.flight import documents_of, dumps_at
 
 _TRUTH = re.compile(r"Fault ranks: (\[[\d, ]*\])")
 _MISSING = re.compile(r"missing ranks: \{([\d, ]+)\}")

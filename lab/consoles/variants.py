@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-from firstfault.job_logs import collector, launchers
-from firstfault.job_logs.framing import labels
+from firstfault_logs import collector, launchers
+from firstfault_logs.framing import labels
 from lab.consoles import score
 from lab.consoles.score import Scored
 

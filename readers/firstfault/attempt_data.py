@@ -30,7 +30,7 @@ JOB_LOGS_GROUP = "firstfault.job_logs"
 """Entry-point group of log readers: functions from log files and streams to a snapshot; None:
 unsupported format.
 """
-_OWN_LOG_READER = "firstfault.job_logs"
+_OWN_LOG_READER = "firstfault_logs"
 """The module of firstfault's own, which may be deleted."""
 LOG_DIGESTS_GROUP = "firstfault.log_digests"
 """Entry-point group: functions from log files and streams, and the lines to quote,

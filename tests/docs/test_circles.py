@@ -13,6 +13,7 @@ PACKAGES = (
     "firstfault",
     "firstfault_torch",
     "firstfault_inprocess",
+    "firstfault_logs",
     "flytekitplugins.firstfault",
     "flyteplugins.firstfault",
 )

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 TESTS = Path(__file__).resolve().parents[1]
 ROOTS = {
     "firstfault": "readers",
+    "firstfault_logs": "readers",
     "firstfault_proto": "proto",
     "firstfault_torch": "plugin",
     "firstfault_inprocess": "plugin",
@@ -26,7 +27,7 @@ ROOTS = {
 }
 """Our packages, and the folder of each in a checkout."""
 OPTIONAL = (
-    "readers/firstfault/job_logs",
+    "readers/firstfault_logs",
     "readers/firstfault/kubernetes",
     "readers/firstfault/slurm",
     "plugin/firstfault_torch/hang",

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs.completion.noise import drop_below_error, is_at_exit
-from firstfault.job_logs.completion.words import CompletionKind, find_completion_kind
-from firstfault.job_logs.framing.labels import Label, LogRecord
+from firstfault_logs.completion.noise import drop_below_error, is_at_exit
+from firstfault_logs.completion.words import CompletionKind, find_completion_kind
+from firstfault_logs.framing.labels import Label, LogRecord
 from tests.readers.commands import Ran
 
 STEPS = [f"step {number} loss 2.{number}" for number in range(6)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs.completion.rounds import get_shape
-from firstfault.job_logs.completion.teardown import are_outputs_of_one_job
+from firstfault_logs.completion.rounds import get_shape
+from firstfault_logs.completion.teardown import are_outputs_of_one_job
 from tests.readers.commands import Ran
 
 FINALIZED = [

@@ -13,13 +13,13 @@ import pytest
 
 from firstfault.conclude import conclude
 from firstfault.evidence.progress import group_progress
-from firstfault.job_logs import flight
-from firstfault.job_logs.flight import documents_of, dumps_at, is_dump
 from firstfault.model import Scope, Verdict
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error
 from firstfault.wire.flight_recorder import parse_flight_recorder
+from firstfault_logs import flight
+from firstfault_logs.flight import documents_of, dumps_at, is_dump
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 from tests.readers.scenes import died, done

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs import snapshot_of
-from firstfault.job_logs.framing.labels import Label, learn_prefixes
-from firstfault.job_logs.framing.lines import lines_of
+from firstfault_logs import snapshot_of
+from firstfault_logs.framing.labels import Label, learn_prefixes
+from firstfault_logs.framing.lines import lines_of
 from tests.readers.commands import Ran
 
 Show: TypeAlias = Callable[..., tuple[int, dict[str, Any]]]

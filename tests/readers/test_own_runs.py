@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs.framing.lines import files_below
 from firstfault.layout import RUN_MARK
 from firstfault.run_folder import begin_run, make_fallback_folder, may_go_on, read_working_folders
 from firstfault.testing import make_error
+from firstfault_logs.framing.lines import files_below
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs.completion.loops import Loops
+from firstfault_logs.completion.loops import Loops
 from tests.readers.commands import Ran
 
 OPENING = [

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.job_logs import snapshot_of
-from firstfault.job_logs.torchrun_folder import workers_in
 from firstfault.testing import make_error
+from firstfault_logs import snapshot_of
+from firstfault_logs.torchrun_folder import workers_in
 from tests.readers.commands import Ran
 from tests.readers.conftest import Attempt
 

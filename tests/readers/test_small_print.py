@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.job_logs import snapshot_of
-from firstfault.job_logs.framing.sizes import SizeMarks
 from firstfault.model import JobSize
 from firstfault.strategies.log_prefixes import strip_log_prefixes
+from firstfault_logs import snapshot_of
+from firstfault_logs.framing.sizes import SizeMarks
 from lab.consoles.small_print import Flag, check_log
 from tests.readers.commands import Ran
 from tests.readers.test_job_logs import LOST, RAISED, STEPS, Show, box, of, show

@@ -9,11 +9,18 @@ import pytest
 
 from firstfault.utils.loggers import get_logger
 
+PACKAGES = (
+    "firstfault",
+    "firstfault_logs",
+    "firstfault_torch",
+    "firstfault_inprocess",
+    "flytekitplugins.firstfault",
+)
 DOORS = {
     "firstfault.wire": (
         "each text of a document is cleaned when it is written, and of a stock file when it is read"
     ),
-    "firstfault.job_logs": "logs of jobs without firstfault, when they are read",
+    "firstfault_logs": "logs of jobs without firstfault, when they are read",
     "firstfault.brief.quotes": "lines of these logs, when a brief quotes them",
 }
 """Packages that remove secrets: when a document is written,
@@ -46,7 +53,7 @@ _EVERY = {"Exception", "BaseException"}
 def _sources() -> list[tuple[str, ast.Module]]:
     """Return the modules of the installed packages with their names."""
     sources = []
-    for package in ("firstfault", "firstfault_torch", "flytekitplugins.firstfault"):
+    for package in PACKAGES:
         found = (
             find_spec(package)
             if package != "flytekitplugins.firstfault" or find_spec("flytekitplugins")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from firstfault import job_logs
-from firstfault.job_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
+import firstfault_logs
 from firstfault.utils.toml import parse_toml
+from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
 
-_FOLDER = Path(job_logs.__file__).parent
+_FOLDER = Path(firstfault_logs.__file__).parent
 _TABLES = parse_toml((_FOLDER / "vocabulary.toml").read_text("utf-8"))
 
 

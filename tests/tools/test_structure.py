@@ -19,8 +19,14 @@ from tools import sizes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PACKAGES = ("firstfault", "firstfault_torch", "firstfault_inprocess", "flytekitplugins.firstfault")
-_JOB_LOGS = Path("firstfault/job_logs")
+_PACKAGES = (
+    "firstfault",
+    "firstfault_logs",
+    "firstfault_torch",
+    "firstfault_inprocess",
+    "flytekitplugins.firstfault",
+)
+_JOB_LOGS = Path("firstfault_logs")
 _CLASSES_WITH_TWO_MEANINGS = {
     "Wrapper",  # NVIDIA's name, for its class and for the adapter to it
     "State",  # of a rank within in-process restart; of a line in a report

@@ -1,0 +1,54 @@
+"""Find the tasks of Spark whose exceptions its driver prints, each perhaps several times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault_logs.vocabulary import PATTERNS, WORDS
+
+if TYPE_CHECKING:
+    from firstfault_logs.processes import Processes
+    from firstfault_logs.tracebacks import Traceback
+
+
+def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
+    """Give each task's last exception to a process on its node; return the remaining tracebacks.
+
+    Spark starts a failed task again, perhaps on another node, and its driver raises the last
+    exception once more.
+    """
+    tasks: dict[tuple[str, str], tuple[str, Traceback]] = {}
+    remaining = []
+    for found in tracebacks:
+        if (heading := _find_heading(found)) is None:
+            remaining.append(found)
+        else:
+            tasks[heading["stage"], heading["task"]] = heading["node"], found
+    tasks = {name: task for name, task in tasks.items() if not _has_finished(*name, task[1])}
+    for node, found in tasks.values():
+        process = processes.find_by_node(node)
+        process.set_exception(found)
+        process.stopped = ""
+    is_drivers = WORDS["driver_exceptions"]
+    return [
+        found
+        for found in remaining
+        if not tasks or get_short_name(found.exception) not in is_drivers
+    ]
+
+
+def _has_finished(stage: str, task: str, found: Traceback) -> bool:
+    """Whether a task that was started again has finished."""
+    finished = re.compile(rf"\bFinished task {task}\.\d+ in stage {re.escape(stage)}\s")
+    later = (record for record in found.stream.tail if record.number > found.lines[1])
+    return any(finished.search(record.text) for record in later)
+
+
+def _find_heading(found: Traceback) -> re.Match[str] | None:
+    first = found.text.partition("\n")[0]
+    return PATTERNS["spark_task_error"].search(first) or PATTERNS["spark_task_error"].search(
+        found.heading
+    )

@@ -1,0 +1,132 @@
+"""Lines below a completion, and at the end of a process, that report no failure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.utils.toml import Patterns
+from firstfault_logs.completion.words import is_below_error, is_continuation
+from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.vocabulary import PATTERNS
+
+if TYPE_CHECKING:
+    from firstfault_logs.framing.labels import Label, LogRecord
+
+_INTERPRETER_EXIT = "_run_finalizers | _exit_function | _run_exitfuncs | __del__"
+_EXIT_FUNCTION = rf"""
+  {_INTERPRETER_EXIT} | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
+| \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
+"""
+_PATTERNS = Patterns(
+    {
+        "exit_function": rf"(?i){_EXIT_FUNCTION}",
+        "interpreter_exit": _INTERPRETER_EXIT,
+        # a file that is closed while results are written is part of the work
+        "work": r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*",
+        "frame": r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$",
+        "teardown_noise": (
+            r"""(?i)
+            terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
+          | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
+          | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
+        """
+        ),
+        # a metric: "class_error: 12.50", "mean error = 0.3"
+        "measured_error": (
+            r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])"
+        ),
+    }
+)
+
+
+def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without tracebacks that ended no process.
+
+    These are exceptions of finalizers ("Exception ignored in") and threads, and those that the line
+    above reports as handled.
+    """
+    kept: list[LogRecord] = []
+    announced: set[Label] = set()
+    within: set[Label] = set()
+    for record in records:
+        text, label = record.text, record.label
+        if label in within or (TRACEBACK in text and label in announced):
+            (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
+            continue
+        is_ignored = "Exception ignored " in text or "Exception in thread " in text
+        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(
+            label
+        )
+        kept += [] if is_ignored else [record]
+    return kept
+
+
+def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return the records that report a failure,
+    apart from noise and from what the program handled.
+    """
+    is_failure, handled, noise = (
+        PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise")
+    )
+    reports = (
+        record for record in drop_below_error(records) if is_failure(_drop_metrics(record.text))
+    )
+    return [one for one in reports if not handled(one.text) and not noise(one.text)]
+
+
+def _drop_metrics(text: str) -> str:
+    return _PATTERNS["measured_error"].sub("", text) if "rror" in text else text
+
+
+def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without what a program prints while it ends: exceptions of finalizers,
+    a store that's gone.
+    """
+    kept: list[LogRecord] = []
+    blocks: dict[Label, list[LogRecord]] = {}
+    for record in records:
+        block = blocks.get(record.label)
+        if TRACEBACK in record.text:
+            blocks[record.label] = [record]
+        elif block is not None:
+            block.append(record)
+            if not record.text[:1].isspace():
+                frames = [found for one in block if (found := _PATTERNS["frame"].search(one.text))]
+                kept += [] if is_at_exit([frame["function"] for frame in frames]) else block
+                del blocks[record.label]
+        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(
+            record.text
+        ):
+            kept.append(record)
+    kept += itertools.chain.from_iterable(blocks.values())
+    return sorted(kept, key=lambda record: record.number)
+
+
+def is_at_exit(functions: Sequence[str]) -> bool:
+    """Whether these functions run when a program ends or gives its resources back,
+    none of them to save results.
+
+    Args:
+        functions: names of a traceback's functions, the outermost first.
+    """
+    if any(_PATTERNS["interpreter_exit"].fullmatch(name) for name in functions):
+        return True
+    has_exit = any(_PATTERNS["exit_function"].fullmatch(name) for name in functions)
+    return has_exit and not any(_PATTERNS["work"].fullmatch(name) for name in functions)
+
+
+def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """Return records without those of a level below error,
+    and without the lines that belong to such a message.
+    """
+    kept: list[LogRecord] = []
+    dropped: set[Label] = set()
+    for record in records:
+        if is_below_error(record.text):
+            dropped.add(record.label)
+        elif record.label not in dropped or not is_continuation(record.text):
+            dropped.discard(record.label)
+            kept.append(record)
+    return kept

@@ -1,0 +1,384 @@
+"""Weighs what an attempt's logs say about its completion, and what speaks against it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.utils.text import one_line
+from firstfault.utils.toml import Patterns
+from firstfault_logs.attempts import progress_in
+from firstfault_logs.completion.later_starts import is_started_again
+from firstfault_logs.completion.noise import (
+    drop_ignored_exceptions,
+    drop_teardown_noise,
+    find_doubts,
+)
+from firstfault_logs.completion.rounds import (
+    find_end_of_last_round,
+    find_outer_bar,
+    get_shape,
+    is_last_round_cut,
+)
+from firstfault_logs.completion.summary import find_summary
+from firstfault_logs.completion.words import (
+    CompletionKind,
+    find_completion_kind,
+    is_early_stop,
+    is_noise,
+    shows_more_work,
+)
+from firstfault_logs.launchers import ReportKind
+from firstfault_logs.vocabulary import PATTERNS
+
+if TYPE_CHECKING:
+    from firstfault_logs.collector import Attempt, Stream
+    from firstfault_logs.completion.loops import Loop
+    from firstfault_logs.framing.labels import LogRecord
+
+MIN_STEPS_RESUMED = 2
+"""Steps that a training prints if it goes on; a line below its end may name one,
+as "best epoch 7" does.
+"""
+MAX_LATER_LINES = 40
+"""Lines, apart from noise and repetitions, that a program may print below a sentence about its end.
+"""
+_MIN_RANKS = 2
+_MAX_TAIL_LINES = 1000
+"""Lines at the end of each stream that are weighed; of many streams, fewer."""
+_MANY_STREAMS = 64
+_MAX_LINES_DOUBTED = 100
+"""Lines above a result in which a failure takes its value away."""
+
+_PATTERNS = Patterns(
+    {
+        # a measure of what was done: "loss 0.1", "step_avg:173.82ms"
+        "measured": (
+            r"(?i)\b(?:\w*loss|\w*acc\w*|\w*time\w*|ppl|perplexity|score|reward|f1|\w*avg|error)\b\W{0,3}\d"
+        ),
+        # a counter without a total
+        "open_counter": (
+            r"(?i)\b(?P<what>epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)"
+        ),
+        # the last words of ranks that end
+        "last_words": (
+            r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b"
+        ),
+        "not_of_training": (
+            r"""(?i)
+            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+            [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
+        """
+        ),
+        "test_metric": (
+            r"""(?i)
+            \btest(?:ing)?[ _](?:\w+[ _]){0,2}
+            (?:accuracy|acc|loss|score|error|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse)\b
+            [^\n]{0,20}\d
+        """
+        ),
+        "one_of_several": (
+            r"(?i)\b(?:fold|trial|run|patient|subject|seed|split|repeat|task)\b\W{0,3}\d"
+        ),
+        "metric": (
+            r"""(?i)
+            \b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d
+        """
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionProof:
+    """The lines that prove that a job had finished."""
+
+    kind: CompletionKind
+    file: str
+    number: int
+    """Of the first line that proves it; failures below are of the teardown."""
+    last: int
+    """Of the last one."""
+    text: str
+    doubt: str = ""
+    """A line below that reports a failure."""
+    noise: str = ""
+    """A line below that reports what matters no more."""
+
+    def describe(self) -> str:
+        """Return a sentence with the proof."""
+        return f"line {self.number} reports its end: {_quote(self.text)}"
+
+    def describe_with_noise(self) -> str:
+        """Return the same with what is ignored below it."""
+        return (
+            f"{self.describe()}; ignored below it: {_quote(self.noise)}"
+            if self.noise
+            else self.describe()
+        )
+
+
+def find_completion(attempt: Attempt) -> CompletionProof | None:
+    """Return the proof that an attempt had finished; None: nothing proves it."""
+    for file, _, report in attempt.reports:
+        if report.kind is ReportKind.SUCCEEDED:
+            return CompletionProof(
+                CompletionKind.STATUS,
+                file,
+                report.number,
+                report.number,
+                report.text,
+            )
+    by_file: dict[str, list[Stream]] = {}
+    for stream in attempt.streams.values():
+        by_file.setdefault(stream.file, []).append(stream)
+    found = [one for streams in by_file.values() if (one := _weigh(attempt, streams)) is not None]
+    return max(found, key=lambda one: one.kind, default=None)
+
+
+def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | None:
+    """Return the proof in the lines of one file."""
+    most = _MAX_TAIL_LINES if len(streams) <= _MANY_STREAMS else MAX_LATER_LINES
+    tails = [list(itertools.islice(reversed(stream.tail), most))[::-1] for stream in streams]
+    tail = sorted(itertools.chain.from_iterable(tails), key=lambda record: record.number)
+    last_step = _find_last_step(streams, tail)
+    opening = attempt.openings.get(streams[0].file, [])
+    candidates = {
+        record.number: (kind, record) for kind, record in _list_candidates(streams, tails)
+    }
+    later = [one for number, one in sorted(candidates.items()) if number >= last_step]
+    for least in (
+        CompletionKind.STATUS,
+        CompletionKind.WORD,
+        CompletionKind.RESULT,
+        CompletionKind.COUNTER,
+    ):
+        proofs = [(kind, record) for kind, record in later if kind >= least]
+        if not proofs:
+            continue
+        (kind, first), (_, last) = proofs[0], proofs[-1]
+        if least <= CompletionKind.RESULT:
+            above = [record for record in tail if last_step < record.number < last.number][
+                -_MAX_LINES_DOUBTED:
+            ]
+            if _has_failed_before(attempt, streams[0].file, above, last.number):
+                continue
+        if is_started_again(opening, tail, last.number):
+            continue
+        if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
+            last_number = max(
+                record.number
+                for kind, record in later
+                if kind >= CompletionKind.RESULT or record is last
+            )
+            below = drop_ignored_exceptions(
+                record for record in tail if record.number > last_number
+            )
+            doubts = (
+                [] if least is CompletionKind.STATUS else find_doubts(drop_teardown_noise(below))
+            )
+            noise = _find_noise([record for record in tail if record.number > first.number])
+            doubt = doubts[-1].text if doubts else ""
+            return CompletionProof(
+                kind,
+                streams[0].file,
+                first.number,
+                last_number,
+                first.text,
+                doubt,
+                noise,
+            )
+    return None
+
+
+def _find_noise(records: Sequence[LogRecord]) -> str:
+    """Return the last line about an exception that ended nothing; empty: there's none."""
+    found = (
+        record.text
+        for record in reversed(records)
+        if PATTERNS["exception"].match(record.text.strip())
+    )
+    return next(found, "")
+
+
+def _quote(text: str) -> str:
+    return repr(one_line(redact(text.strip()), 100))
+
+
+def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int:
+    """Return the number of the line from which on the training printed at most one further step.
+
+    A line below its end may name a step, as "best epoch: 7" does.
+    """
+    begin = tail[0].number if tail else 0
+    above = [
+        one.progress.number
+        for one in streams
+        if one.progress is not None and one.progress.number < begin
+    ]
+    found: set[int] = set()
+    for record in reversed(tail):
+        progress = progress_in(record)
+        is_of_training = not is_noise(record.text) and not _PATTERNS["not_of_training"].search(
+            record.text
+        )
+        if progress is not None and is_of_training:
+            found.add(progress.step)
+            if len(found) >= MIN_STEPS_RESUMED:
+                return record.number
+    return max(above, default=0)
+
+
+def _list_candidates(
+    streams: Sequence[Stream], tails: Sequence[Sequence[LogRecord]]
+) -> Iterator[tuple[CompletionKind, LogRecord]]:
+    """Yield the lines that may prove a completion: at the end of each stream,
+    and those that were kept from above.
+    """
+    last_lines: list[LogRecord] = []
+    for stream, tail in zip(streams, tails, strict=True):
+        near_end = list(
+            itertools.islice(
+                (one for one in reversed(tail) if not is_noise(one.text)), MAX_LATER_LINES
+            )
+        )
+        begin = near_end[-1].number if near_end else 0
+        kept = (
+            record for record in stream.completions or () if record.number < begin or not near_end
+        )
+        loop = stream.loops.find_finished()
+        for record in itertools.chain(kept, near_end):
+            if (kind := find_completion_kind(record.text)) is not None:
+                yield from [(kind, record)] if _ends_last_training(stream, record) else []
+            elif _is_finished_bar(record.text) or (
+                loop is not None
+                and record.number == loop.number
+                and _counts_all(record.text, loop)
+                and not is_last_round_cut(tail, loop)
+            ):
+                yield CompletionKind.COUNTER, record
+        yield from ((CompletionKind.COUNTER, end) for end in _find_ends_of_rounds(stream, streams))
+        # a test follows the last epoch, also where only the heading of that epoch has its number
+        has_tested = near_end and _PATTERNS["test_metric"].search(near_end[0].text) is not None
+        if has_tested and loop is not None and loop.number < near_end[0].number:
+            yield CompletionKind.COUNTER, near_end[0]
+        if stream.label.is_process and near_end:
+            last_lines.append(near_end[0])
+    if alike := _find_last_words(streams, last_lines):
+        yield CompletionKind.WORD, alike
+
+
+def _ends_last_training(stream: Stream, stop: LogRecord) -> bool:
+    """Whether a line isn't about the early stop of a training that others may follow:
+    each fold may stop early.
+    """
+    if not is_early_stop(stop.text):
+        return True
+    shape = get_shape(stop.text)
+    records = [*(stream.completions or ()), *stream.tail]
+    if not any(one.number < stop.number and get_shape(one.text) == shape for one in records):
+        return True
+    earlier = {get_shape(one.text) for one in records if one.number <= stop.number}
+    below = [one for one in stream.tail if one.number > stop.number and not is_noise(one.text)]
+    if any(get_shape(one.text) not in earlier for one in below):
+        return True
+    has_tested = any(_PATTERNS["test_metric"].search(one.text) for one in below)
+    return has_tested and not any(
+        _PATTERNS["one_of_several"].search(one.text) for one in stream.tail
+    )
+
+
+def _find_ends_of_rounds(stream: Stream, streams: Sequence[Stream]) -> Iterator[LogRecord]:
+    """Yield what shows that an outer loop has ended: its last round is whole, its bar is full,
+    or a summary follows.
+    """
+    totals: dict[str, set[int]] = {}
+    for one in streams:
+        for unit, configured in one.loops.configured.items():
+            totals.setdefault(unit, set()).update(configured)
+    for loop in stream.loops.list_ended(totals):
+        if (end := find_end_of_last_round(stream.tail, loop)) is not None:
+            yield end
+    for found in (
+        find_outer_bar(stream.tail, stream.loops),
+        find_summary(stream.tail, stream.loops),
+    ):
+        if found is not None:
+            yield found
+
+
+def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> LogRecord | None:
+    """Return the last of the lines with which all ranks of a job ended,
+    if they are alike and about an end.
+    """
+    ranks = {
+        stream.label.rank if stream.label.rank is not None else stream.label.task
+        for stream in streams
+    }
+    ranks.discard(None)
+    shapes = {PATTERNS["varying_part"].sub("#", record.text.strip()) for record in last}
+    if (
+        len(shapes) != 1
+        or len(ranks) < _MIN_RANKS
+        or ranks != set(range(len(ranks)))
+        or len(last) < len(ranks)
+    ):
+        return None
+    text = last[0].text
+    is_end = _PATTERNS["last_words"].search(text) and progress_in(last[0]) is None
+    if not is_end or PATTERNS["failure_report"].search(text) or PATTERNS["negation"].search(text):
+        return None
+    return max(last, key=lambda record: record.number)
+
+
+def _is_finished_bar(text: str) -> bool:
+    """Whether a line has the bar of an outer loop at its end."""
+    found = PATTERNS["finished_bar"].match(text) if "100%|" in text else None
+    return found is not None and found["step"] == found["total"]
+
+
+def _counts_all(text: str, loop: Loop) -> bool:
+    """Whether a line is about finished steps, none of its counters is below its end,
+    and none lacks one.
+
+    A counter alone may be the heading of the last epoch, which begins. The epoch needs no end if
+    the loop counts steps beyond the end of an epoch.
+    """
+    if not _PATTERNS["measured"].search(text):
+        return False
+    pairs = re.findall(r"(?<![\d.])(\d{1,9}) ?/ ?(\d{1,9})(?![\d.])", text)
+    if not all(int(step) >= int(total) for step, total in pairs):
+        return False
+    counters = (found["what"].lower() for found in _PATTERNS["open_counter"].finditer(text))
+    return all(what == "epoch" and loop.spans_epochs for what in counters)
+
+
+def _has_failed_before(
+    attempt: Attempt,
+    file: str,
+    above: Iterable[LogRecord],
+    number: int,
+) -> bool:
+    """Whether something failed between the last step and a result,
+    which a wrapper prints in any case.
+    """
+    ends = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
+    has_end = any(
+        of == file and report.kind in ends and report.number < number
+        for of, _, report in attempt.reports
+    )
+    return has_end or bool(attempt.entries) or bool(find_doubts(above))
+
+
+def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:
+    """Whether little but noise follows a line, and no other work that isn't finished, too."""
+    below = [record for record in tail if record.number > number and not is_noise(record.text)]
+    shapes = {PATTERNS["varying_part"].sub("#", record.text)[:80] for record in below}
+    if len(shapes) > MAX_LATER_LINES:
+        return False
+    work = [at for at, record in enumerate(below) if shows_more_work(record.text)]
+    return not work or any(_PATTERNS["metric"].search(record.text) for record in below[work[-1] :])

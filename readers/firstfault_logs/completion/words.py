@@ -1,0 +1,334 @@
+"""What one line says about the end of a job: the words of a completion,
+and lines that mean nothing below one.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from firstfault.utils.toml import Patterns
+from firstfault_logs.vocabulary import PATTERNS
+
+_MAX_REPORT_CHARS = 400
+"""A sentence about a completion is short; a record of a structured log may be longer."""
+_MAX_RECORD_CHARS = 4096
+_MAX_HEADER_CHARS = 100
+"""Time, logger and level in front of a message."""
+_ALL_PERCENT = 100
+_FURTHER_MARKS = (
+    "topping",
+    "to stop",
+    *("inal", "FINAL", "RESULT", "otal", "verall", "eak ", "untime", "train", "Train", "训练"),
+    *("arly", "W&B", "SUCC", "eached", "over", "onclu", "eturn", "tatus", "utcome"),
+)
+"""One of them, or of those in `may_report_completion`, is in each line about a completion:
+most logs have few.
+"""
+
+
+class CompletionKind(enum.IntEnum):
+    """What a completion is based on, weakest first."""
+
+    COUNTER = 1
+    """The counter of the outer loop is at its end."""
+    RESULT = 2
+    """A result of the whole job, printed after its last step."""
+    WORD = 3
+    """A sentence about the end of the training or the job."""
+    STATUS = 4
+    """The status of the whole run in a structured log, or a launcher's or scheduler's report."""
+
+
+_SUBJECT = r"""
+(?: (?:pre-?)?train(?:ing|er)? | fit(?:ting)? | fine-?tun(?:e|ing) | optimi[sz]ation | learning | distillation
+  | job | run | experiment | workflow | pipeline | script | program | main | benchmark | task | session | trial
+  | everything | all[ ](?:\w+[ ])?(?:epochs|steps|iterations|stages|tasks|ranks|workers|processes|jobs|done) )
+"""
+_END = (
+    r"(?: complet(?:ed|e|ion) | finish(?:ed)? | done | succeed(?:ed)? | succeeded | ended | over |"
+    r" concluded )"
+)
+_STAGE = r"""
+\b(?:eval\w* | valid\w* | test(?:ing|s)? | epochs? | steps? | iterations? | batch(?:es)? | checkpoint\w* | ckpt
+  | sav(?:e|ed|ing) | load\w* | download\w* | upload\w* | (?:pre|post)-?process\w* | token\w* | data\w* | init\w*
+  | set-?up | warm-?up | compil\w* | build\w* | stages? | phases? | folds? | rounds? | sanity | start\w* | prepar\w*
+  | install\w* | import\w* | cach\w* | splits? | shard\w* | conver\w* | creat\w* | generat\w* | sampl\w* | rollouts?
+  | files? | requests? | connect\w* | handshake | rendezvous | transfer\w* | cop(?:y|ied|ying) | sync\w* | forward
+  | backward | graph | captur\w* | profil\w* | submi\w* | schedul\w* | config\w* | pars\w* | registr\w* | health
+  | cleanup | prefetch\w* | index\w* | queue\w* | allocat\w* )\b
+"""
+"""Words for parts of a job: the end of one is no end of the job."""
+
+_PATTERNS = Patterns(
+    {
+        # "training finished", "all epochs done"
+        "sentence": (
+            rf"(?i)(?<![\w/.-]) (?P<subject>{_SUBJECT}) \b (?P<between>[^.;!\n]{{0,60}}?)"
+            rf" \b{_END}\b(?![\w/-])"
+        ),
+        # "finished training", "done with the benchmark"
+        "inverted": (
+            rf"(?i)\b{_END}\b (?P<between>[^.;!\n]{{0,24}}?) (?<![\w/.-])"
+            rf" (?P<subject>{_SUBJECT}) \b"
+        ),
+        # what follows a sentence about one of many
+        "one_of_many": (
+            r"(?i)^\W{0,3}(?:(?:for|of|on|in)[ ])?(?:the[ ])?"
+            rf"(?: {_STAGE}\W{{0,3}}\d | (?:one|an?|each|this|first|current)[ ]{_STAGE} )"
+        ),
+        # in front of a message, below the name of a logger, which is no subject of the sentence
+        "level": r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b",
+        "counted_stage": (
+            r"(?i)\b(?:epoch|step|iteration|iter|batch|fold|stage|phase|round|cycle)\W{0,3}\d"
+        ),
+        "stage": r"(?i)" + _STAGE,
+        # a part of a whole, in a sentence about its end
+        "fraction": r"(?<![\d.])(?P<part>\d{1,9})[ ]?(?:/|of)[ ]?(?P<whole>\d{1,9})(?![\d.])",
+        "percentage": r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)[ ]?%",
+        # a line of source code or of a shell's script, in a traceback or a copy of the program
+        "source_code": (
+            r"""
+            \w\([ ]?[bfr]{0,2}["'] | ^\s*(?:\#|//) | ^\W*[│┃|]\W*\d+[ ]*[│┃|] | ^\s*\+?\s*(?:echo|printf)\b
+          | ^\s+File[ ]"
+        """
+        ),
+        # not yet
+        "pending": (
+            r"""(?i)
+            \b(?:when | once | if | after | will | should | wait(?:ing|s|ed)? | can(?:not)? | may | might | must
+            | expect\w* | estimat\w* | remaining | to[ ]be | unless | would | while | during | whether | ETA | soon
+            | \w+n't | please | almost | nearly | partial\w* )\b
+        """
+        ),
+        # a pair of a record: "status": "success", state=completed
+        "status": (
+            r"""(?i)
+            ["']?\b(?:status | state | outcome | exit_?status | final_?status)["']?\s?[=:]\s?["']?
+            (?:success\w* | succeeded | complete[d]? | finished | done | ok | passed)\b
+        """
+        ),
+        # the event that such a record is about: the end of the whole
+        "event": (
+            r"""(?i)
+            (?:^|["'=:])[ ]?["']?(?:run | job | train(?:ing)? | fit | experiment | session | workflow | benchmark
+            | program | main | task | pipeline | process)
+            [_. -]?(?:stop | end | finish | complete | done | close | exit | result | summary | status)
+            (?:p?ed|d)?["'\s,]
+        """
+        ),
+        "event_status": (
+            r"""(?i)
+            ["']?(?:key|event|name|type)["']?\s?[=:]\s?["']status["'].{0,40}["']success\w*["']
+        """
+        ),
+        # results of the whole
+        "result": r"""
+            ^\W{0,3}RESULTS?\b\W
+          | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics? | results? | scores? | (?:\w+_)?loss | acc(?:uracy)?
+            | reward | perplexity | ppl | bleu | m?ap | f1 | auc | wer | error)\b)[^\n]{0,80}\d
+          | (?i:\btrain_(?:runtime|samples_per_second|steps_per_second)\b)
+          | (?i:\bpeak[ ](?:gpu[ ]|cuda[ ])?memory\b)
+          | (?i:\b(?:total|overall)[ ](?:\w+[ ]){0,2}(?:time|runtime|duration)\b)[^\n]{0,20}\d
+          | (?i:\btrain(?:ing)?[ ](?:took|time)\b)[^\n]{0,20}\d
+          | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics?|results?|scores?)\W{0,4}(?:none\b|\{))
+          | (?i:\b(?:saved|wrote|written|exported|stored)\b[^\n]{0,40}\bfinal[ _-]?{WEIGHTS}\b)
+          | (?i:\bfinal[ _-]?{WEIGHTS}[ ](?:\w+[ ]){0,2}(?:saved|written|exported|stored)\b)
+          | (?i:\b\d{1,6}[ ]epochs[ ]completed[ ]in[ ]\d)
+          | (?i:\bearly[ -]?stop(?:ping|ped)?\b[^\n]{0,40}\b(?:trigger|reach|stopp|epoch|step))
+          | (?i:\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
+          | (?i:(?:^|[\]:|>]\s{0,3}|\d\W{1,3})early[ -]?stop(?:ping|ped)?\W*$)
+          | (?i:\breached[ ](?:the[ ])?max(?:imum)?[ _](?:\w+[ _](?:of[ ])?)?(?:steps|epochs|iter\w*)\b)
+        """.replace("{WEIGHTS}", "(?:model|checkpoint|weights|ckpt|adapters?|policy)"),
+        "stopped_early": r"(?i)\bearly[ -]?stop",
+        # the process ended without an exception
+        "process_succeeded": (
+            r"^wandb:[ ]Waiting[ ]for[ ]W&B[ ]process[ ]to[ ]finish\W{0,6}\(success\)"
+        ),
+        "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
+        "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
+        # the mean of a loop, printed at the end of each epoch; a counter in a line of metrics
+        "per_item": r"(?i)\beta\b | /[ ]?it\b | \bsteps?\W{0,3}\d{1,9}[ ]?[|(,]",
+        # lines that mean nothing below a completion
+        "noise": (
+            r"""
+            ^\s*$ | ^\W+$ | ^\++[ ] | \bNCCL[ ](?:INFO|WARN)\b | \bUCX[ ]{1,3}(?:WARN|INFO|DIAG)\b
+          | ^\s*(?:\[\w*\]:?\s?)?\[?[WD]\d{3,4}[ ] | ^\W{0,3}(?:WARN(?:ING)?|DEBUG|TRACE)\b | [Ww]arning:
+          | ^\s*frame[ ]\#\d | ^\s*<omitting | ^Exception[ ]raised[ ]from | ^wandb:(?!.*\(success\)) | ^[ ]{2,}
+          | \bsrun:[ ]got[ ]SIGCONT
+        """
+        ),
+        # what a process prints when a signal ends it: headings, numbered native frames, threads and
+        # their frames
+        "crash_report": (
+            r"""
+            ^(?:C\+\+|Python|Native)[ ](?:Traceback|Call[ ]Stacks?)\b | ^Error[ ]Message[ ]Summary
+          | ^\s*\#?\d{1,3}[ ]+(?:0x[0-9a-f]+\b|[\w~<>:*&(]+(?:::|\()) | ^\[[^\]\s]+:\d+\][ ](?:\*\*\*|\[[ ]?\d+\])[ ]
+          | ^Fatal(?:[ ]Python[ ]error|Error): | ^(?:Current[ ]thread|Thread)[ ]0x[0-9a-f]+ | ^[ ]+\[\w+Info:[ ]
+          | ^terminate[ ]called | ^[ ]+what\(\): | ^\*\*\*[ ] | ^Extension[ ]modules: | \(core[ ]dumped\)
+        """
+        ),
+        # work that goes on
+        "more_work": (
+            r"""(?i)
+            \b(?:start\w* | begin\w* | running | launch\w* | resum\w* | continu\w* | now)\b [^\n]{0,40}
+            \b(?:train | eval | valid | test | infer | generat | predict | stage | phase | epoch | job)
+          | \beta\W{0,3}(?!0:00:00)\d | ^\W*(?:working[ ]on | processing)\b
+          | ^\W*(?:\w+[ ])?(?:evaluat | validat | test | infer | generat | predict)ing\b
+        """
+        ),
+    }
+)
+
+_BELOW_ERROR = re.compile(
+    r"^\s*(?:\[(?:rank)?\d+\]:?\s?)?(?:\[?[WID]\d{3,4}[ ]|\[?(?:W|I|D)\s[\w/.]+\.\w+:\d+\])"
+    r"|\bNCCL"
+    r" (?:INFO|WARN)\b|^\W{0,3}(?:WARN(?:ING)?|INFO|DEBUG|TRACE)\b|\s(?:WARN(?:ING)?|INFO|DEBUG)[\s\]:]"
+    r"|\bUCX\s+(?:WARN|INFO|DIAG)\b"
+    r"|:\d+: \w*Warning: ",
+)
+_CONTINUATION = re.compile(r"^\s*$|^\s*frame #\d|^Exception raised from |^\s*<omitting ")
+
+
+def may_report_completion(text: str) -> bool:
+    """Whether a line may have words of a completion; without a loop,
+    because each line of a log is tested.
+    """
+    is_possible = (
+        "omplet" in text
+        or "inish" in text
+        or "ucce" in text
+        or "done" in text
+        or "Done" in text
+        or "DONE" in text
+        or "OMPLET" in text
+        or "INISH" in text
+        or "nded" in text
+        or "stopped" in text
+        or "xit" in text
+    )
+    return is_possible and len(text) < _MAX_RECORD_CHARS
+
+
+def find_completion_kind(text: str) -> CompletionKind | None:
+    """Return what a line says about the end of the whole job; None: nothing."""
+    if not may_report_completion(text) and not any(mark in text for mark in _FURTHER_MARKS):
+        return None
+    text = text.removeprefix("[after ")  # a mark between two parts of a program
+    is_code = _PATTERNS["source_code"].search(text) is not None
+    if is_code or len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
+        return None
+    if (
+        "uccess" in text
+        or "ucceed" in text
+        or "omplete" in text
+        or "inished" in text
+        or "tatus" in text
+    ):
+        if _PATTERNS["event_status"].search(text):
+            return CompletionKind.STATUS
+        if _PATTERNS["status"].search(text) and _PATTERNS["event"].search(text):
+            return CompletionKind.STATUS
+    if len(text) > _MAX_REPORT_CHARS or PATTERNS["failure_report"].search(text):
+        return None
+    if PATTERNS["job_succeeded"].search(text) and not PATTERNS["negation"].search(text):
+        return CompletionKind.STATUS
+    if _PATTERNS["process_succeeded"].search(text) or _has_sentence(text):
+        return CompletionKind.WORD
+    return CompletionKind.RESULT if _has_result(text) else None
+
+
+def _has_result(text: str) -> bool:
+    """Whether a line has a result of the whole job, and not of an epoch,
+    a step or an evaluation.
+    """
+    found = _PATTERNS["result"].search(text)
+    if found is None:
+        return False
+    # "epoch 6: early stopping" is about the epoch in which the training ended
+    is_counted = _PATTERNS["counted_stage"].search(text[: found.start()]) is not None
+    if is_counted and not _PATTERNS["stopped_early"].search(found[0]):
+        return False
+    if _PATTERNS["training_time"].search(text):
+        return True
+    is_of_stage = _PATTERNS["duration"].search(found[0]) and _PATTERNS["stage"].search(text)
+    return not is_of_stage and _PATTERNS["per_item"].search(text) is None
+
+
+def _has_sentence(text: str) -> bool:
+    """Whether a line has a sentence about the end of the training or the job,
+    and not of a part of it.
+    """
+    level = _PATTERNS["level"].search(text[:_MAX_HEADER_CHARS])
+    begin = 0 if level is None else level.end()
+    for name in ("sentence", "inverted"):
+        found = _PATTERNS[name].search(text, begin)
+        if found is None:
+            continue
+        before, after = text[: found.start()], text[found.end() :]
+        clause = re.split(r"[.;!\]|:>]\s", before)[-1]
+        of_stage = _PATTERNS["stage"].search
+        if (
+            of_stage(found["between"])
+            or of_stage(clause[-40:])
+            or _PATTERNS["one_of_many"].search(after)
+        ):
+            continue
+        if _PATTERNS["counted_stage"].search(before) or not _is_whole(text):
+            continue
+        if _PATTERNS["pending"].search(clause + found[0]) or PATTERNS["negation"].search(
+            text[: found.end()]
+        ):
+            continue
+        return True
+    found = PATTERNS["succeeded"].search(text)
+    return (
+        found is not None
+        and PATTERNS["negation"].search(text[: found.end()]) is None
+        and _PATTERNS["pending"].search(text[: found.end()]) is None
+        and _is_whole(text)
+    )
+
+
+def _is_whole(text: str) -> bool:
+    """Whether no number in a line is a part of a whole: 370 of 1000, 37 %."""
+    parts = (found for found in _PATTERNS["fraction"].finditer(text))
+    percents = (float(found["percent"]) for found in _PATTERNS["percentage"].finditer(text))
+    is_counted = all(int(found["part"]) >= int(found["whole"]) for found in parts)
+    return is_counted and all(percent >= _ALL_PERCENT for percent in percents)
+
+
+def is_early_stop(text: str) -> bool:
+    """Whether a line is about a training that ended before its last epoch
+    because it gained no more.
+    """
+    return "arly" in text and _PATTERNS["stopped_early"].search(text) is not None
+
+
+def is_noise(text: str) -> bool:
+    """Whether a line below a completion means nothing: a level below error, a frame,
+    a command of a shell.
+    """
+    return _PATTERNS["noise"].search(text) is not None
+
+
+def is_crash_report(text: str) -> bool:
+    """Whether a line is of what a process prints when a signal ends it."""
+    return _PATTERNS["crash_report"].search(text) is not None
+
+
+def shows_more_work(text: str) -> bool:
+    """Whether a line below a completion shows that the program goes on with other work."""
+    return _PATTERNS["more_work"].search(text) is not None
+
+
+def is_below_error(text: str) -> bool:
+    """Whether a line has a level below error."""
+    return _BELOW_ERROR.search(text) is not None
+
+
+def is_continuation(text: str) -> bool:
+    """Whether a line belongs to the message of the line above: a frame of native code,
+    or a blank one.
+    """
+    return _CONTINUATION.search(text) is not None

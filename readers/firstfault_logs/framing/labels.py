@@ -1,0 +1,428 @@
+"""Find out who printed a line from the prefixes of launchers, collectors and torch,
+nested in any order.
+
+A prefix that most lines share, with a varying part, is learned from the log itself, so unlisted
+launchers work, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from firstfault_logs import launchers
+from firstfault_logs.framing.exports import parse_object
+from firstfault_logs.framing.lines import TRACEBACK, without_bars, without_colors
+from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
+
+_NEAR = 100
+_LABEL_FORMS = tuple(map(re.compile, ALTERNATIVES["label_forms"]))
+"""The forms of labels that are learned if most lines have one."""
+_MIN_LABEL_SHARE = 0.6
+"""Share of the lines that have a label."""
+_NEARLY_ALL = 0.9
+_MIN_LINES_OF_COLLECTOR = 20
+_LEAST_LINES, _FEW_LINES = 4, 2
+_HOURS = 24
+_MINUTES = re.compile(r"[0-5]\d(?=[:\s.,\]]|$)")
+"""Behind an hour and a colon."""
+
+
+class Label(NamedTuple):
+    """The process that printed a line, according to the line."""
+
+    node: str = ""
+    """A pod, a host, a file, or a label that is none of a rank."""
+    rank: int | None = None
+    task: int | None = None
+    """A number before the line: of a task, which is a rank if each task is one process."""
+    local_rank: int | None = None
+    pid: int | None = None
+    ip: str = ""
+    node_index: int | None = None
+    """A number of the node, which is a rank if each node has one process."""
+
+    @property
+    def number(self) -> int | None:
+        """The number that distinguishes the process best."""
+        numbers = (self.rank, self.task, self.local_rank, self.pid)
+        return next((number for number in numbers if number is not None), None)
+
+    @property
+    def is_process(self) -> bool:
+        """Whether it distinguishes one process from the rest of its node."""
+        return not (
+            self.rank is None and self.task is None and self.local_rank is None and self.pid is None
+        )
+
+
+def get_file_label(path: str) -> Label:
+    """Return the label of a log according to its name: a rank, or a node and perhaps its number."""
+    name = PATTERNS["log_suffix"].sub("", path.rpartition("/")[2])
+    if ranked := PATTERNS["rank_word"].search(name):
+        return Label(rank=int(ranked[1]))
+    numbers = re.findall(r"\d+", name)
+    return Label(node=name, node_index=int(numbers[0]) if len(numbers) == 1 else None)
+
+
+class LogRecord(NamedTuple):
+    """A line without its prefixes."""
+
+    number: int
+    text: str
+    label: Label
+    time_ns: int | None
+    by_torch: bool = False
+    """Whether torch put the rank before it: of a traceback, that it was uncaught."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """The prefixes of the lines of one log."""
+
+    stamped: bool = False
+    """Whether each line begins with a time, those of tracebacks too: a collector put it there."""
+    learned_form: re.Pattern[str] | None = None
+    """The form of labels that most lines of the log have."""
+    is_number: bool = False
+    """Whether labels are numbers of tasks."""
+    year: int = 0
+    """For times that have none; 0: not known."""
+    is_learned: bool = False
+    """Whether these are all prefixes of the log."""
+    inner: Prefixes | None = None
+    """The prefixes behind the learned label, which then is a collector's and names no process."""
+    learned_names: set[str] = field(default_factory=set)
+    """Nodes in learned labels: the lines that were read don't show what they are."""
+
+    def parse(self, number: int, line: str, inherited: Label) -> Iterable[LogRecord]:
+        """Return a line without its prefixes; a line of JSON may have several lines.
+
+        Args:
+            number: of the line in its file.
+            line: its text.
+            inherited: who wrote the file, according to its name.
+        """
+        form = self.learned_form
+        if self.inner is not None and form is not None and (found := form.match(line)):
+            return self.inner.parse(number, line[found.end() :], inherited)
+        return self._parse(number, line, inherited)
+
+    def _parse(self, number: int, line: str, inherited: Label) -> Iterator[LogRecord]:
+        label, text, time_ns, by_torch = inherited, line, None, False
+        is_labeled = self.learned_form is None
+        for _ in range(8):
+            # before times, because syslog's and Horovod's prefixes begin with one
+            if (
+                text[:1] in "[("
+                or "|" in text[:100]
+                or "]<std" in text[:40]
+                or text[6:7] == " "
+                or PATTERNS["level_before_date"].match(text)
+            ):
+                prefix = launchers.TABLE.prefix.match(text)
+                if prefix is not None:
+                    label, is_of_torch = read_prefix(label, prefix[0])
+                    text = text[prefix.end() :]
+                    by_torch = by_torch or is_of_torch
+                    continue
+            match = PATTERNS["stamp"].match(text)
+            if match is not None:
+                time_ns = time_ns or _to_ns(
+                    match["date"],
+                    match["time"],
+                    match["part"],
+                    match["zone"],
+                )
+                if self.stamped or not text[match.end() :].strip():
+                    text = text[match.end() :]
+                    continue
+                break
+            if self.stamped and (
+                other := PATTERNS["other_stamp"].match(text) or PATTERNS["cri_prefix"].match(text)
+            ):
+                text = text[other.end() :]
+                continue
+            if (
+                not is_labeled
+                and self.learned_form is not None
+                and (found := self.learned_form.match(text))
+            ):
+                label = self._apply_label(label, found["name"])
+                is_labeled = True
+                text = text[found.end() :]
+                continue
+            break
+        if self.is_learned and not by_torch and "[rank" in text[:_NEAR]:
+            label, text, by_torch = _find_torch_prefix(label, text)
+        time_ns = time_ns or self._glogs(text)
+        if fields := parse_object(text):
+            yield from _split_json(number, fields, label, time_ns)
+        else:
+            yield LogRecord(number, text, label, time_ns, by_torch)
+
+    def _glogs(self, text: str) -> int | None:
+        """Return the time in a line of native code, which has no year."""
+        found = (
+            PATTERNS["glog_stamp"].match(text)
+            if self.year and text[:2].lstrip("[")[:1] in "EWFI"
+            else None
+        )
+        if found is None:
+            return None
+        return _to_ns(
+            f"{self.year}-{int(found['month']):02}-{found['day']}",
+            found["time"],
+            found["part"],
+            None,
+        )
+
+    def _apply_label(self, label: Label, name: str) -> Label:
+        if self.is_number:
+            return label._replace(task=int(name))
+        named = PATTERNS["rank_word"].search(name)
+        if named is not None:
+            return label._replace(rank=int(named[1]))
+        if (numbered := PATTERNS["numbered_node"].fullmatch(name)) is not None:
+            self.learned_names.add(numbered["node"])
+            return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
+        if PATTERNS["no_label"].search(name.strip("[]<>() :")) or PATTERNS["level_in_label"].search(
+            name
+        ):
+            return label
+        self.learned_names.add(name.partition(" ")[0])
+        return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"
+
+
+_PLAIN = Prefixes()
+
+
+def learn_prefixes(lines: Sequence[str]) -> Prefixes:
+    """Return the prefixes of a log, learned from some of its lines.
+
+    If all lines have the same label, a collector put it there, so the text behind it is learned as
+    well.
+    """
+    outer = _learn_prefixes(lines)
+    form = outer.learned_form
+    labeled = [found for line in lines if form is not None and (found := form.match(line))]
+    if len(labeled) < _MIN_LINES_OF_COLLECTOR or len({found["name"] for found in labeled}) > 1:
+        return outer
+    inner = _learn_prefixes([found.string[found.end() :] for found in labeled])
+    return replace(outer, inner=inner) if inner.stamped or inner.learned_form is not None else outer
+
+
+def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
+    years = Counter(
+        found["date"][:4] for line in lines if (found := PATTERNS["stamp"].search(line))
+    )
+    year = int(years.most_common(1)[0][0]) if years else 0
+    of_frames = [
+        found["before"] for line in lines if (found := PATTERNS["before_frame"].match(line))
+    ]
+    above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
+    of_frames += list(above)
+    texts = [line for line in lines if line.strip()]
+    stamped = any(_is_stamped(before) for before in of_frames)
+    if not of_frames and texts:
+        stamped = sum(map(_is_stamped, texts)) > _NEARLY_ALL * len(texts)
+    known = Prefixes(stamped=stamped, year=year)
+    bare = [record.text for line in texts for record in known.parse(0, line, Label())]
+    rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
+    rests = [rest for rest in rests if rest.strip(" |+") and not PATTERNS["no_prefix"].match(rest)]
+    for form in _LABEL_FORMS:
+        if _fits(form, bare, rests):
+            return replace(
+                known,
+                is_learned=True,
+                learned_form=form,
+                is_number=form in _LABEL_FORMS[:2],
+            )
+    return replace(known, is_learned=True, learned_form=_skeleton([_outer(rest) for rest in rests]))
+
+
+def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
+    """Find torch's own prefix behind one that is too rare to be learned."""
+    found = PATTERNS["torch_prefix"].search(text[: _NEAR + 20])
+    if found is None:
+        return label, text, False
+    return label._replace(rank=int(found["rank"])), text[found.end() :], True
+
+
+def _is_stamped(text: str) -> bool:
+    return (PATTERNS["stamp"].match(text) or PATTERNS["other_stamp"].match(text)) is not None
+
+
+def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
+    """Whether a form of label begins most lines, or the lines of tracebacks."""
+    matches = [match for line in lines if line.strip() and (match := form.match(line))]
+    if _are_times_or_counters(matches):
+        return False
+    names = Counter(
+        match["name"] for match in matches if not PATTERNS["no_label"].search(match["name"])
+    )
+    is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
+    least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
+    count = names.total()
+    enough = max(least, _MIN_LABEL_SHARE * sum(bool(line.strip()) for line in lines))
+    if of_frames:
+        found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
+        before = [match for text, match in found if _is_prefix(text[match.end() :])]
+        names_none = map(PATTERNS["no_label"].search, (match["name"] for match in before))
+        return len(before) * 2 > len(of_frames) and not any(names_none)
+    # a single name that only a part of the lines has is that of a program which writes between
+    # others
+    is_of_several = len(names) > 1 or count >= _NEARLY_ALL * len(lines)
+    return count >= enough and is_of_several and (is_of_each_rank or len(names) * 2 <= count)
+
+
+def _are_times_or_counters(matches: Sequence[re.Match[str]]) -> bool:
+    """Whether numbers before lines are hours, or count the lines or the steps of one process."""
+    numbered = [found for found in matches if found["name"].isdecimal()]
+    if 2 * len(numbered) <= len(matches):
+        return False
+    numbers = [int(found["name"]) for found in numbered]
+    times = sum(_MINUTES.match(found.string, found.end()) is not None for found in numbered)
+    if times >= _NEARLY_ALL * len(numbered) and max(numbers) < _HOURS:
+        return True
+    is_rising = all(earlier < later for earlier, later in itertools.pairwise(numbers))
+    # tasks are numbered from 0, and a file of one task repeats its number
+    return len(numbers) >= _LEAST_LINES and is_rising and numbers[0] > 1
+
+
+def _is_prefix(text: str) -> bool:
+    """Whether a text has nothing but prefixes that are known."""
+    return not any(record.text.strip() for record in Prefixes(stamped=True).parse(0, text, Label()))
+
+
+def _outer(prefix: str) -> str:
+    """Return the part before the known prefixes."""
+    ends = (found.end() for found in re.finditer(r"\s+", prefix))
+    return next((prefix[:end] for end in ends if _is_prefix(prefix[end:])), prefix)
+
+
+def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
+    """Return a pattern for the prefixes of tracebacks, with any words in their places;
+    None without prefixes.
+    """
+    if not prefixes:
+        return None
+    forms = Counter(re.sub(r"[\w.@#-]+", "w", prefix) for prefix in prefixes)
+    form, count = forms.most_common(1)[0]
+    # no prefix is so long
+    if count * 2 <= len(prefixes) or form.strip() == "w" or "w" not in form or len(form) > 40:  # noqa: PLR2004
+        return None
+    pattern = re.escape(form.rstrip()).replace("w", r"[\w.@#-]+")
+    return re.compile(rf"(?P<name>{pattern})(?: |$)")
+
+
+@lru_cache(maxsize=10_000)
+def read_prefix(label: Label, prefix: str) -> tuple[Label, bool]:
+    """Return a label with what a launcher's prefix contains, and whether torch put it there."""
+    parts = launchers.TABLE.read_prefix(prefix)
+    rank = parts.get("torch_rank", parts.get("rank"))
+    if rank is None and (named := PATTERNS["rank_of_actor"].search(parts.get("actor", ""))):
+        rank = named["rank"]
+    numbers: dict[str, int] = {
+        name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts
+    }
+    if rank is not None:
+        numbers["rank"] = int(rank)
+    ip = parts.get("ip", label.ip)
+    return (
+        label._replace(node=parts.get("node") or label.node or ip, ip=ip, **numbers),
+        "torch_rank" in parts,
+    )
+
+
+@lru_cache(maxsize=256)
+def _seconds(date: str, time: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(f"{date.replace('/', '-')}T{time}").replace(
+            tzinfo=timezone.utc
+        )
+    except ValueError:
+        return None
+    return int(moment.timestamp())
+
+
+def _to_ns(date: str, time: str, part: str | None, zone: str | None) -> int | None:
+    """Return a time as nanoseconds since the Unix epoch; without a zone it counts as UTC."""
+    seconds = _seconds(date, time)
+    if seconds is None:
+        return None
+    if zone and zone != "Z":
+        seconds -= (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60) * (1 if zone[0] == "+" else -1)
+    return seconds * 1_000_000_000 + int((part or "0").ljust(9, "0"))
+
+
+def parse_time_ns(text: str) -> int | None:
+    """Return the time with which a text begins, nanoseconds since the Unix epoch; None:
+    it begins with none.
+    """
+    found = PATTERNS["stamp"].match(text)
+    return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
+
+
+_SUCCESSES = {"success", "successful", "succeeded", "completed", "finished", "ok"}
+"""Values of the field "status" that are kept:
+the message of a record may have no word on its outcome.
+"""
+
+
+# --- lines of JSON --------------------------------------------------------------------------------
+
+
+def _split_json(
+    number: int,
+    fields: dict[str, Any],
+    label: Label,
+    time_ns: int | None,
+) -> Iterable[LogRecord]:
+    """Yield the lines in an object: its message and its traceback."""
+    inner = [value for value in fields.values() if isinstance(value, dict)]
+    inner = [
+        *(deep for value in inner for deep in value.values() if isinstance(deep, dict)),
+        *inner,
+    ]
+    known = {key: value for part in (*inner, fields) for key, value in part.items()}
+    known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
+    rank = next(
+        (known[name] for name in WORDS["rank_keys"] if str(known.get(name, "")).isdecimal()), None
+    )
+    node = next(
+        (str(known[name]) for name in WORDS["node_keys"] if isinstance(known.get(name), str)), ""
+    )
+    label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
+    if str(known.get("local_rank", "")).isdecimal():
+        label = label._replace(local_rank=int(known["local_rank"]))
+    for name in WORDS["time_keys"]:
+        time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
+    texts = [value for value in known.values() if isinstance(value, str) and " " in value]
+    named = (known[name] for name in WORDS["message_keys"] if isinstance(known.get(name), str))
+    message = next(named, max(texts, key=len, default=""))
+    outcome = str(known.get("status") or known.get("outcome") or "")
+    if outcome.lower() in _SUCCESSES and "\n" not in message:
+        message = f"{message} status={outcome}"
+    level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
+    traces = (known[name] for name in WORDS["traceback_keys"] if isinstance(known.get(name), str))
+    trace = next(filter(str.strip, traces), "")
+    # a collector's level is about the stream that a line was printed to
+    is_program_level = PATTERNS["level_of_failure"].fullmatch(level) and known.keys().isdisjoint(
+        {"severity", "log"}
+    )
+    head = (
+        f"{level}: {message}"
+        if is_program_level and not PATTERNS["traceback_line"].match(message)
+        else message
+    )
+    for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):
+        for text in without_bars(without_colors(line)):
+            for record in _PLAIN.parse(number, text, label):
+                yield record._replace(time_ns=record.time_ns or time_ns)

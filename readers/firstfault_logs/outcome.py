@@ -1,0 +1,114 @@
+"""Whether an attempt without a failure in its logs has succeeded:
+only what it printed at its end proves that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.utils.text import one_line
+from firstfault_logs.attempts import progress_in
+from firstfault_logs.completion.noise import drop_ignored_exceptions, find_doubts
+from firstfault_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
+from firstfault_logs.completion.words import CompletionKind, find_completion_kind
+from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.launchers import ReportKind
+from firstfault_logs.vocabulary import PATTERNS
+
+if TYPE_CHECKING:
+    from firstfault_logs.collector import Attempt
+
+
+def is_success_report(text: str) -> bool:
+    """Whether a line reports that a training, a process or a job has succeeded."""
+    kind = find_completion_kind(text)
+    return kind is not None and kind >= CompletionKind.WORD
+
+
+def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
+    """Whether lines after all failures prove that the job succeeded,
+    so the program or its launcher handled them.
+
+    Args:
+        attempt: the last one of the job.
+        last_failures: by file, the number of the last line about a failure.
+    """
+    if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
+        return True
+    deaths = any(
+        report.kind in {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED}
+        for _, _, report in attempt.reports
+    )
+    has_ended = deaths or bool(attempt.entries)
+    for file, last_failure in last_failures.items():
+        streams = [
+            stream for stream in attempt.streams.values() if stream.file == file and stream.tail
+        ]
+        later = sorted(
+            (record for one in streams for record in one.tail if record.number > last_failure),
+            key=lambda record: record.number,
+        )
+        proofs = [at for at, record in enumerate(later) if is_success_report(record.text)]
+        if not proofs or find_doubts(drop_ignored_exceptions(later[proofs[-1] + 1 :])):
+            return False
+        last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}
+        if last.label.is_process:
+            # each process continued
+            is_proven = proven >= {
+                stream.label.number for stream in streams if stream.label.is_process
+            }
+        else:
+            is_uncaught = any(
+                TRACEBACK in record.text for stream in streams for record in stream.by_torch
+            )
+            # steps below all failures: a training needs all its ranks, so it was restarted
+            has_resumed = (
+                sum(progress_in(record) is not None for record in later[: proofs[-1]])
+                >= MIN_STEPS_RESUMED
+            )
+            texts = (
+                *(report.text for _, _, report in attempt.reports),
+                *(record.text for record in later),
+            )
+            has_failed = any(map(PATTERNS["job_failed"].search, texts))
+            is_of_job = PATTERNS["job_succeeded"].search(last.text) is not None and not has_failed
+            is_proven = has_resumed or is_of_job or not (has_ended or is_uncaught)
+        if not is_proven:
+            return False
+    return bool(last_failures)
+
+
+def explain_missing_proof(attempt: Attempt, proof: CompletionProof | None) -> str:
+    """Return why it's unknown whether an attempt without a failure has succeeded; empty: it has."""
+    streams = [stream for stream in attempt.streams.values() if stream.tail]
+    if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
+        return ""
+    if not streams:
+        is_started = bool(attempt.reports) or attempt.is_torchrun
+        return (
+            "the job was restarted, and nothing shows how that ended"
+            if is_started
+            else "it has no text"
+        )
+    last = max((stream.tail[-1] for stream in streams), key=lambda record: record.number)
+    quoted = f"the log ends with {one_line(redact(last.text.strip()), 100)!r}"
+    files, of_training = (
+        {stream.file for stream in streams},
+        {one.file for one in streams if one.progress is not None},
+    )
+    if len(files) > 1 and len(of_training) * 2 < len(files):
+        number = "none" if not of_training else f"only {len(of_training)}"
+        return (
+            f"no line reports a failure, and {number} of {len(files)} files has the steps of a"
+            " training"
+        )
+    if proof is None:
+        return f"can't tell whether the job succeeded: {quoted}"
+    if proof.doubt:
+        return (
+            "can't tell whether the job succeeded: it reports"
+            f" {one_line(redact(proof.doubt.strip()), 100)!r}"
+        )
+    return ""

@@ -1,0 +1,403 @@
+"""The processes, nodes and launchers in the logs of one attempt,
+each with everything that is known about it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.exceptions_in_text import parse_exceptions
+from firstfault.utils.stored_text import clean
+from firstfault_logs.framing.labels import parse_time_ns
+from firstfault_logs.launchers import LauncherReport, ReportKind
+from firstfault_logs.vocabulary import PATTERNS, WORDS
+
+if TYPE_CHECKING:
+    from firstfault.model import ExceptionInfo
+    from firstfault_logs.boxes import Entry
+    from firstfault_logs.collector import Attempt, Stream
+    from firstfault_logs.own_reports import OwnReport
+    from firstfault_logs.tracebacks import Traceback
+
+MAX_TEXT = 64 * 1024
+LAUNCHER_STOPPED = "its launcher ended it because of another failure"
+SCHEDULER_STOPPED = "its scheduler ended the job"
+NO_EXIT_STATUS = "no exit status in the log"
+_WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
+"""The frames of torch's `record` do not belong to the failure."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One training process, as the logs show it."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    node: str = ""
+    host: str = ""
+    ip: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    is_oom: bool = False
+    stopped: str = ""
+    """Why its launcher ended it; empty: according to the log, it didn't."""
+    streams: list[Stream] = field(default_factory=list)
+    raised: ExceptionInfo | None = None
+    raised_text: str = ""
+    text: str = ""
+    """The end of what it printed."""
+    launcher_text: str = ""
+    """What its launcher printed about its end."""
+    launcher_time_ns: int | None = None
+    """When it printed that."""
+    own_error: str = ""
+    """What it printed last about a failure."""
+    reports_own_end: bool = False
+    """Whether it printed itself how it ended."""
+    time_ns: int | None = None
+    hardware_error: str = ""
+    """What the kernel's log reports about its GPU."""
+    is_driver: bool = False
+    """Whether what it printed is about a failure of another process, which it started."""
+    uncaught: bool = False
+    """Whether torch printed its exception because nothing had caught it."""
+    lines: set[tuple[str, int, int]] = field(default_factory=set)
+    """Files, and the first and last lines in them that are about it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the log shows how it ended."""
+        return self.exit_code is not None or bool(self.signal)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a rank, a local rank or a process id distinguishes it."""
+        return not (self.rank is None and self.local_rank is None and self.pid is None)
+
+    @property
+    def message(self) -> str:
+        """What it printed last about a failure, or its launcher about it,
+        if no line reports how it ended.
+        """
+        if self.has_ended or self.raised is not None or self.stopped:
+            return ""
+        return self.launcher_text or self.own_error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended by itself, or wasn't killed by its launcher."""
+        if self.raised is not None or self.is_oom:
+            return True
+        return not self.stopped and bool(self.signal or self.exit_code or self.message)
+
+    def set_exception(self, found: Traceback) -> None:
+        """Record the exception that ended it."""
+        self.raised, self.raised_text = found.exception, found.text
+        self.time_ns = self.time_ns or found.time_ns
+        self.lines.add((found.stream.file, *found.lines))
+
+    def set_own_report(self, found: OwnReport) -> None:
+        """Record what it printed itself about its end, if anything."""
+        if not found.text:
+            return
+        self.raised = found.raised
+        self.signal = self.signal or found.signal
+        self.raised_text = found.text if found.raised is not None else ""
+        self.own_error = "" if found.raised is not None or found.signal else found.text
+        self.reports_own_end = bool(found.signal)
+        self.uncaught = found.uncaught
+        self.lines.add((self.streams[0].file, *found.lines))
+        first, last = found.lines
+        records = (
+            record
+            for stream in self.streams
+            for record in stream.tail
+            if first <= record.number <= last
+        )
+        times = (record.time_ns for record in records if record.time_ns is not None)
+        # other lines above may be much older than the failure
+        self.time_ns = self.time_ns or min(times, default=None)
+
+    def cite_last_line(self) -> None:
+        """Refer to the last line of a process about whose end there is none."""
+        last = max((stream.tail[-1].number for stream in self.streams if stream.tail), default=None)
+        if not self.lines and last is not None:
+            self.lines.add((self.streams[0].file, last, last))
+
+    def may_be_on(self, node: str) -> bool:
+        """Whether it may have run on a node of this name; an empty name is any node's."""
+        return not node or not self.node or node in {self.node, self.host, self.ip}
+
+
+class Processes:
+    """Finds out which streams, statements and boxes are about the same process."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.all: list[Process] = []
+        self._by_rank: dict[int, Process] = {}
+        self.shared: list[Stream] = []
+        """Streams of several processes, or of one that nothing names."""
+        self.tasks_are_ranks = not attempt.tasks_are_nodes and not attempt.is_torchrun
+        labels = {
+            (one.label.task, one.label.node)
+            for one in attempt.streams.values()
+            if one.label.task is not None
+        }
+        # "10.0.0.1 [0]" and "10.0.0.2 [0]" are two processes
+        self.tasks_are_local = len({label for label, _ in labels}) < len(labels)
+        self.rank_by_node = self._find_rank_by_node()
+        self.task_nodes = {
+            task: report.node
+            for _, _, report in attempt.reports
+            for task in report.tasks
+            if report.node
+        }
+        for file, node, entry in attempt.entries:
+            self._take_entry(entry, file, node)
+        kept = (stream for stream in attempt.streams.values() if stream.tail)
+        for stream in sorted(
+            kept, key=lambda one: (one.label.rank is None, one.file, one.tail[0].number)
+        ):
+            self._take_stream(stream)
+        for file, node, report in attempt.reports:
+            self._take_report(file, node, report)
+
+    def _find_rank_by_node(self) -> dict[str, int]:
+        """Return the rank of each node's only process;
+        empty if nodes may have several processes.
+        """
+        ranks: dict[str, set[int]] = defaultdict(set)
+        for stream in self.attempt.streams.values():
+            label = stream.label
+            if label.node and not label.is_process:
+                own_index = {label.node_index} if label.node_index is not None else set()
+                ranks[label.node] |= stream.declared_ranks or own_index
+        found = {node: min(numbers) for node, numbers in ranks.items() if len(numbers) == 1}
+        # without a world size, nodes numbered from 0 have one process each if no process has
+        # another number
+        is_by_process = any(stream.label.is_process for stream in self.attempt.streams.values())
+        size = self.attempt.world_size or (
+            0 if self.attempt.is_torchrun or is_by_process else len(ranks)
+        )
+        is_one_each = 1 < len(found) == len(ranks) == size and sorted(found.values()) == list(
+            range(size)
+        )
+        return found if is_one_each else {}
+
+    def find(
+        self,
+        *,
+        rank: int | None = None,
+        pid: int | None = None,
+        local_rank: int | None = None,
+        node: str = "",
+    ) -> Process:
+        """Return the process that is known by one of these, or a new one."""
+        found = None
+        if rank is None and pid is not None:
+            rank = self.attempt.rank_by_pid.get(pid)
+        if rank is not None:
+            found = self._by_rank.get(rank)
+        if found is None and pid is not None:
+            found = self._only(lambda item: item.pid == pid and item.may_be_on(node))
+        if found is None and local_rank is not None:
+            found = self._only(lambda item: item.local_rank == local_rank and item.may_be_on(node))
+        if found is not None and rank is not None and found.rank not in {None, rank}:
+            found = None
+        if found is None:
+            found = Process()
+            self.all.append(found)
+        found.rank = found.rank if found.rank is not None else rank
+        if found.rank is not None:
+            self._by_rank[found.rank] = found
+        found.pid = found.pid or pid
+        found.local_rank = found.local_rank if found.local_rank is not None else local_rank
+        found.node = found.node or node
+        return found
+
+    def _only(self, fits: Callable[[Process], bool]) -> Process | None:
+        matching = [item for item in self.all if fits(item)]
+        return matching[0] if len(matching) == 1 else None
+
+    def resolve_node(self, node: str) -> str:
+        """Return the name of a node, also for one that is known by the number of its task."""
+        if node.startswith("task "):
+            return self.task_nodes.get(int(node[5:]), node)
+        return node
+
+    def _take_entry(self, entry: Entry, file: str, node: str) -> None:
+        where = self.resolve_node(node) or entry.host
+        found = self.find(rank=entry.rank, pid=entry.pid, local_rank=entry.local_rank, node=where)
+        found.host = found.host or entry.host
+        found.exit_code, found.signal = entry.exit_code, entry.signal
+        found.time_ns = found.time_ns or parse_time_ns(entry.time.replace("_", "T"))
+        found.lines.add((file, entry.number, entry.last))
+        text = "\n".join(entry.traceback)
+        if text and (raised := exception_in(text, whole=True)):
+            found.raised, found.raised_text = raised, text
+
+    def _take_stream(self, stream: Stream) -> None:
+        label = stream.label
+        node = self.resolve_node(stream.label.node)
+        if self.tasks_are_local and label.task is not None:
+            local = label.task if label.local_rank is None else label.local_rank
+            label = label._replace(local_rank=local, task=None)
+        rank = (
+            label.rank if label.rank is not None else label.task if self.tasks_are_ranks else None
+        )
+        rank = rank if label.is_process else self.rank_by_node.get(node)
+        if label.task is not None and not self.tasks_are_ranks:
+            node = node or self.resolve_node(f"task {label.task}")
+        if rank is None and label.local_rank is not None:
+            first = self.attempt.find_first_rank((stream.file, stream.label.node))
+            rank = None if first is None else first + label.local_rank
+        if rank is None and label.local_rank is None and label.pid is None:
+            self.shared.append(replace(stream, label=label._replace(node=node)))
+            return
+        if rank is not None and not node:
+            node = self.task_nodes.get(rank, "") if self.tasks_are_ranks else ""
+        found = self.find(rank=rank, pid=label.pid, local_rank=label.local_rank, node=node)
+        found.ip = found.ip or label.ip
+        found.streams.append(stream)
+
+    def _take_report(self, file: str, node: str, report: LauncherReport) -> None:
+        if report.kind not in {ReportKind.ENDED, ReportKind.STOPPED, ReportKind.OOM}:
+            return
+        node = self.resolve_node(report.node or report.ip or node)
+        for process in self._find_reported(file, node, report):
+            process.lines.add((file, report.number, report.number))
+            process.node = process.node or node
+            process.ip = process.ip or report.ip
+            process.is_oom |= report.is_oom
+            if (
+                report.kind is ReportKind.STOPPED
+                and process.signal
+                and process.signal == report.signal
+            ):
+                # its launcher's signal
+                process.exit_code, process.signal, process.stopped = (
+                    None,
+                    "",
+                    LAUNCHER_STOPPED,
+                )
+            elif report.kind is ReportKind.STOPPED and not process.has_ended:
+                # srun prints the first task that SIGTERM ended before it ends all others
+                is_one = len(report.tasks or report.ranks) == 1
+                is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
+                process.signal, process.stopped = (
+                    ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
+                )
+                process.launcher_time_ns = report.time_ns if is_first else None
+            elif report.kind is not ReportKind.STOPPED and not process.has_ended:
+                is_after = (
+                    bool(report.tasks)
+                    and report.signal == "SIGKILL"
+                    and self._rest_stopped_before(report)
+                )
+                process.stopped = LAUNCHER_STOPPED if is_after else ""
+                process.exit_code = None if is_after else report.exit_code
+                process.signal = (
+                    "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
+                )
+                process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
+
+    def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
+        """Return the processes that a report is about."""
+        of_tasks = report.tasks if self.tasks_are_ranks else ()
+        ranks = of_tasks if report.tasks else report.ranks
+        if not ranks and report.local_rank is None and node in self.rank_by_node:
+            ranks = (self.rank_by_node[node],)
+        elif not ranks and report.local_rank is not None:
+            first = self.attempt.find_first_rank((file, node))
+            ranks = () if first is None else (first + report.local_rank,)
+        if ranks:
+            local = report.local_rank if len(ranks) == 1 else None
+            return [
+                self.find(rank=rank, pid=report.pid, local_rank=local, node=node) for rank in ranks
+            ]
+        if report.tasks:
+            return []
+        if report.pid is not None or report.local_rank is not None:
+            return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
+        is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)
+        return [self.find_by_node(node)] if is_end else []
+
+    def find_by_node(self, node: str) -> Process:
+        """Return the process that is known by its node only, or a new one."""
+        found = self._only(
+            lambda item: bool(node) and item.node == node and not (item.is_known or item.raised)
+        )
+        if found is None:
+            found = Process(node=node)
+            self.all.append(found)
+        return found
+
+    def _is_of_job(self, pod: str) -> bool:
+        """Whether a pod in a table is one of the job's that failed in the end:
+        a table may have pods of other jobs.
+        """
+        listed = self.attempt.listed_pods
+        if pod not in listed:
+            return True
+        name = PATTERNS["pod_suffix"].sub("", pod)
+        replaced_by = (other for other in listed if PATTERNS["pod_suffix"].sub("", other) == name)
+        if any(listed[other] in WORDS["healthy_pods"] for other in (pod, *replaced_by)):
+            return False
+        pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
+        if pods:
+            return pod in pods
+        job = PATTERNS["pod_number"].sub("", pod)
+        others = (other for other in listed if other != pod)
+        return len(listed) == 1 or any(
+            PATTERNS["pod_number"].sub("", other) == job for other in others
+        )
+
+    def take_launcher_ends(self) -> None:
+        """Take launchers that ended with an error, such as torchrun in a task of srun:
+        nothing else shows a failure.
+        """
+        for file, node, report in self.attempt.reports:
+            if (
+                report.kind is ReportKind.ENDED
+                and report.tasks
+                and (report.exit_code or report.signal)
+            ):
+                where = self.resolve_node(report.node or node)
+                lines = {(file, report.number, report.number)}
+                self.all.append(
+                    Process(
+                        node=where,
+                        exit_code=report.exit_code,
+                        signal=report.signal,
+                        lines=lines,
+                    )
+                )
+                self.all[-1].launcher_text, self.all[-1].launcher_time_ns = (
+                    report.text,
+                    report.time_ns,
+                )
+
+    def _rest_stopped_before(self, report: LauncherReport) -> bool:
+        earlier = (
+            other.kind for _, _, other in self.attempt.reports if other.number < report.number
+        )
+        return ReportKind.REST_STOPPED in earlier
+
+
+def exception_in(text: str, *, whole: bool) -> ExceptionInfo | None:
+    """Return the exception of the last traceback in a text;
+    its causes are those that Python printed before it.
+    """
+    found = parse_exceptions(clean(text, MAX_TEXT), whole=whole)
+    if not found:
+        return None
+    first, *causes = (
+        replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file))
+        for link in found
+    )
+    return replace(first, relation="", causes=tuple(causes))

@@ -1,0 +1,260 @@
+"""Separate failed processes from stopped ones, and find what killed them.
+
+The functions run in the order of `mark_stops`; each looks only at processes that still count as
+failed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.model.failure import LAST_LINES_OF_SUCCESS
+from firstfault_logs.causes.blocked_tasks import mark_blocked_tasks
+from firstfault_logs.launchers import ReportKind
+from firstfault_logs.outcome import is_success_report
+from firstfault_logs.processes import (
+    LAUNCHER_STOPPED,
+    NO_EXIT_STATUS,
+    SCHEDULER_STOPPED,
+    Process,
+    Processes,
+)
+from firstfault_logs.vocabulary import HARDWARE_XIDS, PATTERNS
+
+if TYPE_CHECKING:
+    from firstfault_logs.collector import Attempt
+
+_MAX_WORLD_SIZE = 4096
+"""In a larger job, ranks without a line aren't listed."""
+_MAX_LINES_OF_END = 5
+"""Lines in which a process that ended normally reports this."""
+_MAX_SILENT_SUSPECTS = 3
+"""More silent ranks than this are not suspects."""
+
+
+def mark_stops(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes that were stopped, killed for memory, or failed because of a faulty GPU."""
+    _mark_stopped_by_scheduler(attempt, processes)
+    _mark_killed_with_the_rest(attempt, processes)
+    _mark_terminated(attempt, processes)
+    _mark_listed_by_agents(attempt, processes)
+    _match_oom_kills(attempt, processes)
+    _match_hardware_errors(attempt, processes)
+    mark_blocked_tasks(attempt, processes)
+
+
+def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes with all lines below the scheduler's announcement that it ends the job."""
+    announced: dict[str, int] = {}
+    for file, _, report in attempt.reports:
+        if report.kind is ReportKind.TERMINATED and report.reason:
+            announced[file] = min(announced.get(file, report.number), report.number)
+    for process in processes.all:
+        files = {file for file, _, _ in process.lines}
+        is_later = all(first > announced.get(file, first) for file, first, _ in process.lines)
+        if (
+            files
+            and files <= announced.keys()
+            and is_later
+            and process.has_failed
+            and not process.is_oom
+        ):
+            process.raised, process.exit_code, process.signal = None, None, ""
+            process.own_error, process.stopped = "", SCHEDULER_STOPPED
+
+
+def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes that were killed, or aborted, after another one had crashed.
+
+    mpirun kills all others with SIGKILL, and runtimes abort if they lose a peer.
+    """
+    ended = [report for _, _, report in attempt.reports if report.kind is ReportKind.ENDED]
+    first = next((report for report in ended if report.ranks or report.tasks), None)
+    killed = [
+        one for one in processes.all if one.signal in {"SIGKILL", "SIGABRT"} and not one.is_oom
+    ]
+    has_crashed = first is not None and first.signal not in {"", "SIGABRT", "SIGKILL", "SIGTERM"}
+    for process in killed if has_crashed and len(killed) > 1 and not attempt.is_torchrun else ():
+        process.signal, process.stopped = "", LAUNCHER_STOPPED
+
+
+def _mark_terminated(attempt: Attempt, processes: Processes) -> None:
+    """Mark processes that SIGTERM ended, if another one failed: launchers send it, too."""
+    if not any(process.signal != "SIGTERM" and process.has_failed for process in processes.all):
+        return
+    signaled = {
+        report.pid for _, _, report in attempt.reports if report.kind is ReportKind.STOPPED
+    } - {None}
+    # on these nodes, torch's agent printed a line for each process that it stopped
+    listed_nodes = {process.node for process in processes.all if process.pid in signaled}
+    for process in processes.all:
+        is_unlisted = (
+            process.pid is not None and process.pid not in signaled and process.node in listed_nodes
+        )
+        if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
+            process.signal, process.stopped = "", LAUNCHER_STOPPED
+
+
+@dataclass(slots=True)
+class _AgentList:
+    """The processes that one of torch's agents lists when it ends its workers."""
+
+    stopped: dict[int, int] = field(default_factory=dict)
+    """By process id, the line that reports its signal."""
+    failed: set[int] = field(default_factory=set)
+    """Process ids."""
+
+
+def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
+    """Mark the ranks of a node whose agent lists all of its workers by process id: one that failed,
+    and the rest.
+
+    The ranks of a node are consecutive, so the rank and the local rank of the failed one show all
+    others.
+    """
+    lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
+    for file, node, report in attempt.reports:
+        found = PATTERNS["agent_log_line"].match(report.text)
+        agent = found["pid"] or "" if found is not None else ""
+        if report.pid is None or not (agent or attempt.size.nodes <= 1):
+            continue
+        if report.kind is ReportKind.STOPPED:
+            lists[file, node, agent].stopped.setdefault(report.pid, report.number)
+        elif report.kind is ReportKind.ENDED and report.local_rank is not None:
+            lists[file, node, agent].failed.add(report.pid)
+    workers = attempt.size.workers_per_node
+    for (file, _, _), listed in lists.items():
+        failed = [one for one in processes.all if one.pid in listed.failed and one.rank is not None]
+        firsts = {
+            one.rank - one.local_rank
+            for one in failed
+            if one.rank is not None and one.local_rank is not None
+        }
+        stopped = listed.stopped.keys() - listed.failed
+        if (
+            len(firsts) != 1
+            or len(failed) != len(listed.failed)
+            or len(failed) + len(stopped) != workers
+        ):
+            continue
+        ranks = set(range(min(firsts), min(firsts) + workers)) - {one.rank for one in failed}
+        for rank in sorted(ranks):
+            process = processes.find(rank=rank, node=failed[0].node)
+            if not process.has_failed and not process.has_ended:
+                process.stopped = LAUNCHER_STOPPED
+                process.lines |= {
+                    (file, listed.stopped[pid], listed.stopped[pid]) for pid in stopped
+                }
+
+
+def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
+    """Find the killed processes on the nodes on which the kernel killed one for its memory."""
+    killed = [
+        process for process in processes.all if process.signal == "SIGKILL" and not process.stopped
+    ]
+    for file, _, report in attempt.reports:
+        for process in killed if report.kind is ReportKind.OOM and report.pid is None else ():
+            if not report.node or not process.node or report.node == process.node:
+                process.is_oom = True
+                process.lines.add((file, report.number, report.number))
+
+
+def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
+    """Give a hardware error of a GPU to the process that it names,
+    else to the only one that failed on its node.
+    """
+    for file, node, report in attempt.reports:
+        if report.kind is not ReportKind.GPU or report.xid not in HARDWARE_XIDS:
+            continue
+        failed = [process for process in processes.all if process.has_failed]
+        here = [process for process in failed if process.may_be_on(report.node or node)]
+        named = [
+            process for process in here if report.pid is not None and process.pid == report.pid
+        ]
+        # a kernel's log has the name of the machine, and the program's log may have the pod's
+        is_of_gpu = PATTERNS["gpu_error"].search
+        on_gpu = [
+            one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)
+        ]
+        candidates = named or on_gpu or here
+        for process in candidates if len(candidates) == 1 else ():
+            process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
+            process.node = process.node or report.node or node
+            process.lines.add((file, report.number, report.number))
+
+
+def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Process]) -> None:
+    """Mark the processes that didn't fail as stopped, and add the ranks that printed nothing;
+    a few are suspects.
+    """
+    known = set(map(id, failed))
+    stops = {ReportKind.STOPPED, ReportKind.REST_STOPPED}
+    has_stopped = bool(attempt.entries) or any(
+        report.kind in stops for _, _, report in attempt.reports
+    )
+    ranks = {process.rank for process in processes.all if process.rank is not None}
+    world = max([attempt.world_size, *(rank + 1 for rank in ranks)], default=0)
+    # if neither a second rank nor the number of ranks is in the log, it may be the log of one rank
+    is_of_all = attempt.world_size > 0 or len(ranks) > 1
+    if is_of_all and len(ranks) * 2 >= world and world <= _MAX_WORLD_SIZE:
+        silent = [Process(rank=rank) for rank in range(world) if rank not in ranks]
+        processes.all += silent
+        # silence explains what nothing else does
+        is_explained = any(process.has_ended and process.raised is None for process in failed)
+        is_explained |= any(_reports_own_fault(process) for process in failed)
+        # without a world size, another rank may have failed that isn't in the log
+        is_complete = attempt.world_size > 0 or len(ranks) > 2 * len(silent)
+        is_suspect = (
+            is_complete
+            and not has_stopped
+            and not is_explained
+            and len(silent) <= _MAX_SILENT_SUSPECTS
+        )
+        known |= set(map(id, silent)) if is_suspect else set()
+    stopped_on = {
+        processes.resolve_node(report.node or node)
+        for _, node, report in attempt.reports
+        if report.kind is ReportKind.STOPPED
+    }
+    # a launcher that starts agents reports their ends, not those of their workers
+    stopped_all = processes.tasks_are_ranks and any(
+        report.kind is ReportKind.REST_STOPPED for _, _, report in attempt.reports
+    )
+    stopped_all |= has_stopped and _is_on_one_node(attempt, processes)
+    lost = {report.node for _, _, report in attempt.reports if report.kind is ReportKind.LOST}
+    for process in processes.all:
+        if id(process) in known or process.stopped or process.exit_code == 0:
+            continue
+        if any(map(is_success_report, process.text.splitlines()[-_MAX_LINES_OF_END:])):
+            process.stopped = LAST_LINES_OF_SUCCESS
+        else:
+            # a launcher can end nothing on a lost node, and which ranks were there may not be in
+            # the log
+            is_reachable = not lost or (bool(process.node) and process.node not in lost)
+            is_known = is_reachable and (stopped_all or process.node in stopped_on - {""})
+            process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
+
+
+def _reports_own_fault(process: Process) -> bool:
+    """Whether an exception shows a fault of its own process:
+    nobody needs to be suspected of his silence.
+    """
+    raised = process.raised
+    return (
+        raised is not None
+        and classify(raised.message, get_short_name(raised), raised.bases).role is Role.PRIMARY
+    )
+
+
+def _is_on_one_node(attempt: Attempt, processes: Processes) -> bool:
+    """Whether the log names no second node, so what a launcher ends there is all
+    that is left of the job.
+    """
+    machines = {process.host or process.node for process in processes.all} | attempt.size.machines
+    return attempt.size.nodes <= 1 and len(machines - {""}) <= 1

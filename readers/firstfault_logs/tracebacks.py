@@ -1,0 +1,230 @@
+"""Find the tracebacks in a stream, and separate a program's exceptions from a launcher's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from firstfault.credentials import redact
+from firstfault.exceptions.exceptions_in_text import get_short_name
+from firstfault.exceptions.fingerprint import normalize_message
+from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.source_files import is_library_file
+from firstfault.exceptions.traceback_format import format_exception
+from firstfault.model import ExceptionInfo
+from firstfault_logs.causes.resources import ends_resource
+from firstfault_logs.completion.words import is_crash_report, is_noise
+from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.outcome import is_success_report
+from firstfault_logs.vocabulary import PATTERNS, WORDS
+
+if TYPE_CHECKING:
+    from firstfault_logs.collector import Stream
+    from firstfault_logs.framing.labels import LogRecord
+
+_LINES_TO_QUOTED = 2
+"""From the message of an exception to the traceback that it quotes below an empty line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """A traceback in a stream."""
+
+    exception: ExceptionInfo
+    text: str
+    stream: Stream
+    lines: tuple[int, int]
+    """Numbers of the first and the last one."""
+    later_lines: int = 0
+    """Number of lines that the same stream has below, without those that mean nothing."""
+    is_handled: bool = False
+    """Whether the lines around it show that the program continued."""
+    is_before_success: bool = False
+    """Whether a later line of the same stream reports success."""
+    heading: str = ""
+    """The line above."""
+    lines_around: tuple[str, ...] = ()
+    """The line above and the first one below."""
+    is_mixed: bool = False
+    """Whether lines of another traceback are among its lines."""
+    is_in_thread: bool = False
+    """Whether Python printed it for a thread, which it ended."""
+    time_ns: int | None = None
+    """In its first line, or in an error directly above it; None: neither has a time."""
+
+    @property
+    def fault(self) -> tuple[str, str, str]:
+        """Equal for the same fault of several processes."""
+        return find_fault(self.exception)
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether a launcher raised it only to report that one of its processes failed."""
+        name = get_short_name(self.exception)
+        files = (frame.file for frame in self.exception.frames)
+        is_signal = name == "SignalException" and any(map(PATTERNS["launcher_file"].search, files))
+        is_command = PATTERNS["command_failed"].match(self.exception.message) is not None
+        return is_signal or is_command or name in WORDS["launcher_exceptions"]
+
+    @property
+    def is_of_launcher(self) -> bool:
+        """Whether a launcher failed itself: all frames but the outermost are
+        its own or libraries'.
+        """
+        files = [frame.file for frame in self.exception.frames]
+        inner = [file for file in files[1:] if not PATTERNS["launcher_file"].search(file)]
+        return any(map(PATTERNS["launcher_file"].search, files)) and all(
+            map(is_library_file, inner)
+        )
+
+
+def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
+    """Return what is equal for the same fault of several processes: type, message, and place."""
+    frame = exception.frames[-1] if exception.frames else None
+    at = f"{frame.file}:{frame.line}" if frame else ""
+    # a line below the first one may be the program's next output
+    first_line = exception.message.partition("\n")[0]
+    return exception.type, normalize_message(first_line), at
+
+
+def find_tracebacks(stream: Stream) -> Iterator[Traceback]:
+    """Yield the tracebacks in a stream, in order.
+
+    If an exception's message ends with a colon, an empty line and a traceback, it quotes the
+    exception that caused it: one failure, which is the quoted one.
+    """
+    quoting: Traceback | None = None
+    for found in _read_excerpts(stream):
+        if quoting is not None and found.lines[0] - quoting.lines[1] == _LINES_TO_QUOTED:
+            yield replace(
+                found,
+                lines=(quoting.lines[0], found.lines[1]),
+                heading=quoting.heading,
+                lines_around=(*quoting.lines_around[:1], *found.lines_around[1:]),
+                time_ns=quoting.time_ns if found.time_ns is None else found.time_ns,
+            )
+            quoting = None
+            continue
+        if quoting is not None:
+            yield quoting
+        message = found.exception.message.rstrip()
+        quoting = found if message.endswith(":") and "\n" not in message else None
+        if quoting is None:
+            yield found
+    if quoting is not None:
+        yield quoting
+
+
+def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
+    for excerpt in stream.excerpts:
+        above = excerpt.lines[: excerpt.at]
+        lines = _cut_at_crash(excerpt.lines[excerpt.at :])
+        printed = find_printed_exception(redact("\n".join(_list_texts(lines))))
+        # Python prints "Exception ignored in" for exceptions of finalizers, which end no process
+        if printed is None or any("Exception ignored " in record.text for record in above):
+            continue
+        # nor does a library's thread
+        is_in_thread = any("Exception in thread " in record.text for record in above)
+        is_of_library = all(is_library_file(frame.file) for frame in printed.exception.frames)
+        if is_in_thread and is_of_library and not ends_resource(printed.exception):
+            continue
+        # nor does a function that Python calls while a process exits
+        frames = printed.exception.frames
+        if frames and frames[0].function in WORDS["exit_functions"]:
+            continue
+        # a line without a level or a date may belong to the exception's message, or be the
+        # program's next output
+        more = printed.exception.message.splitlines()[1:]
+        more = more[
+            next(
+                (at for at, line in enumerate(more) if line and not line[0].isspace()), len(more)
+            ) :
+        ]
+        later = [line for line in (*more, *printed.after) if line.strip()]
+        own = lines[: len(lines) - len(printed.after)]
+        below = [record.text for record in stream.tail if record.number > lines[-1].number]
+        later_lines = sum(
+            not (is_noise(line) or is_crash_report(line)) for line in (*later, *below)
+        )
+        around = (*(record.text for record in above), *(*later, *below)[:1])
+        yield Traceback(
+            printed.exception,
+            "\n".join(record.text for record in own),
+            stream,
+            (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
+            later_lines,
+            is_handled=any(map(PATTERNS["handled"].search, around)) and later_lines > 0,
+            is_before_success=any(map(is_success_report, (*later, *below))),
+            heading=above[-1].text if above else "",
+            lines_around=around,
+            is_mixed=excerpt.is_mixed,
+            is_in_thread=is_in_thread,
+            time_ns=_find_time(above, lines),
+        )
+
+
+def _cut_at_crash(lines: Sequence[LogRecord]) -> Sequence[LogRecord]:
+    """Return the lines without what the process printed when it crashed while it ended."""
+    ends = (at for at, record in enumerate(lines) if at and is_crash_report(record.text))
+    return lines[: next(ends, len(lines))]
+
+
+def _list_texts(lines: Sequence[LogRecord]) -> Iterator[str]:
+    """Yield the texts of a traceback's lines, without a report in the first one,
+    which no other line has.
+    """
+    first, second = (*lines[:2], *lines[:1])[:2]
+    is_reported = PATTERNS["spark_task_error"].search(
+        first.text
+    ) is not None and second.text.startswith('  File "')
+    yield first.text[first.text.index(TRACEBACK) :] if is_reported else first.text
+    yield from (record.text for record in lines[1:])
+
+
+def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | None:
+    """Return the time of a traceback: other lines above it may be much older than the exception."""
+    headings = [
+        record.time_ns
+        for record in above
+        if record.number == lines[0].number - 1
+        and (PATTERNS["error_level"].search(record.text) or _has_glog_error_level(record.text))
+    ]
+    return next((time for time in (lines[0].time_ns, *headings) if time is not None), None)
+
+
+def _has_glog_error_level(text: str) -> bool:
+    """Whether a line begins with the level of an error or of the end,
+    in the form of native code and of absl.
+    """
+    found = PATTERNS["glog_stamp"].match(text)
+    return found is not None and text.lstrip("[")[:1] in {"E", "F"}
+
+
+def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
+    """Return the tracebacks in a shared stream, and a note on what can't be read;
+    lines of processes may alternate.
+
+    If alternating tracebacks all end with the same exception, it's returned once, without frames.
+    """
+    found = list(find_tracebacks(stream))
+    mixed = [excerpt for excerpt in stream.excerpts if excerpt.is_mixed]
+    if not mixed:
+        return found, ""
+    lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
+    named = (
+        PATTERNS["exception"].match(record.text) for excerpt in mixed for record in excerpt.lines
+    )
+    of_launchers = WORDS["launcher_exceptions"]
+    last_lines = [
+        last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers
+    ]
+    if len({last[0] for last in last_lines}) != 1:
+        where = f"lines {lines[0]} to {lines[1]}"
+        return (
+            found,
+            f"tracebacks of several processes are mixed in {where}: no prefix distinguishes them",
+        )
+    exception = ExceptionInfo(last_lines[0]["type"], redact(last_lines[0]["message"] or ""))
+    same = Traceback(exception, format_exception(exception), stream, lines)
+    return [*(one for one in found if not one.is_mixed), same], ""
