@@ -92,7 +92,12 @@ _LOG_PREFIX = re.compile(
 )
 _DRAWING = re.compile(r"[\u2500-\u259f]")
 _RANKS_IN_TEXT = re.compile(r"\branks? ([\d ,-]*\d)")
-_FRAME = re.compile(r'^.{0,200}?File "([^"]+)", line \d+|^\W*(/\S+\.py):\d+ in ', re.MULTILINE)
+_FRAME = re.compile(
+    r'File \\{0,3}"([^"\\]+)\\{0,3}", line \d+'
+    r"|(?:^\W*|\u2502 |\\u2502 )(/\S+\.py):\d+ in ",
+    re.MULTILINE,
+)
+"""A frame of a traceback, also in a string of JSON or in rich's box."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen ")
 _MAX_CITATIONS = 8
 _UNPROVEN = {
@@ -120,7 +125,7 @@ def check_report(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
         yield from _check_stops(report, log)
         yield from _check_times(report, log)
         yield from _check_words(report, text)
-        yield from _check_cause(report, text, log)
+        yield from check_cause(report, text, log)
     yield from _check_columns(text)
 
 
@@ -274,6 +279,8 @@ def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
         said = line.split(": ", 1)
         if any(map(_LOG_PREFIX.match, (line, *said[1:]))):
             yield Flag("prefix", f"{name}: {line[:100]}")
+    code = (line for line in text.splitlines() if line.startswith("Code "))
+    yield from (Flag("drawing", line) for line in code if _DRAWING.search(line))
     yield from _check_repetitions(report)
     flat = " ".join(text.split())
     is_cut = any(len(names) >= _MAX_CITATIONS for names in report["sources"] or [])
@@ -285,7 +292,8 @@ def _check_words(report: dict[str, Any], text: str) -> Iterator[Flag]:
             yield Flag("unproven", f"{flat[max(at - 60, 0) : at + 40]!r}: {why}")
 
 
-def _check_cause(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
+def check_cause(report: dict[str, Any], text: str, log: str) -> Iterator[Flag]:
+    """Yield what is wrong with whose fault it is, and with words about the cause."""
     files = (next(filter(None, found.groups())) for found in _FRAME.finditer(log))
     if report.get("fault") == "your code" and not any(
         _LIBRARY.search(file) is None for file in files

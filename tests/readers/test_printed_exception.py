@@ -270,6 +270,16 @@ def test_a_frame_that_rich_wrapped(lines: str) -> None:
     ]
 
 
+def test_code_in_a_box_without_marks_of_indentation() -> None:
+    """A box has a line for each level of indentation, which is no part of the code."""
+    row = "\n│ /a/train.py:8 in step │\n│ ❱   8 │   │   raise KeyError(name)   │\n"
+    box = f"╭{'─' * 8} Traceback (most recent call last) {'─' * 8}╮{row}╰{'─' * 50}╯"
+    printed = find_printed_exception(f"{box}\nKeyError: 'labels'\n")
+
+    assert printed is not None
+    assert [frame.code for frame in printed.exception.frames] == ["raise KeyError(name)"]
+
+
 _TWO_TRIES = """
 def again():
     raise ValueError("trying to initialize the default process group twice!")

@@ -98,6 +98,51 @@ def test_no_later_start(show: Callable[[Sequence[str]], Ran], below: list[str]) 
     assert show([*OPENING, *list_epochs(5), "Training finished", *below]).code == EXIT.OK
 
 
+FORMS_OF_RANKS = [
+    '{{"level": "INFO", "rank": {}, "message": "{}"}}',
+    "[default0]:2031-05-06 07:08:09,123 INFO [rank {}] train: {}",
+    "{}: {}",
+]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_RANKS)
+def test_ranks_that_print_when_they_end(show: Callable[[Sequence[str]], Ran], form: str) -> None:
+    """Each rank's steps are in one piece and stop alike: those below an end are no further work."""
+    steps = [f"step {step} loss 0.7" for step in range(6)]
+    blocks = [[form.format(rank, step) for step in steps] for rank in range(4)]
+    for end in ("Training finished", form.format(0, "Training finished")):
+        assert show([*blocks[0], end, *blocks[3], *blocks[1], *blocks[2]]).code == EXIT.OK
+        assert show([*blocks[2], *blocks[0], end, *blocks[3], *blocks[1]]).code == EXIT.OK
+
+
+@pytest.mark.parametrize("form", FORMS_OF_RANKS)
+@pytest.mark.parametrize(
+    "later",
+    [
+        [(3, range(6)), (1, range(4))],
+        [(3, range(8)), (1, range(8))],
+        [(3, range(6)), (0, range(6))],
+        [(3, range(6)), (3, range(6))],
+        [(3, range(3)), (2, range(4))],
+    ],
+)
+def test_ranks_that_go_on(
+    show: Callable[[Sequence[str]], Ran], form: str, later: Sequence[tuple[int, Sequence[int]]]
+) -> None:
+    """Nothing is proven if a rank below an end stops earlier, goes further or starts again."""
+    first = [form.format(0, f"step {step} loss 0.7") for step in range(6)]
+    below = [form.format(rank, f"step {step} loss 0.7") for rank, steps in later for step in steps]
+    assert show([*first, "Training finished", *below]).code == EXIT.NOTHING_FOUND
+
+
+def test_steps_of_unknown_ranks_below_an_end(show: Callable[[Sequence[str]], Ran]) -> None:
+    """Steps that name no rank may be those of another training."""
+    steps = [f"step {step} loss 0.7" for step in range(6)]
+    named = [f"[rank 1] {step}" for step in steps]
+    for first, later in ((steps, steps), (named, steps), (steps, named)):
+        assert show([*first, "Training finished", *later]).code == EXIT.NOTHING_FOUND
+
+
 @pytest.mark.parametrize(
     "line",
     [

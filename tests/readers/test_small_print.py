@@ -11,7 +11,7 @@ from firstfault.model import JobSize
 from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault_logs import snapshot_of
 from firstfault_logs.framing.sizes import SizeMarks
-from lab.consoles.small_print import Flag, check_log
+from lab.consoles.small_print import Flag, check_cause, check_log
 from tests.readers.commands import Ran
 from tests.readers.test_job_logs import LOST, RAISED, STEPS, Show, box, of, show
 
@@ -382,6 +382,24 @@ def test_what_the_checker_flags() -> None:
         "all were at",
         "root cause",
     } <= kinds
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        '  File "/a/train.py", line 8, in step',
+        '{"exc_info": "Traceback:\\n  File \\"/a/train.py\\", line 8, in step"}',
+        '{"log": "{\\"exc_info\\": \\"\\\\n  File \\\\\\"/a/train.py\\\\\\", line 8, in step"}',
+        "worker-1  | [rank0]: │ /a/train.py:8 in step   │",
+        '{"log": "[rank0]: \\u2502 /a/train.py:8 in step   \\u2502"}',
+    ],
+)
+def test_frames_that_the_checker_reads(frame: str) -> None:
+    """A frame in a string of JSON, or in rich's box behind a prefix, shows whose code failed."""
+    report = {"verdict": {}, "fault": "your code"}
+    assert list(check_cause(report, "", frame)) == []
+    flags = list(check_cause(report, "", frame.replace("/a/", "/env/site-packages/")))
+    assert [flag.kind for flag in flags] == ["your code"]
 
 
 _COMMAND = "$ python -m torch.distributed.launch --nproc_per_node 2 train.py"

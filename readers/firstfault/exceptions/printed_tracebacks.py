@@ -268,7 +268,8 @@ def _parse_box_line(head: str, line: str) -> tuple[str, list[str]]:
     text = line.strip().rstrip("│|").rstrip()
     text = text[2:] if text.startswith(("│ ", "| ")) else ""
     if code := PATTERNS["rich_code"].match(text):
-        return "", [f"    {code['code'].strip()}"]
+        # rich marks each level of indentation
+        return "", [f"    {code['code'].lstrip('│ ').rstrip()}"]
     if not text or text[0].isspace():
         return "", []
     # rich wraps a long frame before or after its "in", or within the path

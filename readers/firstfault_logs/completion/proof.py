@@ -18,6 +18,7 @@ from firstfault_logs.completion.noise import (
     drop_teardown_noise,
     find_doubts,
 )
+from firstfault_logs.completion.peers import drop_steps_of_peers, find_training_step
 from firstfault_logs.completion.rounds import (
     find_end_of_last_round,
     find_outer_bar,
@@ -67,12 +68,6 @@ _PATTERNS = Patterns(
         # the last words of ranks that end
         "last_words": (
             r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b"
-        ),
-        "not_of_training": (
-            r"""(?i)
-            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
-            [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
-        """
         ),
         "test_metric": (
             r"""(?i)
@@ -150,6 +145,10 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
     candidates = {
         record.number: (kind, record) for kind, record in _list_candidates(streams, tails)
     }
+    words = [number for number, (kind, _) in candidates.items() if kind >= CompletionKind.WORD]
+    if words and (last_word := max(words)) < last_step:
+        tail = list(drop_steps_of_peers(tail, last_word))
+        last_step = _find_last_step(streams, tail)
     later = [one for number, one in sorted(candidates.items()) if number >= last_step]
     for least in (
         CompletionKind.STATUS,
@@ -222,12 +221,8 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
     ]
     found: set[int] = set()
     for record in reversed(tail):
-        progress = progress_in(record)
-        is_of_training = not is_noise(record.text) and not _PATTERNS["not_of_training"].search(
-            record.text
-        )
-        if progress is not None and is_of_training:
-            found.add(progress.step)
+        if (step := find_training_step(record)) is not None:
+            found.add(step.step)
             if len(found) >= MIN_STEPS_RESUMED:
                 return record.number
     return max(above, default=0)

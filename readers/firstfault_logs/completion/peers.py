@@ -1,0 +1,79 @@
+"""Ranks that print all their output when they exit:
+one rank's end may be above its peers' steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firstfault.utils.toml import Patterns
+from firstfault_logs.attempts import Progress, progress_in
+from firstfault_logs.completion.words import is_noise
+from firstfault_logs.vocabulary import PATTERNS
+
+if TYPE_CHECKING:
+    from firstfault_logs.framing.labels import LogRecord
+
+_PATTERNS = Patterns(
+    {
+        "not_of_training": (
+            r"""(?i)
+            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+            [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
+        """
+        ),
+    }
+)
+
+
+def find_training_step(record: LogRecord) -> Progress | None:
+    """Return the step of a training in a line; None: it has none, or one of an evaluation."""
+    progress = progress_in(record)
+    if progress is None or is_noise(record.text):
+        return None
+    return None if _PATTERNS["not_of_training"].search(record.text) else progress
+
+
+def drop_steps_of_peers(tail: Sequence[LogRecord], number: int) -> Sequence[LogRecord]:
+    """Return the lines without steps below an end that show no further work; otherwise all lines.
+
+    A program whose stdout is a file or a pipe may print all its lines when it exits, so each rank's
+    steps are in one piece. Steps below the end belong to the same training if each line has a rank,
+    each rank's steps are above or below the end, and all ranks stop at the same step.
+
+    Args:
+        tail: the last lines of a file, in order.
+        number: of the line that reports the end.
+    """
+    last_steps: dict[int, dict[str, int]] = {}
+    above: set[int] = set()
+    dropped: set[int] = set()
+    for record in tail:
+        step = find_training_step(record)
+        if step is None:
+            continue
+        rank = _find_rank(record)
+        unit = step.what.lower()
+        is_below = record.number > number
+        if rank is None or (is_below and rank in above):
+            return tail
+        last_of_rank = last_steps.setdefault(rank, {})
+        if step.step < last_of_rank.get(unit, 0):
+            return tail
+        last_of_rank[unit] = step.step
+        dropped.update([record.number] if is_below else [])
+        above.update([] if is_below else [rank])
+    first = next(iter(last_steps.values()), None)
+    if not above or any(one != first for one in last_steps.values()):
+        return tail
+    return [record for record in tail if record.number not in dropped]
+
+
+def _find_rank(record: LogRecord) -> int | None:
+    """Return the rank that a line names as that of its process; None: it names none."""
+    if record.label.rank is not None:
+        return record.label.rank
+    forms = (PATTERNS[name] for name in ("logged_rank", "declared_rank"))
+    named = next(filter(None, (form.match(record.text) for form in forms)), None)
+    return int(named["rank"]) if named is not None else record.label.task
