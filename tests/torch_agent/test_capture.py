@@ -38,9 +38,13 @@ def _captured(error: BaseException) -> ExceptionInfo:
 _UNCOMPILED = """
 import importlib, sys
 importlib.import_module(sys.argv[1])
+from firstfault import exceptions
 from firstfault.credentials import literals, shapes
-from firstfault.exceptions import texts
-print([name for table in (literals, shapes, texts) for name in table.PATTERNS._texts if name not in table.PATTERNS])
+from firstfault.utils.lazy_pattern import find_patterns
+uncompiled = [name for table in (literals, shapes) for name in table.PATTERNS._texts if name not in table.PATTERNS]
+patterns = find_patterns(exceptions)
+assert len(patterns) > 50, patterns
+print(uncompiled + [name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 
 
