@@ -58,6 +58,7 @@ from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
+from firstfault_logs.framing.labels import LOG_SUFFIX, RANK_WORD
 
 _Log: TypeAlias = "tuple[Path, str, Label]"
 """A log, its name in references, and who wrote it."""
@@ -211,9 +212,9 @@ def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
     # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
     is_numbered = bool(labels) and labels == list(range(len(labels)))
     for (path, name), own in zip(names.items(), numbers, strict=True):
-        stem = PATTERNS["log_suffix"].sub("", name)
+        stem = LOG_SUFFIX.sub("", name)
         label = Label(node=stem if len(names) > 1 else "")
-        if len(names) > 1 and (ranked := PATTERNS["rank_word"].search(name)):
+        if len(names) > 1 and (ranked := RANK_WORD.search(name)):
             label = Label(rank=int(ranked[1]))
         elif len(names) > 1 and (of_node := PATTERNS["node_file"].fullmatch(stem)):
             label = Label(node=stem, node_index=int(of_node["index"]))

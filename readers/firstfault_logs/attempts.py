@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
-from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.launchers import LauncherReport, ReportKind
 from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS
 
@@ -163,7 +163,7 @@ class AttemptMarks:
         is_of_agent |= (
             report.kind is ReportKind.ENDED
             and report.local_rank is not None
-            and PATTERNS["exception"].match(report.text) is None
+            and EXCEPTION_LINE.match(report.text) is None
         )
         if is_of_agent:
             self._take_agent(record, report)

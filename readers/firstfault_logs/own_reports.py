@@ -20,7 +20,7 @@ from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 from firstfault_logs.attempts import is_substantial, progress_in
 from firstfault_logs.completion.noise import drop_below_error, drop_ignored_exceptions
-from firstfault_logs.framing.lines import TRACEBACK, has_failure_word
+from firstfault_logs.framing.lines import EXCEPTION_LINE, FRAME_LINE, TRACEBACK, has_failure_word
 from firstfault_logs.outcome import is_success_report
 from firstfault_logs.vocabulary import PATTERNS, WORDS
 
@@ -52,7 +52,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     lines = [
         record
         for record in by_torch
-        if TRACEBACK in record.text or PATTERNS["exception"].match(record.text)
+        if TRACEBACK in record.text or EXCEPTION_LINE.match(record.text)
     ]
     # torchrun's --tee and torchtitan put the rank before every line: a rank that prints more has
     # handled the exception
@@ -68,7 +68,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
         find_printed_exception(redact(text)) if TRACEBACK in own else None
     )
     raised = printed.exception if printed is not None else None
-    if raised is None and (named := PATTERNS["exception"].match(lines[-1].text)):
+    if raised is None and (named := EXCEPTION_LINE.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
     if raised is None or (raised.frames and raised.frames[0].function in WORDS["exit_functions"]):
         return OwnReport()
@@ -146,7 +146,7 @@ def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
     )
     last_few = [*lines[max(end - _LINES_AFTER_EXCEPTION, 0) : end], *lines[end:]]
     for at_end, record in enumerate(last_few):
-        named = PATTERNS["exception"].match(record.text)
+        named = EXCEPTION_LINE.match(record.text)
         later = last_few[at_end:]
         if named is None or any(map(_shows_handling, later)):
             continue
@@ -168,7 +168,7 @@ def _is_of_exit(above: Sequence[LogRecord]) -> bool:
     Python calls when it exits.
     """
     for record in reversed(above):
-        frame = PATTERNS["frame"].match(record.text)
+        frame = FRAME_LINE.match(record.text)
         if frame is not None and frame["function"] in WORDS["exit_functions"]:
             return True
         if not record.text[:1].isspace():
@@ -213,7 +213,7 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     """Return the last frame of a traceback in which a process's output ends."""
     begin = next((at for at in range(len(lines) - 1, -1, -1) if TRACEBACK in lines[at].text), None)
     below = lines[begin + 1 :] if begin is not None else []
-    frames = [record for record in below if PATTERNS["frame"].match(record.text)]
+    frames = [record for record in below if FRAME_LINE.match(record.text)]
     is_whole = not all(record.text[:1].isspace() for record in below)
     # a launcher's exception may be a report, which isn't among these lines
     if (
@@ -225,7 +225,7 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     source = next(
         (record.text.strip() for record in below if record.number > frames[-1].number), ""
     )
-    frame = PATTERNS["frame"].match(frames[-1].text)
+    frame = FRAME_LINE.match(frames[-1].text)
     where = (
         f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}"
         if frame

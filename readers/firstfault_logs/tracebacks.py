@@ -15,7 +15,8 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault_logs.causes.resources import ends_resource
 from firstfault_logs.completion.words import is_crash_report, is_noise
-from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.framing.labels import GLOG_STAMP
+from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.outcome import is_success_report
 from firstfault_logs.vocabulary import PATTERNS, WORDS
 
@@ -197,7 +198,7 @@ def _has_glog_error_level(text: str) -> bool:
     """Whether a line begins with the level of an error or of the end,
     in the form of native code and of absl.
     """
-    found = PATTERNS["glog_stamp"].match(text)
+    found = GLOG_STAMP.match(text)
     return found is not None and text.lstrip("[")[:1] in {"E", "F"}
 
 
@@ -212,9 +213,7 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
     if not mixed:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
-    named = (
-        PATTERNS["exception"].match(record.text) for excerpt in mixed for record in excerpt.lines
-    )
+    named = (EXCEPTION_LINE.match(record.text) for excerpt in mixed for record in excerpt.lines)
     of_launchers = WORDS["launcher_exceptions"]
     last_lines = [
         last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers

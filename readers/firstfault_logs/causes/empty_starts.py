@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.source_files import is_library_file
-from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.framing.lines import FRAME_LINE, TRACEBACK
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.vocabulary import PATTERNS
 
@@ -73,7 +73,7 @@ def _count_own_lines(stream: Stream) -> int:
     if another one is among them.
     """
     for record in stream.tail:
-        frame = PATTERNS["frame"].match(record.text)
+        frame = FRAME_LINE.match(record.text)
         if frame is not None and not (
             PATTERNS["launcher_file"].search(frame["file"]) or is_library_file(frame["file"])
         ):

@@ -32,6 +32,7 @@ from firstfault_logs.completion.words import (
     is_noise,
     shows_more_work,
 )
+from firstfault_logs.framing.lines import EXCEPTION_LINE, FINISHED_BAR
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.vocabulary import PATTERNS
 
@@ -198,9 +199,7 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
 def _find_noise(records: Sequence[LogRecord]) -> str:
     """Return the last line about an exception that ended nothing; empty: there's none."""
     found = (
-        record.text
-        for record in reversed(records)
-        if PATTERNS["exception"].match(record.text.strip())
+        record.text for record in reversed(records) if EXCEPTION_LINE.match(record.text.strip())
     )
     return next(found, "")
 
@@ -337,7 +336,7 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
 
 def _is_finished_bar(text: str) -> bool:
     """Whether a line has the bar of an outer loop at its end."""
-    found = PATTERNS["finished_bar"].match(text) if "100%|" in text else None
+    found = FINISHED_BAR.match(text) if "100%|" in text else None
     return found is not None and found["step"] == found["total"]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.utils.toml import Patterns
 from firstfault_logs.completion.loops import list_counters
+from firstfault_logs.framing.lines import UNNAMED_BAR
 from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     bars = [
         (int(found["total"]), record)
         for record in tail
-        if "100%|" in record.text and (found := PATTERNS["unnamed_bar"].match(record.text))
+        if "100%|" in record.text and (found := UNNAMED_BAR.match(record.text))
     ]
     counts = Counter(total for total, _ in bars)
     if loops.is_unfinished():

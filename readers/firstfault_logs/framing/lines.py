@@ -25,7 +25,8 @@ from typing import IO, Any, cast
 from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
 from firstfault.layout import RUN_MARK
-from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.vocabulary import ALTERNATIVES, WORDS
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -52,6 +53,31 @@ TRACEBACK = "Traceback (most recent call last)"
 
 NumberedLine = tuple[int, str]
 """The number of a line, from 1, and its text without colors and progress bars."""
+
+# The bar of a whole training, or whatever a program calls its outer loop, at its end.
+FINISHED_BAR = LazyPattern(r"""(?i)
+^\W{0,3}
+(?P<name>(?![^|]{0,60}\b(?:eval|valid|test|load|sav|map|data|download|generat|infer|predict))
+  [^|\d\n]{0,40}?\b(?:train\w*|fit\w*|total|overall|progress|epochs|steps|iterations)\b[^|\d\n]{0,20}?)
+\s*100%\|[^|\n]*\|\s*(?P<step>\d{1,9})/(?P<total>\d{1,9})\s\[[^\]\n]{0,80}\]?
+""")
+
+# A bar without a name at its end that took at least a minute.
+UNNAMED_BAR = LazyPattern(r"""
+^\W{0,3}100%\|[^|\n]*\|\s*(?P<step>\d{2,9})/(?P<total>\d{2,9})\s
+\[(?:\d+:\d\d:\d\d|0[1-9]:\d\d|[1-5]\d:\d\d)<[^\]\n]{0,80}\]?
+""")
+
+# The last line of a traceback; the lines above may be missing.
+EXCEPTION_LINE = LazyPattern(r"""
+^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))
+(?::[ ](?P<message>\S.*))?$
+""")
+
+# A frame of a traceback.
+FRAME_LINE = LazyPattern(
+    r'\s+File[ ]"(?P<file>[^"]+)",[ ]line[ ](?P<line>\d+),[ ]in[ ](?P<function>\S+)'
+)
 
 
 def open_log(path: Path) -> IO[bytes]:
@@ -263,9 +289,17 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
             yield at, line
 
 
+# A terminal's escape sequences.
+_ESCAPE_SEQUENCE = LazyPattern(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
+
+
 def without_colors(line: str) -> str:
     """Return a line without a terminal's escape sequences."""
-    return PATTERNS["colors"].sub("", line)
+    return _ESCAPE_SEQUENCE.sub("", line)
+
+
+# A progress bar of tqdm, which another process may have written on after.
+_PROGRESS_BAR = LazyPattern(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
 
 
 def without_bars(line: str) -> Iterator[str]:
@@ -278,10 +312,10 @@ def without_bars(line: str) -> Iterator[str]:
     if "\r" in line or "%|" in line:
         for part in line.split("\r"):
             if "100%|" in part:
-                bar = PATTERNS["finished_bar"].match(part) or PATTERNS["unnamed_bar"].match(part)
+                bar = FINISHED_BAR.match(part) or UNNAMED_BAR.match(part)
                 if bar is not None:
                     yield bar[0]
-            if (rest := PATTERNS["progress_bar"].sub("", part)).strip():
+            if (rest := _PROGRESS_BAR.sub("", part)).strip():
                 yield rest
     else:
         yield line
