@@ -6,19 +6,16 @@ from types import ModuleType
 
 import pytest
 
-import firstfault
 import firstfault_logs
+from firstfault import evidence, exceptions
 from firstfault.utils.lazy_pattern import LazyPattern
 
 
 def _find_all(package: ModuleType) -> dict[str, LazyPattern]:
     """Return the patterns of all modules of a package, by module and name."""
     names = [package.__name__]
-    names += [
-        module.name
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-        if not module.name.endswith("__main__")
-    ]
+    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names += [module.name for module in modules]
     return {
         f"{name}.{constant}": value
         for name in names
@@ -27,7 +24,7 @@ def _find_all(package: ModuleType) -> dict[str, LazyPattern]:
     }
 
 
-_OF_LIBRARY = _find_all(firstfault)
+_OF_LIBRARY = _find_all(exceptions) | _find_all(evidence)
 _OF_LOGS = _find_all(firstfault_logs)
 
 
