@@ -18,10 +18,12 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import is_substantial, progress_in
 from firstfault_logs.completion.noise import drop_below_error, drop_ignored_exceptions
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FRAME_LINE, TRACEBACK, has_failure_word
 from firstfault_logs.outcome import is_success_report
+from firstfault_logs.tracebacks import ERROR_LEVEL, LAUNCHER_FILE
 from firstfault_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:
@@ -32,6 +34,19 @@ _LAST = 3
 _LINES_AFTER_EXCEPTION = 6
 """The same, with what torch advises below an exception."""
 _MAX_NATIVE_LINES = 40
+
+# What the watchdogs of collectives print.
+COLLECTIVE_TIMEOUT = LazyPattern(r"""
+  caught[ ]collective[ ]operation[ ]timeout
+| watchdog[ ]detected[ ]operation[ ]timeout
+| ran[ ]for[ ]\d+[ ]milliseconds[ ]before
+| \bEI000[26]\b
+| waiting[ ]for[ ](?:the[ ])?remainder[ ]of[ ]ranks
+| ^(?:Missing|Stalled)[ ]ranks:
+| \[missing[ ]ranks:[ ]\d
+| \(marked[ ]by[ ]"missing[ ]ranks"\)[ ]are[ ]stalled
+| ^\d{1,6}(?:,[ ]\d{1,6})*:[ ]\[\w+[\w.]*[,\]]
+""")
 
 
 class OwnReport(NamedTuple):
@@ -76,7 +91,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     waits = [
         record.text
         for record in by_torch
-        if record.number > lines[-1].number and PATTERNS["collective_timeout"].search(record.text)
+        if record.number > lines[-1].number and COLLECTIVE_TIMEOUT.search(record.text)
     ]
     if waits and waits[0] not in raised.message:
         raised = replace(raised, message=redact("\n".join((raised.message, *waits[:_LAST]))))
@@ -90,6 +105,14 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     )
 
 
+# What native code prints before it aborts.
+_ABORT_MESSAGE = LazyPattern(r"""
+  terminate[ ]called[ ]after[ ]throwing
+| taking[ ]the[ ]entire[ ]process[ ]down
+| Fatal[ ]Python[ ]error:[ ]Aborted
+""")
+
+
 def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     """Return what a process printed last about a failure;
     `log_end` is the number of the log's last line.
@@ -99,14 +122,12 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if not lines or not has_failure_word(text):
         return OwnReport()
     end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
-    if signal := fatal_error(text)[1] or (
-        "SIGABRT" if PATTERNS["abort_message"].search(text) else ""
-    ):
+    if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORT_MESSAGE.search(text) else ""):
         return OwnReport(None, text, signal, at)
     native = "\n".join(find_native_lines(text.splitlines())[-_MAX_NATIVE_LINES:])
     if native and _reports_failure(native):
         return OwnReport(None, native, lines=at)
-    if waits := [record for record in lines if PATTERNS["collective_timeout"].search(record.text)]:
+    if waits := [record for record in lines if COLLECTIVE_TIMEOUT.search(record.text)]:
         text = "\n".join(record.text for record in _take_last_report(waits))
         return OwnReport(None, text, lines=(waits[0].number, waits[-1].number))
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
@@ -123,17 +144,19 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if (
         not is_noise
         and not any(map(_shows_handling, end))
-        and (PATTERNS["error_level"].search(lines[-1].text) or _reports_failure(last, own=True))
+        and (ERROR_LEVEL.search(lines[-1].text) or _reports_failure(last, own=True))
     ):
         return OwnReport(None, last, lines=(end[0].number, end[-1].number))
     return OwnReport()
 
 
+# Begins Horovod's report of the ranks that have not submitted their tensors.
+_STALL_REPORT = LazyPattern(r"waiting[ ]for[ ](?:the[ ])?remainder[ ]of[ ]ranks")
+
+
 def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
     """Return the last lines about a wait; of a report that lists the missing ranks, all lines."""
-    begins = (
-        at for at, record in enumerate(waits) if PATTERNS["report_of_stall"].search(record.text)
-    )
+    begins = (at for at, record in enumerate(waits) if _STALL_REPORT.search(record.text))
     begin = max(begins, default=None)
     return waits[-_LAST:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
 
@@ -216,11 +239,7 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     frames = [record for record in below if FRAME_LINE.match(record.text)]
     is_whole = not all(record.text[:1].isspace() for record in below)
     # a launcher's exception may be a report, which isn't among these lines
-    if (
-        not frames
-        or is_whole
-        or any(PATTERNS["launcher_file"].search(record.text) for record in frames)
-    ):
+    if not frames or is_whole or any(LAUNCHER_FILE.search(record.text) for record in frames):
         return None
     source = next(
         (record.text.strip() for record in below if record.number > frames[-1].number), ""

@@ -15,6 +15,8 @@ from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.model.failure import LAST_LINES_OF_SUCCESS
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.attempts import AGENT_LOG_LINE
 from firstfault_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.outcome import is_success_report
@@ -25,7 +27,7 @@ from firstfault_logs.processes import (
     Process,
     Processes,
 )
-from firstfault_logs.vocabulary import HARDWARE_XIDS, PATTERNS
+from firstfault_logs.vocabulary import HARDWARE_XIDS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt
@@ -120,7 +122,7 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
     """
     lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
     for file, node, report in attempt.reports:
-        found = PATTERNS["agent_log_line"].match(report.text)
+        found = AGENT_LOG_LINE.match(report.text)
         agent = found["pid"] or "" if found is not None else ""
         if report.pid is None or not (agent or attempt.size.nodes <= 1):
             continue
@@ -165,6 +167,10 @@ def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
                 process.lines.add((file, report.number, report.number))
 
 
+# An error of a program that a faulty GPU may have caused.
+_GPU_ERROR = LazyPattern(r"(?:CUDA|HIP)(?:[ ]runtime)?[ ]error|CUDNN|CUBLAS")
+
+
 def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
     """Give a hardware error of a GPU to the process that it names,
     else to the only one that failed on its node.
@@ -178,7 +184,7 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
             process for process in here if report.pid is not None and process.pid == report.pid
         ]
         # a kernel's log has the name of the machine, and the program's log may have the pod's
-        is_of_gpu = PATTERNS["gpu_error"].search
+        is_of_gpu = _GPU_ERROR.search
         on_gpu = [
             one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)
         ]

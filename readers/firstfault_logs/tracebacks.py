@@ -13,6 +13,8 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.causes.cluster_tasks import SPARK_TASK_ERROR
 from firstfault_logs.causes.resources import ends_resource
 from firstfault_logs.completion.words import is_crash_report, is_noise
 from firstfault_logs.framing.labels import GLOG_STAMP
@@ -26,6 +28,28 @@ if TYPE_CHECKING:
 
 _LINES_TO_QUOTED = 2
 """From the message of an exception to the traceback that it quotes below an empty line."""
+
+# Files of launchers, in the outermost frames of what they raise themselves.
+LAUNCHER_FILE = LazyPattern(r"""
+  torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))
+| /accelerate/commands/
+| deepspeed/launcher
+| lightning/(?:fabric/)?cli
+| /bin/(?:torchrun|accelerate|deepspeed)\b
+| torch/multiprocessing/spawn\.py
+| ray/train/.*(?:controller|trainer)
+""")
+
+# The message of an exception of any type that a launcher raises only to report that one of its
+# processes failed.
+_COMMAND_FAILED = LazyPattern(r"""
+  (?:Command|Process|Subprocess|Job|Task)\b [^\n]{0,400} \b(?:failed[ ]with|returned|exited[ ]with)[ ](?:a[ ])?
+  (?:non-?zero|return[ ]code|exit[ ](?:code|status)|status|code)
+| (?:Distributed[ ]job|Training)\b [^\n]{0,20} \b(?:exited|failed)\b [^\n]{0,60} \b(?:attempts|workers?|logs)\b
+""")
+
+# The level of a logged error.
+ERROR_LEVEL = LazyPattern(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +88,8 @@ class Traceback:
         """Whether a launcher raised it only to report that one of its processes failed."""
         name = get_short_name(self.exception)
         files = (frame.file for frame in self.exception.frames)
-        is_signal = name == "SignalException" and any(map(PATTERNS["launcher_file"].search, files))
-        is_command = PATTERNS["command_failed"].match(self.exception.message) is not None
+        is_signal = name == "SignalException" and any(map(LAUNCHER_FILE.search, files))
+        is_command = _COMMAND_FAILED.match(self.exception.message) is not None
         return is_signal or is_command or name in WORDS["launcher_exceptions"]
 
     @property
@@ -74,10 +98,8 @@ class Traceback:
         its own or libraries'.
         """
         files = [frame.file for frame in self.exception.frames]
-        inner = [file for file in files[1:] if not PATTERNS["launcher_file"].search(file)]
-        return any(map(PATTERNS["launcher_file"].search, files)) and all(
-            map(is_library_file, inner)
-        )
+        inner = [file for file in files[1:] if not LAUNCHER_FILE.search(file)]
+        return any(map(LAUNCHER_FILE.search, files)) and all(map(is_library_file, inner))
 
 
 def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
@@ -176,9 +198,9 @@ def _list_texts(lines: Sequence[LogRecord]) -> Iterator[str]:
     which no other line has.
     """
     first, second = (*lines[:2], *lines[:1])[:2]
-    is_reported = PATTERNS["spark_task_error"].search(
-        first.text
-    ) is not None and second.text.startswith('  File "')
+    is_reported = SPARK_TASK_ERROR.search(first.text) is not None and second.text.startswith(
+        '  File "'
+    )
     yield first.text[first.text.index(TRACEBACK) :] if is_reported else first.text
     yield from (record.text for record in lines[1:])
 
@@ -189,7 +211,7 @@ def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | 
         record.time_ns
         for record in above
         if record.number == lines[0].number - 1
-        and (PATTERNS["error_level"].search(record.text) or _has_glog_error_level(record.text))
+        and (ERROR_LEVEL.search(record.text) or _has_glog_error_level(record.text))
     ]
     return next((time for time in (lines[0].time_ns, *headings) if time is not None), None)
 

@@ -7,11 +7,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault_logs.vocabulary import PATTERNS, WORDS
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.processes import Processes
     from firstfault_logs.tracebacks import Traceback
+
+
+# Spark's driver prints it above the exception of a task, perhaps in the same line.
+SPARK_TASK_ERROR = LazyPattern(r"""
+\bLost[ ]task[ ](?P<task>\d{1,9})\.\d{1,4}[ ]in[ ]stage[ ](?P<stage>[\d.]{1,20})[ ]
+\(TID[ ]\d{1,12}\)?[ ]?[,(][ ]?(?P<node>[\w.-]{1,250}),?[ ]executor[ ](?P<executor>\w{1,20})\):
+""")
 
 
 def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
@@ -49,6 +57,4 @@ def _has_finished(stage: str, task: str, found: Traceback) -> bool:
 
 def _find_heading(found: Traceback) -> re.Match[str] | None:
     first = found.text.partition("\n")[0]
-    return PATTERNS["spark_task_error"].search(first) or PATTERNS["spark_task_error"].search(
-        found.heading
-    )
+    return SPARK_TASK_ERROR.search(first) or SPARK_TASK_ERROR.search(found.heading)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from firstfault.utils.toml import Patterns
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault_logs.attempts import TRAINING_STEP
 
 _MAX_LOOPS = 16
 """Counters with different names or totals in one stream; a data set of varying size has more."""
@@ -73,7 +73,7 @@ class CounterValue(NamedTuple):
 
 def list_counters(text: str) -> Iterator[CounterValue]:
     """Yield the counters in a line: the first one, and all others that have a total."""
-    for at, found in enumerate(PATTERNS["step"].finditer(text)):
+    for at, found in enumerate(TRAINING_STEP.finditer(text)):
         total = int(found["total"] or 0)
         if total or not at:
             yield CounterValue(found["what"].lower(), int(found["step"]), total)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.utils.text import one_line
 from firstfault.utils.toml import Patterns
-from firstfault_logs.attempts import progress_in
+from firstfault_logs.attempts import VARYING_PART, progress_in
 from firstfault_logs.completion.later_starts import is_started_again
 from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
@@ -319,7 +319,7 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
         for stream in streams
     }
     ranks.discard(None)
-    shapes = {PATTERNS["varying_part"].sub("#", record.text.strip()) for record in last}
+    shapes = {VARYING_PART.sub("#", record.text.strip()) for record in last}
     if (
         len(shapes) != 1
         or len(ranks) < _MIN_RANKS
@@ -376,7 +376,7 @@ def _has_failed_before(
 def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:
     """Whether little but noise follows a line, and no other work that isn't finished, too."""
     below = [record for record in tail if record.number > number and not is_noise(record.text)]
-    shapes = {PATTERNS["varying_part"].sub("#", record.text)[:80] for record in below}
+    shapes = {VARYING_PART.sub("#", record.text)[:80] for record in below}
     if len(shapes) > MAX_LATER_LINES:
         return False
     work = [at for at, record in enumerate(below) if shows_more_work(record.text)]

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from firstfault.utils.toml import Patterns
+from firstfault_logs.attempts import TRAINING_STEP
 from firstfault_logs.completion.loops import list_counters
 from firstfault_logs.framing.lines import UNNAMED_BAR
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.completion.loops import Loop, Loops
@@ -120,7 +120,7 @@ def is_within_round(text: str, loop: Loop) -> bool:
     """
     if _PATTERNS["batch_in_brackets"].search(text) or _PATTERNS["eta"].search(text):
         return True
-    for found in PATTERNS["step"].finditer(text):
+    for found in TRAINING_STEP.finditer(text):
         what = found["what"].lower()
         if what not in {loop.what, "epoch"} and "global" not in what and not found["total"]:
             return True

@@ -24,13 +24,12 @@ from firstfault.evidence.signatures import Pattern
 from firstfault.evidence.texts import classify
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs import read_sources
-from firstfault_logs.attempts import Progress, progress_in
+from firstfault_logs.attempts import TRAINING_STEP, Progress, progress_in
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.framing.labels import Label, LogRecord
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import parse_report
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.vocabulary import PATTERNS
 
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
@@ -246,7 +245,7 @@ def _find_place(progress: Progress, text: str) -> tuple[int, ...]:
     if progress.what.lower() != "epoch":
         return (progress.step,)
     batch = _BATCH_OF_EPOCH.search(text)
-    inner = (found for found in PATTERNS["step"].finditer(text) if found["what"].lower() != "epoch")
+    inner = (found for found in TRAINING_STEP.finditer(text) if found["what"].lower() != "epoch")
     found = batch or next(inner, None)
     return (progress.step,) if found is None else (progress.step, int(found["step"]))
 
