@@ -605,7 +605,8 @@ class LogCollector:
 
 # Native code and libraries print the rank of their process.
 _INLINE_RANK = LazyPattern(r"""
-  ^(?:\[\d{1,5}\]:[ ]?)?(?:\[[EWIF][^\]\n]{1,120}\][ ])?\[(?:PG[ ][^\]\n]{0,80}\(default_pg\)[ ])?Rank[ ](?P<rank>\d{1,6})\]
+  ^(?:\[\d{1,5}\]:[ ]?)?(?:\[[EWIF][^\]\n]{1,120}\][ ])?
+  \[(?:PG[ ][^\]\n]{0,80}\(default_pg\)[ ])?Rank[ ](?P<rank>\d{1,6})\]
 | \bRankID:(?P<rank_id>\d{1,6})\b
 | \[rank=(?P<rank_is>\d{1,6}),[ ]world=\d
 | GLOBAL_RANK:[ ](?P<global>\d{1,6}),[ ]MEMBER

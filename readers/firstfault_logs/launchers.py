@@ -18,11 +18,6 @@ from firstfault.model.failure import SIGNALS_BY_DESCRIPTION, get_shell_signal
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.toml import parse_toml
 
-# Found, in less time, in each line that has a code of `_CODE_BELOW`
-MAYBE_CODE_BELOW = LazyPattern(
-    r"(?:Exit[ ]code|EXIT[ ]CODE|KILLED[ ]BY[ ]SIGNAL):|with[ ]errorcode[ ]"
-)
-
 
 class ReportKind(enum.Enum):
     """What a report is about."""
@@ -164,6 +159,11 @@ _CODE_BELOW = LazyPattern(r"""
   ^\W*(?:(?:Exit[ ]code|EXIT[ ]CODE):\s+|with[ ]errorcode[ ])(?P<code>-?\d+)
 | ^\W*KILLED[ ]BY[ ]SIGNAL:[ ](?P<signal>\d+)
 """)
+
+# Found, in less time, in each line that has such a code.
+MAYBE_CODE_BELOW = LazyPattern(
+    r"(?:Exit[ ]code|EXIT[ ]CODE|KILLED[ ]BY[ ]SIGNAL):|with[ ]errorcode[ ]"
+)
 
 
 def code_below(report: LauncherReport, text: str) -> LauncherReport:

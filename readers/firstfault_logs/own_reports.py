@@ -20,11 +20,16 @@ from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import is_substantial, progress_in
-from firstfault_logs.completion.noise import drop_below_error, drop_ignored_exceptions
+from firstfault_logs.completion.noise import (
+    HANDLED_ERROR,
+    SHUTDOWN_NOISE,
+    drop_below_error,
+    drop_ignored_exceptions,
+)
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FRAME_LINE, TRACEBACK, has_failure_word
 from firstfault_logs.outcome import is_success_report
 from firstfault_logs.tracebacks import ERROR_LEVEL, LAUNCHER_FILE
-from firstfault_logs.vocabulary import PATTERNS, WORDS
+from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import LogRecord
@@ -140,7 +145,7 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if not end:
         return OwnReport()
     last = "\n".join(record.text for record in end)
-    is_noise = PATTERNS["shutdown_noise"].search(end[-1].text) is not None
+    is_noise = SHUTDOWN_NOISE.search(end[-1].text) is not None
     if (
         not is_noise
         and not any(map(_shows_handling, end))
@@ -256,7 +261,7 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
 
 def _shows_handling(record: LogRecord) -> bool:
     """Whether a line after an error shows that its process handled it."""
-    is_handled = PATTERNS["handled"].search(record.text) or progress_in(record)
+    is_handled = HANDLED_ERROR.search(record.text) or progress_in(record)
     return is_handled is not None or is_success_report(record.text)
 
 

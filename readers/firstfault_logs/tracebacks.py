@@ -16,11 +16,12 @@ from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.causes.cluster_tasks import SPARK_TASK_ERROR
 from firstfault_logs.causes.resources import ends_resource
+from firstfault_logs.completion.noise import HANDLED_ERROR
 from firstfault_logs.completion.words import is_crash_report, is_noise
 from firstfault_logs.framing.labels import GLOG_STAMP
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.vocabulary import PATTERNS, WORDS
+from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Stream
@@ -177,7 +178,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             stream,
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             later_lines,
-            is_handled=any(map(PATTERNS["handled"].search, around)) and later_lines > 0,
+            is_handled=any(map(HANDLED_ERROR.search, around)) and later_lines > 0,
             is_before_success=any(map(is_success_report, (*later, *below))),
             heading=above[-1].text if above else "",
             lines_around=around,

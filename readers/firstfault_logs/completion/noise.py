@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.toml import Patterns
-from firstfault_logs.completion.words import is_below_error, is_continuation
+from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error, is_continuation
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import Label, LogRecord
@@ -40,6 +40,16 @@ _PATTERNS = Patterns(
     }
 )
 
+# In a line about an error that the program handled.
+HANDLED_ERROR = LazyPattern(r"""(?i)
+\b(?:re-?try|again\b|attempt[ ]\d+[ ]?(?:of|/)[ ]?\d|ignor|skipp|recover|continu|keep\b|fall(?:ing)?[ ]?back)
+""")
+
+# In a line about an error that matters no more at the end of a program.
+SHUTDOWN_NOISE = LazyPattern(
+    r"(?i)\b(?:clos(?:e|ing)\b|clean|shut[ ]?down|destroy|leak|tear|at[ ]exit)|\bWarn"
+)
+
 
 def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return records without tracebacks that ended no process.
@@ -56,9 +66,7 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
             (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
             continue
         is_ignored = "Exception ignored " in text or "Exception in thread " in text
-        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(
-            label
-        )
+        (announced.add if is_ignored or HANDLED_ERROR.search(text) else announced.discard)(label)
         kept += [] if is_ignored else [record]
     return kept
 
@@ -67,13 +75,16 @@ def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return the records that report a failure,
     apart from noise and from what the program handled.
     """
-    is_failure, handled, noise = (
-        PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise")
-    )
     reports = (
-        record for record in drop_below_error(records) if is_failure(_drop_metrics(record.text))
+        record
+        for record in drop_below_error(records)
+        if FAILURE_REPORT.search(_drop_metrics(record.text))
     )
-    return [one for one in reports if not handled(one.text) and not noise(one.text)]
+    return [
+        one
+        for one in reports
+        if not HANDLED_ERROR.search(one.text) and not SHUTDOWN_NOISE.search(one.text)
+    ]
 
 
 def _drop_metrics(text: str) -> str:

@@ -26,6 +26,8 @@ from firstfault_logs.completion.rounds import (
 )
 from firstfault_logs.completion.summary import find_summary
 from firstfault_logs.completion.words import (
+    FAILURE_REPORT,
+    NEGATION,
     CompletionKind,
     find_completion_kind,
     is_early_stop,
@@ -34,7 +36,6 @@ from firstfault_logs.completion.words import (
 )
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FINISHED_BAR
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Stream
@@ -329,7 +330,7 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
         return None
     text = last[0].text
     is_end = _PATTERNS["last_words"].search(text) and progress_in(last[0]) is None
-    if not is_end or PATTERNS["failure_report"].search(text) or PATTERNS["negation"].search(text):
+    if not is_end or FAILURE_REPORT.search(text) or NEGATION.search(text):
         return None
     return max(last, key=lambda record: record.number)
 

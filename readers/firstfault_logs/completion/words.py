@@ -7,8 +7,8 @@ from __future__ import annotations
 import enum
 import re
 
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.toml import Patterns
-from firstfault_logs.vocabulary import PATTERNS
 
 _MAX_REPORT_CHARS = 400
 """A sentence about a completion is short; a record of a structured log may be longer."""
@@ -25,6 +25,35 @@ _FURTHER_MARKS = (
 """One of them, or of those in `may_report_completion`, is in each line about a completion:
 most logs have few.
 """
+
+# What a line near the end of a failed job may have, whichever program printed it.
+FAILURE_REPORT = LazyPattern(r"""(?i)
+  rror\b | xception\b | fatal | critical | killed | abort(?:ed|ing) | \bfail(?:ed|ure)\b | \bXid\b | timed[ ]out
+| \breset\b
+| Traceback | RUNLIMIT | TERM_ | \bOOM | non-zero | \bcore[ ]dumped | \bcrash
+| \b(?:code|status)\W{0,4}[1-9] | \bsignal[ ]\d
+| \bcancel(?:l?ed)?\b | \bpreempt | \bevict | \bterminat(?:ed|ing)\b | ^[ ][ ]File[ ]" | \bunhealthy\b | \blost\b
+""")
+
+# What schedulers print about a job that failed; an exit code of 0 below is then another command's.
+JOB_FAILED = LazyPattern(
+    r"(?i)\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,40}\bfailed\b|\bstatus\W{1,3}failed"
+)
+
+# What schedulers and shells print about a job that succeeded, even if one of its processes died.
+JOB_SUCCEEDED = LazyPattern(r"""(?i)
+  \b(?:job|trial|run|workflow|pipeline)\b [^\n]{0,80} \bsucceeded\b
+| \b(?:Job)?State(?:=|:[ ]?)COMPLETED\b
+| \bCOMPLETED[ ]+0:0\b
+| ^[\w.-]+\s+\d+/\d+\s+Completed\b
+| ^(?:\+[ ])?exit(?:[ ]code|[ ]status)?:?[ ]0$
+| ^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)
+""")
+
+# Before the words of a success that didn't happen.
+NEGATION = LazyPattern(
+    r"(?i)\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b"
+)
 
 
 class CompletionKind(enum.IntEnum):
@@ -216,7 +245,7 @@ def find_completion_kind(text: str) -> CompletionKind | None:
         return None
     text = text.removeprefix("[after ")  # a mark between two parts of a program
     is_code = _PATTERNS["source_code"].search(text) is not None
-    if is_code or len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
+    if is_code or len(text) > _MAX_RECORD_CHARS or JOB_FAILED.search(text):
         return None
     if (
         "uccess" in text
@@ -229,9 +258,9 @@ def find_completion_kind(text: str) -> CompletionKind | None:
             return CompletionKind.STATUS
         if _PATTERNS["status"].search(text) and _PATTERNS["event"].search(text):
             return CompletionKind.STATUS
-    if len(text) > _MAX_REPORT_CHARS or PATTERNS["failure_report"].search(text):
+    if len(text) > _MAX_REPORT_CHARS or FAILURE_REPORT.search(text):
         return None
-    if PATTERNS["job_succeeded"].search(text) and not PATTERNS["negation"].search(text):
+    if JOB_SUCCEEDED.search(text) and not NEGATION.search(text):
         return CompletionKind.STATUS
     if _PATTERNS["process_succeeded"].search(text) or _has_sentence(text):
         return CompletionKind.WORD
@@ -255,6 +284,24 @@ def _has_result(text: str) -> bool:
     return not is_of_stage and _PATTERNS["per_item"].search(text) is None
 
 
+# What frameworks and launchers print at the end of a success, besides sentences such as "training
+# finished".
+_SUCCESS_REPORT = LazyPattern(r"""(?i)
+  \bsucceeded\b
+| \bsuccessfully\b [^\n]{0,20} \b(?:complet|finish|train|end)
+| \bexits?[ ]successfully\b
+| \b(?:complet|finish|train|end|exit)ed[ ]successfully\b
+| [-=*]{2,}[ ]?SUCCESS[ ]?[-=*]{2,}
+| \b(?:exit(?:ed)?(?:[ ]with)?(?:[ ]exit)?|return(?:ed)?)[ _-]?(?:code|status|value)?\W{0,4}0\b(?!:\d)
+| ^\W*(?:job[ ])?exit[_ ]?status[ =:\t]{1,30}0\s*$
+| `Trainer\.fit`[ ]stopped
+| max_(?:steps|epochs) [^\n]{0,12} \breached
+| \ball[ ]done\b
+| 训练(?:已)?(?:完成|结束)
+| \bAll[ ](?:\w+[ ])?(?:ranks|workers|processes|tasks)[ ](?:\w+[ ])?(?:finished|completed|exited[ ]normally)
+""")
+
+
 def _has_sentence(text: str) -> bool:
     """Whether a line has a sentence about the end of the training or the job,
     and not of a part of it.
@@ -276,15 +323,13 @@ def _has_sentence(text: str) -> bool:
             continue
         if _PATTERNS["counted_stage"].search(before) or not _is_whole(text):
             continue
-        if _PATTERNS["pending"].search(clause + found[0]) or PATTERNS["negation"].search(
-            text[: found.end()]
-        ):
+        if _PATTERNS["pending"].search(clause + found[0]) or NEGATION.search(text[: found.end()]):
             continue
         return True
-    found = PATTERNS["succeeded"].search(text)
+    found = _SUCCESS_REPORT.search(text)
     return (
         found is not None
-        and PATTERNS["negation"].search(text[: found.end()]) is None
+        and NEGATION.search(text[: found.end()]) is None
         and _PATTERNS["pending"].search(text[: found.end()]) is None
         and _is_whole(text)
     )
