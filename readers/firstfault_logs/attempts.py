@@ -16,7 +16,6 @@ from firstfault.evidence.signatures import Pattern
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.launchers import LauncherReport, ReportKind
-from firstfault_logs.vocabulary import ALTERNATIVES
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -36,7 +35,28 @@ _MAX_ATTEMPTS = 100
 """Those before count as one."""
 _OPENING_LINES = 20
 """First lines of an attempt, which show where another one begins."""
-_FAILURE_OUTPUT = Pattern(f"(?-i:{'|'.join(ALTERNATIVES['failure_output'])})")
+_FAILURE_OUTPUT = Pattern(
+    r"(?-i:^\s"
+    "|^$"
+    "|Traceback"
+    "|Error"
+    "|rror:"
+    r"|^\[ERROR\]"
+    r"|^E[A-Z]\d{4}: "
+    r"|^\W*$"
+    r"|^[EWIF]\d{4} "
+    r"|^\[\w*\d*\]?:?\[?[EWF]\d{3,4} "
+    "|^terminate called"
+    "|^frame #"
+    "|^Exception "
+    "|^srun"
+    "|^slurmstepd"
+    "|^<"
+    "|^[-=*]{4}"
+    "| FAILED *$"
+    r"|_handler\])"
+)
+"""What lines have that may follow a failure in the same attempt."""
 
 # Begins a line of torch's log in Python.
 AGENT_LOG_LINE = LazyPattern(

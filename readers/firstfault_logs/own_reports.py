@@ -28,8 +28,7 @@ from firstfault_logs.completion.noise import (
 )
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FRAME_LINE, TRACEBACK, has_failure_word
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.tracebacks import ERROR_LEVEL, LAUNCHER_FILE
-from firstfault_logs.vocabulary import WORDS
+from firstfault_logs.tracebacks import ERROR_LEVEL, EXIT_FUNCTIONS, LAUNCHER_FILE
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import LogRecord
@@ -90,7 +89,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     raised = printed.exception if printed is not None else None
     if raised is None and (named := EXCEPTION_LINE.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-    if raised is None or (raised.frames and raised.frames[0].function in WORDS["exit_functions"]):
+    if raised is None or (raised.frames and raised.frames[0].function in EXIT_FUNCTIONS):
         return OwnReport()
     # Ascend's library prints below the exception why it gave up: a peer that didn't come
     waits = [
@@ -197,7 +196,7 @@ def _is_of_exit(above: Sequence[LogRecord]) -> bool:
     """
     for record in reversed(above):
         frame = FRAME_LINE.match(record.text)
-        if frame is not None and frame["function"] in WORDS["exit_functions"]:
+        if frame is not None and frame["function"] in EXIT_FUNCTIONS:
             return True
         if not record.text[:1].isspace():
             return False

@@ -14,7 +14,6 @@ from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault_logs.framing.labels import parse_time_ns
 from firstfault_logs.launchers import LauncherReport, ReportKind
-from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
@@ -34,6 +33,16 @@ _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 POD_NUMBER = LazyPattern(
     r"(?:-(?:master|worker|chief|ps|launcher|node|replica|workers?))?-\d{1,6}(?:-[a-z0-9]{5})?$"
 )
+
+_HEALTHY_POD_STATES = (
+    "Running",
+    "Completed",
+    "Succeeded",
+    "Pending",
+    "ContainerCreating",
+    "PodInitializing",
+)
+"""The states of pods that haven't failed."""
 
 
 @dataclass(slots=True)
@@ -356,7 +365,7 @@ class Processes:
             return True
         name = _POD_SUFFIX.sub("", pod)
         replaced_by = (other for other in listed if _POD_SUFFIX.sub("", other) == name)
-        if any(listed[other] in WORDS["healthy_pods"] for other in (pod, *replaced_by)):
+        if any(listed[other] in _HEALTHY_POD_STATES for other in (pod, *replaced_by)):
             return False
         pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
         if pods:

@@ -27,7 +27,6 @@ from firstfault_logs.processes import (
     Process,
     Processes,
 )
-from firstfault_logs.vocabulary import HARDWARE_XIDS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt
@@ -167,6 +166,23 @@ def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
                 process.lines.add((file, report.number, report.number))
 
 
+_HARDWARE_XIDS = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "ECC page retirement or row remapping",
+    64: "ECC page retirement or row remapper failure",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+"""Errors of NVIDIA's driver that hardware causes, not the application, from NVIDIA's catalog of Xid
+errors.
+"""
+
 # An error of a program that a faulty GPU may have caused.
 _GPU_ERROR = LazyPattern(r"(?:CUDA|HIP)(?:[ ]runtime)?[ ]error|CUDNN|CUBLAS")
 
@@ -176,7 +192,7 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
     else to the only one that failed on its node.
     """
     for file, node, report in attempt.reports:
-        if report.kind is not ReportKind.GPU or report.xid not in HARDWARE_XIDS:
+        if report.kind is not ReportKind.GPU or report.xid not in _HARDWARE_XIDS:
             continue
         failed = [process for process in processes.all if process.has_failed]
         here = [process for process in failed if process.may_be_on(report.node or node)]
@@ -190,7 +206,7 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
         ]
         candidates = named or on_gpu or here
         for process in candidates if len(candidates) == 1 else ():
-            process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
+            process.hardware_error = f"Xid {report.xid}, {_HARDWARE_XIDS[report.xid]}"
             process.node = process.node or report.node or node
             process.lines.add((file, report.number, report.number))
 

@@ -21,7 +21,6 @@ from firstfault_logs.completion.words import is_crash_report, is_noise
 from firstfault_logs.framing.labels import GLOG_STAMP
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Stream
@@ -51,6 +50,20 @@ _COMMAND_FAILED = LazyPattern(r"""
 
 # The level of a logged error.
 ERROR_LEVEL = LazyPattern(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
+
+_LAUNCHER_EXCEPTIONS = (
+    "ChildFailedError",
+    "CalledProcessError",
+    "ProcessExitedException",
+)
+"""Exceptions in which a launcher reports that a process failed."""
+EXIT_FUNCTIONS = (
+    "_run_finalizers",
+    "_exit_function",
+    "_run_exitfuncs",
+    "_shutdown",
+)
+"""Functions in which Python cleans up after a program that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ class Traceback:
         files = (frame.file for frame in self.exception.frames)
         is_signal = name == "SignalException" and any(map(LAUNCHER_FILE.search, files))
         is_command = _COMMAND_FAILED.match(self.exception.message) is not None
-        return is_signal or is_command or name in WORDS["launcher_exceptions"]
+        return is_signal or is_command or name in _LAUNCHER_EXCEPTIONS
 
     @property
     def is_of_launcher(self) -> bool:
@@ -155,7 +168,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             continue
         # nor does a function that Python calls while a process exits
         frames = printed.exception.frames
-        if frames and frames[0].function in WORDS["exit_functions"]:
+        if frames and frames[0].function in EXIT_FUNCTIONS:
             continue
         # a line without a level or a date may belong to the exception's message, or be the
         # program's next output
@@ -237,7 +250,7 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
     named = (EXCEPTION_LINE.match(record.text) for excerpt in mixed for record in excerpt.lines)
-    of_launchers = WORDS["launcher_exceptions"]
+    of_launchers = _LAUNCHER_EXCEPTIONS
     last_lines = [
         last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers
     ]

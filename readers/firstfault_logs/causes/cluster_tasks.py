@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.processes import Processes
@@ -20,6 +19,12 @@ SPARK_TASK_ERROR = LazyPattern(r"""
 \bLost[ ]task[ ](?P<task>\d{1,9})\.\d{1,4}[ ]in[ ]stage[ ](?P<stage>[\d.]{1,20})[ ]
 \(TID[ ]\d{1,12}\)?[ ]?[,(][ ]?(?P<node>[\w.-]{1,250}),?[ ]executor[ ](?P<executor>\w{1,20})\):
 """)
+
+_DRIVER_EXCEPTIONS = (
+    "Py4JJavaError",
+    "SparkException",
+)
+"""Exceptions in which a driver reports that a task failed."""
 
 
 def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
@@ -40,7 +45,7 @@ def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> l
         process = processes.find_by_node(node)
         process.set_exception(found)
         process.stopped = ""
-    is_drivers = WORDS["driver_exceptions"]
+    is_drivers = _DRIVER_EXCEPTIONS
     return [
         found
         for found in remaining

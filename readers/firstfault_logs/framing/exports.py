@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.framing.lines import TRACEBACK, read_ahead, without_colors
-from firstfault_logs.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.lines import NumberedLine
@@ -30,6 +29,44 @@ _MIN_SHARE = 0.9
 
 # Begins a frame of a traceback, perhaps without its indentation.
 _FRAME_START = LazyPattern(r'File[ ]"[^"]+",[ ]line[ ]\d+')
+
+MESSAGE_KEYS = (
+    "message",
+    "msg",
+    "log",
+    "text",
+    "line",
+    "textPayload",
+    "@message",
+    "body",
+    "_raw",
+    "event",
+)
+"""Names that collectors give to the text of a record, in columns and objects."""
+TIME_KEYS = (
+    "time",
+    "timestamp",
+    "ts",
+    "@timestamp",
+    "asctime",
+)
+"""Names that programs and collectors give to the time of a record."""
+_PROGRAM_KEYS = (
+    "rank",
+    "global_rank",
+    "local_rank",
+    "level",
+    "levelname",
+    "severity",
+    "exc_info",
+    "exception",
+    "pod",
+    "pod_name",
+    "host",
+    "hostname",
+    "node",
+)
+"""Keys of a program's own records, or of its place: such an object is more than a wrapped line."""
 
 
 def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], bool]:
@@ -94,7 +131,7 @@ def _find_message_column(header: str) -> int | None:
     if len(columns) > 1 and all(map(_COLUMN_NAME.fullmatch, columns)):
         lowered = [column.lower() for column in columns]
         return next(
-            (lowered.index(key.lower()) for key in WORDS["message_keys"] if key.lower() in lowered),
+            (lowered.index(key.lower()) for key in MESSAGE_KEYS if key.lower() in lowered),
             None,
         )
     return None
@@ -148,12 +185,12 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
         return ""
     values: dict[str, set[str]] = defaultdict(set)
     for fields in objects:
-        is_of_program = not fields.keys().isdisjoint(WORDS["program_keys"])
+        is_of_program = not fields.keys().isdisjoint(_PROGRAM_KEYS)
         if is_of_program or any(isinstance(value, dict) for value in fields.values()):
             return ""
         for key, value in fields.items():
             values[key] |= {value} if isinstance(value, str) else set()
-    known = [key for key in WORDS["message_keys"] if key in values]
+    known = [key for key in MESSAGE_KEYS if key in values]
     return max(
         known or values,
         key=lambda key: len({text for text in values[key] if " " in text}),
@@ -168,7 +205,7 @@ _ISO_TIME = LazyPattern(r"\d{4}-\d\d-\d\d[T ]\d\d:")
 def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
     number, line = numbered
     fields = parse_object(line)
-    times = (str(fields[name]) for name in WORDS["time_keys"] if name in fields)
+    times = (str(fields[name]) for name in TIME_KEYS if name in fields)
     stamp = next((f"{time} " for time in times if _ISO_TIME.match(time)), "")
     texts = str(fields.get(key, line)).removesuffix("\n").split("\n")
     return ((number, stamp + without_colors(text)) for text in texts)

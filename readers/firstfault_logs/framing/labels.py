@@ -18,13 +18,26 @@ from typing import Any, NamedTuple
 
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs import launchers
-from firstfault_logs.framing.exports import parse_object
+from firstfault_logs.framing.exports import MESSAGE_KEYS, TIME_KEYS, parse_object
 from firstfault_logs.framing.lines import TRACEBACK, without_bars, without_colors
-from firstfault_logs.vocabulary import ALTERNATIVES, WORDS
 
 _NEAR = 100
-_LABEL_FORMS = tuple(map(re.compile, ALTERNATIVES["label_forms"]))
-"""The forms of labels that are learned if most lines have one."""
+_LABEL_FORMS = tuple(
+    map(
+        re.compile,
+        (
+            r"\s{0,5}(?P<name>\d{1,5}): ?",
+            r"\[(?P<name>\d{1,5})\] ",
+            r"[<\[](?P<name>[^\s\]>\[]{1,120})[>\]]:? ?",
+            r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}): ?",
+            r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?",
+            r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}) \[std(?:err|out)\](?: |$)",
+            "(?P<name>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)",
+            r"(?P<name>[a-z][a-z0-9]{0,40}(?:-[a-z0-9]{1,20}){0,6}-\d{1,5})[ \t]",
+        ),
+    )
+)
+"""The forms of labels that are learned if most lines have one; the first two are numbers."""
 _MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
@@ -78,6 +91,38 @@ _NO_LABEL = LazyPattern(r"""(?i)
 | Error$
 | Exception$
 """)
+
+_TRACEBACK_KEYS = (
+    "exc_info",
+    "exception",
+    "traceback",
+    "stack_trace",
+    "stacktrace",
+    "stack",
+    "error.stack_trace",
+    "exc_text",
+)
+"""Names that programs and collectors give to a traceback."""
+_RANK_KEYS = (
+    "rank",
+    "global_rank",
+    "RANK",
+    "worker_rank",
+    "process_index",
+)
+"""The same for a rank."""
+_NODE_KEYS = (
+    "pod",
+    "pod_name",
+    "host",
+    "hostname",
+    "node",
+    "node_name",
+    "instance",
+    "machine",
+    "task_name",
+)
+"""The same for a node."""
 
 
 class Label(NamedTuple):
@@ -467,25 +512,21 @@ def _split_json(
     ]
     known = {key: value for part in (*inner, fields) for key, value in part.items()}
     known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
-    rank = next(
-        (known[name] for name in WORDS["rank_keys"] if str(known.get(name, "")).isdecimal()), None
-    )
-    node = next(
-        (str(known[name]) for name in WORDS["node_keys"] if isinstance(known.get(name), str)), ""
-    )
+    rank = next((known[name] for name in _RANK_KEYS if str(known.get(name, "")).isdecimal()), None)
+    node = next((str(known[name]) for name in _NODE_KEYS if isinstance(known.get(name), str)), "")
     label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
     if str(known.get("local_rank", "")).isdecimal():
         label = label._replace(local_rank=int(known["local_rank"]))
-    for name in WORDS["time_keys"]:
+    for name in TIME_KEYS:
         time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
-    named = (known[name] for name in WORDS["message_keys"] if isinstance(known.get(name), str))
+    named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
     message = next(named, max(texts, key=len, default=""))
     outcome = str(known.get("status") or known.get("outcome") or "")
     if outcome.lower() in _SUCCESSES and "\n" not in message:
         message = f"{message} status={outcome}"
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
-    traces = (known[name] for name in WORDS["traceback_keys"] if isinstance(known.get(name), str))
+    traces = (known[name] for name in _TRACEBACK_KEYS if isinstance(known.get(name), str))
     trace = next(filter(str.strip, traces), "")
     # a collector's level is about the stream that a line was printed to
     is_program_level = _FAILURE_LEVEL.fullmatch(level) and known.keys().isdisjoint(

@@ -26,7 +26,6 @@ from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
 from firstfault.layout import RUN_MARK
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.vocabulary import ALTERNATIVES, WORDS
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -78,6 +77,52 @@ EXCEPTION_LINE = LazyPattern(r"""
 FRAME_LINE = LazyPattern(
     r'\s+File[ ]"(?P<file>[^"]+)",[ ]line[ ](?P<line>\d+),[ ]in[ ](?P<function>\S+)'
 )
+
+_FAILURE_WORDS = (
+    "error",
+    "exception",
+    "fatal",
+    "fail",
+    "signal",
+    "exit",
+    "kill",
+    "abort",
+    "terminat",
+    "cancel",
+    "watchdog",
+    "timeout",
+    "ccl",
+    "assert",
+    "panic",
+    "interrupt",
+    "memory",
+    "oom",
+    "evict",
+    "preempt",
+    "lost",
+    "dead",
+    "died",
+    "restart",
+    "nranks",
+    "unhealthy",
+    "refused",
+    "quota",
+    "stalled",
+    "crashloop",
+)
+"""Words in lines that report a failure or the job's size."""
+_FAILURE_TEXTS = (
+    "traceback",
+    r'  file "',
+    r"\bsig[a-z]{3,4}\b",
+    "timed? out",
+    "xid",
+    "segfault",
+    "core dumped",
+    "reset by",
+    "no space",
+)
+"""Expressions of RE2, found, in any case, in such lines, too."""
 
 
 def open_log(path: Path) -> IO[bytes]:
@@ -192,8 +237,8 @@ def is_text(begin: bytes) -> bool:
 
 @cache
 def _failure_pattern(usual: frozenset[str]) -> Pattern:
-    words = (word for word in WORDS["failure_words"] if word not in usual)
-    return Pattern("|".join((*words, *ALTERNATIVES["failure_texts"])))
+    words = (word for word in _FAILURE_WORDS if word not in usual)
+    return Pattern("|".join((*words, *_FAILURE_TEXTS)))
 
 
 def has_failure_word(text: str) -> bool:
@@ -223,7 +268,7 @@ class _FailureFilter:
             if all(count == 0 or count >= enough for count in counts.values()):
                 return False
         self._usual = frozenset(
-            word for word in WORDS["failure_words"] if text.count(word.encode()) >= enough
+            word for word in _FAILURE_WORDS if text.count(word.encode()) >= enough
         )
         return _failure_pattern(self._usual).search(block) is not None
 
