@@ -17,8 +17,8 @@ A pipeline of small stages:
 9. `documents`: processes to `WorkerError`s; `outcome` decides whether a job without failures
    succeeded
 
-``launchers.toml`` has what one launcher prints, and ``vocabulary.toml`` what others print, too. The
-result, a `Snapshot`, is judged, reported and retried like that of a recorded job.
+``launchers.toml`` has what one launcher prints; other patterns are beside the functions that use
+them. The result, a `Snapshot`, is judged, reported and retried like that of a recorded job.
 `firstfault.attempt_data` finds `snapshot_of` by its name.
 """
 
@@ -49,7 +49,7 @@ from firstfault_logs.framing.lines import (
     open_log,
 )
 from firstfault_logs.outcome import explain_missing_proof
-from firstfault_logs.framing.labels import Label
+from firstfault_logs.framing.labels import LOG_SUFFIX, RANK_WORD, Label
 from firstfault_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
 from firstfault_logs.torchrun_folder import Worker, with_error_files, workers_in
 
@@ -58,7 +58,6 @@ from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault_logs.framing.labels import LOG_SUFFIX, RANK_WORD
 from firstfault.utils.lazy_pattern import LazyPattern
 
 _Log: TypeAlias = "tuple[Path, str, Label]"

@@ -250,9 +250,10 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
     named = (EXCEPTION_LINE.match(record.text) for excerpt in mixed for record in excerpt.lines)
-    of_launchers = _LAUNCHER_EXCEPTIONS
     last_lines = [
-        last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers
+        last
+        for last in named
+        if last and last["type"].rpartition(".")[2] not in _LAUNCHER_EXCEPTIONS
     ]
     if len({last[0] for last in last_lines}) != 1:
         where = f"lines {lines[0]} to {lines[1]}"

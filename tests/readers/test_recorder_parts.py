@@ -80,7 +80,8 @@ _UNCOMPILED = """
 from firstfault.recorder import server
 server._load_document_writer()
 from firstfault.credentials import literals, shapes
-print([name for table in (literals, shapes) for name in table.PATTERNS._texts if name not in table.PATTERNS])
+patterns = literals.PATTERNS | shapes.PATTERNS
+print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 
 

@@ -41,10 +41,10 @@ importlib.import_module(sys.argv[1])
 from firstfault import exceptions
 from firstfault.credentials import literals, shapes
 from firstfault.utils.lazy_pattern import find_patterns
-uncompiled = [name for table in (literals, shapes) for name in table.PATTERNS._texts if name not in table.PATTERNS]
 patterns = find_patterns(exceptions)
 assert len(patterns) > 50, patterns
-print(uncompiled + [name for name, pattern in patterns.items() if not pattern.is_compiled])
+patterns |= literals.PATTERNS | shapes.PATTERNS
+print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 
 

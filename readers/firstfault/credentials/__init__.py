@@ -36,5 +36,5 @@ def compile_patterns() -> None:
     """Compile all patterns, so that a process that fails needs not;
     other processes compile what they use.
     """
-    literals.PATTERNS.compile_all()
-    shapes.PATTERNS.compile_all()
+    for pattern in (*literals.PATTERNS.values(), *shapes.PATTERNS.values()):
+        pattern.compile()

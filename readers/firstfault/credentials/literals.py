@@ -9,13 +9,17 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firstfault.utils.toml import Patterns, parse_toml
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault.utils.toml import parse_toml
 
 HIDDEN = "***"
 TABLE: dict[str, Any] = parse_toml(
     Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8")
 )
-PATTERNS = Patterns({**TABLE["values"], **TABLE["around"], **TABLE["urls"]})
+PATTERNS = {
+    name: LazyPattern(text)
+    for name, text in (TABLE["values"] | TABLE["around"] | TABLE["urls"]).items()
+}
 """Patterns of values that aren't credentials, of the text around names and values,
 and of parts of URLs.
 """

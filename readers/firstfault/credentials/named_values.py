@@ -17,6 +17,7 @@ from firstfault.credentials.literals import (
     is_secret_word,
 )
 from firstfault.credentials.names import NAMES_TABLE, NameInText, find_credential_names
+from firstfault.utils.lazy_pattern import LazyPattern
 
 PROSE_AFTER_FLAG, AUTH_METHODS, AUTH_SCHEMES = (
     frozenset(NAMES_TABLE[key].split()) for key in ("prose", "methods", "schemes")
@@ -182,7 +183,7 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
 
 
 def _find_unquoted_end(
-    credential: NameInText, value: re.Pattern[str], max_length: int = MAX_UNQUOTED_LENGTH
+    credential: NameInText, value: LazyPattern, max_length: int = MAX_UNQUOTED_LENGTH
 ) -> int:
     """Return the end of an unquoted value: at the latest an escaped newline or quote,
     or `max_length` characters.

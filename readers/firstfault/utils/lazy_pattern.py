@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,9 @@ class LazyPattern:
         def fullmatch(self, string: str, pos: int = 0) -> re.Match[str] | None:
             """See `re.Pattern.fullmatch`."""
 
-        def match(self, string: str, pos: int = 0) -> re.Match[str] | None:
+        def match(
+            self, string: str, pos: int = 0, endpos: int = sys.maxsize
+        ) -> re.Match[str] | None:
             """See `re.Pattern.match`."""
 
         def search(self, string: str, pos: int = 0) -> re.Match[str] | None:

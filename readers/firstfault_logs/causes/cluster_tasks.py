@@ -45,11 +45,10 @@ def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> l
         process = processes.find_by_node(node)
         process.set_exception(found)
         process.stopped = ""
-    is_drivers = _DRIVER_EXCEPTIONS
     return [
         found
         for found in remaining
-        if not tasks or get_short_name(found.exception) not in is_drivers
+        if not tasks or get_short_name(found.exception) not in _DRIVER_EXCEPTIONS
     ]
 
 

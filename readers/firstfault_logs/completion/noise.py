@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault.utils.toml import Patterns
 from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error, is_continuation
 from firstfault_logs.framing.lines import TRACEBACK
 
@@ -19,25 +18,23 @@ _EXIT_FUNCTION = rf"""
   {_INTERPRETER_EXIT} | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
 | \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
 """
-_PATTERNS = Patterns(
-    {
-        "exit_function": rf"(?i){_EXIT_FUNCTION}",
-        "interpreter_exit": _INTERPRETER_EXIT,
-        # a file that is closed while results are written is part of the work
-        "work": r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*",
-        "frame": r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$",
-        "teardown_noise": (
-            r"""(?i)
+_EXIT_FUNCTION_NAME = LazyPattern(rf"(?i){_EXIT_FUNCTION}")
+_INTERPRETER_EXIT_NAME = LazyPattern(_INTERPRETER_EXIT)
+
+# A file that is closed while results are written is part of the work
+_SAVING_FUNCTION = LazyPattern(r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*")
+_LAST_FRAME = LazyPattern(r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$")
+_TEARDOWN_NOISE = LazyPattern(
+    r"""(?i)
             terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
           | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
           | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
         """
-        ),
-        # a metric: "class_error: 12.50", "mean error = 0.3"
-        "measured_error": (
-            r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])"
-        ),
-    }
+)
+
+# A metric: "class_error: 12.50", "mean error = 0.3"
+_MEASURED_ERROR = LazyPattern(
+    r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])"
 )
 
 # In a line about an error that the program handled.
@@ -88,7 +85,7 @@ def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
 
 
 def _drop_metrics(text: str) -> str:
-    return _PATTERNS["measured_error"].sub("", text) if "rror" in text else text
+    return _MEASURED_ERROR.sub("", text) if "rror" in text else text
 
 
 def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
@@ -104,12 +101,10 @@ def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
         elif block is not None:
             block.append(record)
             if not record.text[:1].isspace():
-                frames = [found for one in block if (found := _PATTERNS["frame"].search(one.text))]
+                frames = [found for one in block if (found := _LAST_FRAME.search(one.text))]
                 kept += [] if is_at_exit([frame["function"] for frame in frames]) else block
                 del blocks[record.label]
-        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(
-            record.text
-        ):
+        elif not _TEARDOWN_NOISE.search(record.text) and not is_continuation(record.text):
             kept.append(record)
     kept += itertools.chain.from_iterable(blocks.values())
     return sorted(kept, key=lambda record: record.number)
@@ -122,10 +117,10 @@ def is_at_exit(functions: Sequence[str]) -> bool:
     Args:
         functions: names of a traceback's functions, the outermost first.
     """
-    if any(_PATTERNS["interpreter_exit"].fullmatch(name) for name in functions):
+    if any(_INTERPRETER_EXIT_NAME.fullmatch(name) for name in functions):
         return True
-    has_exit = any(_PATTERNS["exit_function"].fullmatch(name) for name in functions)
-    return has_exit and not any(_PATTERNS["work"].fullmatch(name) for name in functions)
+    has_exit = any(_EXIT_FUNCTION_NAME.fullmatch(name) for name in functions)
+    return has_exit and not any(_SAVING_FUNCTION.fullmatch(name) for name in functions)
 
 
 def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:
