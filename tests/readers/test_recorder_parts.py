@@ -79,8 +79,10 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
 _UNCOMPILED = """
 from firstfault.recorder import server
 server._load_document_writer()
-from firstfault.credentials import literals, shapes
-patterns = literals.PATTERNS | shapes.PATTERNS
+from firstfault import credentials
+from firstfault.utils.lazy_pattern import find_patterns
+patterns = find_patterns(credentials) | credentials.shapes.PATTERNS
+assert len(patterns) > 70, patterns
 print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 

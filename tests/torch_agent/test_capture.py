@@ -38,12 +38,10 @@ def _captured(error: BaseException) -> ExceptionInfo:
 _UNCOMPILED = """
 import importlib, sys
 importlib.import_module(sys.argv[1])
-from firstfault import exceptions
-from firstfault.credentials import literals, shapes
+from firstfault import credentials, exceptions
 from firstfault.utils.lazy_pattern import find_patterns
-patterns = find_patterns(exceptions)
-assert len(patterns) > 50, patterns
-patterns |= literals.PATTERNS | shapes.PATTERNS
+patterns = find_patterns(exceptions) | find_patterns(credentials) | credentials.shapes.PATTERNS
+assert len(patterns) > 120, patterns
 print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 

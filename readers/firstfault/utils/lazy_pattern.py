@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -71,6 +70,8 @@ def find_patterns(package: ModuleType) -> dict[str, LazyPattern]:
 
     Imports the modules, but none of packages within the package.
     """
+    import pkgutil  # noqa: PLC0415 - most commands don't need it
+
     modules = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
     return {
         f"{module.name}.{name}": value
