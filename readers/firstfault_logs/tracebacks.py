@@ -14,7 +14,6 @@ from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
-from firstfault_logs.causes.cluster_tasks import SPARK_TASK_ERROR
 from firstfault_logs.causes.resources import ends_resource
 from firstfault_logs.completion.noise import HANDLED_ERROR
 from firstfault_logs.completion.words import is_crash_report, is_noise
@@ -46,6 +45,12 @@ _COMMAND_FAILED = LazyPattern(r"""
   (?:Command|Process|Subprocess|Job|Task)\b [^\n]{0,400} \b(?:failed[ ]with|returned|exited[ ]with)[ ](?:a[ ])?
   (?:non-?zero|return[ ]code|exit[ ](?:code|status)|status|code)
 | (?:Distributed[ ]job|Training)\b [^\n]{0,20} \b(?:exited|failed)\b [^\n]{0,60} \b(?:attempts|workers?|logs)\b
+""")
+
+# Spark's driver prints it above the exception of a task, perhaps in the same line.
+SPARK_TASK_ERROR = LazyPattern(r"""
+\bLost[ ]task[ ](?P<task>\d{1,9})\.\d{1,4}[ ]in[ ]stage[ ](?P<stage>[\d.]{1,20})[ ]
+\(TID[ ]\d{1,12}\)?[ ]?[,(][ ]?(?P<node>[\w.-]{1,250}),?[ ]executor[ ](?P<executor>\w{1,20})\):
 """)
 
 # The level of a logged error.

@@ -7,18 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.tracebacks import SPARK_TASK_ERROR
 
 if TYPE_CHECKING:
     from firstfault_logs.processes import Processes
     from firstfault_logs.tracebacks import Traceback
-
-
-# Spark's driver prints it above the exception of a task, perhaps in the same line.
-SPARK_TASK_ERROR = LazyPattern(r"""
-\bLost[ ]task[ ](?P<task>\d{1,9})\.\d{1,4}[ ]in[ ]stage[ ](?P<stage>[\d.]{1,20})[ ]
-\(TID[ ]\d{1,12}\)?[ ]?[,(][ ]?(?P<node>[\w.-]{1,250}),?[ ]executor[ ](?P<executor>\w{1,20})\):
-""")
 
 _DRIVER_EXCEPTIONS = (
     "Py4JJavaError",
