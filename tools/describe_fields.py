@@ -11,12 +11,9 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from firstfault.strategies import rules
-from firstfault.utils.toml import parse_toml
-from firstfault.wire import json_schemas
+from firstfault.strategies.rules import RULES
 from firstfault.wire.json_schemas import DECISION, RESTART, RESTART_SCHEMA, VERDICT
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -28,20 +25,18 @@ _WIDTH = 110
 
 def described(page: str) -> str:
     """Return the text of docs/reference/format.md with today's list of a restart's keys."""
-    meanings = {"schema": f"`{RESTART_SCHEMA}`", **_read_table(json_schemas)["restart"]}
-    rows = (
-        f"| `{name}` | {meanings[name]} |\n" for name in ("schema", *RESTART.schema["properties"])
-    )
+    keys = RESTART.schema["properties"]
+    meanings = {
+        "schema": f"`{RESTART_SCHEMA}`",
+        **{name: key["description"] for name, key in keys.items()},
+    }
+    rows = (f"| `{name}` | {meaning} |\n" for name, meaning in meanings.items())
     return _with_rows(page, "| Key of a record | Meaning |\n|---|---|\n", rows)
 
 
 def with_rules(page: str) -> str:
     """Return the text of docs/guides/strategies.md with today's rules."""
-    root_causes = _read_table(rules)
-    rows = (
-        f"| `{rule.name}` | {root_causes[rule.name]} | {rule.max_confidence} |\n"
-        for rule in rules.RULES
-    )
+    rows = (f"| `{rule.name}` | {rule.root_cause} | {rule.max_confidence} |\n" for rule in RULES)
     return _with_rows(
         page, "| Rule | The root cause is | Confidence at most |\n|---|---|---|\n", rows
     )
@@ -54,23 +49,7 @@ def _with_rows(page: str, head: str, rows: Iterable[str]) -> str:
 def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema with today's verdict and decision."""
     parts = {"verdict": VERDICT.schema, "decision": DECISION.schema}
-    meanings = _read_table(json_schemas)
-    for name, part in parts.items():
-        described = {
-            key: {**value, **_get_description(meanings[name], key)}
-            for key, value in part["properties"].items()
-        }
-        parts[name] = {**part, "properties": described}
     return {**schema, "$defs": {**schema["$defs"], **parts}}
-
-
-def _get_description(meanings: dict[str, str], key: str) -> dict[str, str]:
-    return {"description": meanings[key]} if key in meanings else {}
-
-
-def _read_table(module: ModuleType) -> dict[str, Any]:
-    """Return the TOML file next to a module."""
-    return parse_toml(Path(str(module.__file__)).with_suffix(".toml").read_text("utf-8"))
 
 
 def lines_of(value: Any, indent: int = 0) -> str:

@@ -21,7 +21,7 @@ from firstfault.doubts import (
 )
 from firstfault.errors import UsageError
 from firstfault.evidence.certain_bugs import explain_missing_script, find_certain_bug
-from firstfault.evidence.texts import RE2_PATTERNS
+from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import iter_exceptions
 from firstfault.exceptions.source_files import is_library_file
@@ -727,6 +727,13 @@ def _is_free(verdict: Verdict, context: RetryContext) -> bool:
     return not is_guessed and (is_elsewhere or not has_failed_before)
 
 
+# The driver has lost a GPU, which only a reset or a reboot of the machine brings back
+_GONE_GPU = Pattern(
+    r"fallen off the bus|\bXid\b[^\n]{0,40}: ?79\b|\bXid[ =]{1,2}79\b"
+    r"|GPU is lost|GPU has (?:been )?(?:lost|disappeared)"
+)
+
+
 def is_gpu_gone(verdict: Verdict) -> bool:
     """Whether the driver reported that the machine has lost its GPU:
     no process on it can use the GPU again.
@@ -739,4 +746,4 @@ def is_gpu_gone(verdict: Verdict) -> bool:
     ):
         return False
     text = root.exception.message if root.exception is not None else root.printed
-    return RE2_PATTERNS["gone_gpu"].search(text) is not None
+    return _GONE_GPU.search(text) is not None

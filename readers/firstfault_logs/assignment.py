@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.causes.cluster_tasks import take_spark_tasks
 from firstfault_logs.causes.device_ranks import find_ranks_by_device
 from firstfault_logs.causes.survival import (
@@ -22,14 +23,14 @@ from firstfault_logs.completion.words import is_below_error
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
-from firstfault_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
+from firstfault_logs.processes import LAUNCHER_STOPPED, POD_NUMBER, Process, Processes, exception_in
 from firstfault_logs.tracebacks import (
+    LAUNCHER_FILE,
     Traceback,
     find_fault,
     find_shared_tracebacks,
     find_tracebacks,
 )
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Excerpt, Stream
@@ -40,6 +41,28 @@ _MAX_LINES_AFTER_END = 10
 """A process that printed more lines after its traceback was still alive."""
 _MAX_REPORTED_LINES = 60
 """Lines below a report on a process in which its exception begins."""
+
+# Ray's driver prints it above the exception of a process.
+_RAY_TASK_ERROR = LazyPattern(
+    r"ray::[^\n]{1,200}\(pid=(?P<pid>\d{1,10})(?:,[ ]ip=(?P<ip>[\w.:]+))?[^\n]*"
+)
+
+# Ray's driver prints it about a process that died
+_RAY_ACTOR_DIED = LazyPattern(r"""
+(?:ActorDiedError|WorkerCrashedError|actor[ ]died[ ]unexpectedly) [^\n]*
+(?:\n[^\n]*){0,8}? \n\s*pid:[ ](?P<pid>\d{1,10})
+(?:\n[^\n]*){0,4}? \n\s*ip:[ ](?P<ip>[\w.:]+)
+""")
+
+# torch.multiprocessing.spawn's report of an exception.
+_SPAWN_PROCESS_ERROR = LazyPattern(
+    r"--[ ]Process[ ](?P<rank>\d{1,6})[ ]terminated[ ]with[ ]the[ ]following[ ]error"
+)
+
+# A heading with the rank that the traceback below is about.
+_RANK_HEADING = LazyPattern(
+    r"(?i)^\W{0,3}(?:global[ _])?rank[ =:]{1,2}(?P<rank>\d{1,6})\W{0,3}(?:error|exception|traceback|failure)\b"
+)
 
 
 class Assignment:
@@ -130,9 +153,9 @@ class Assignment:
         """
         for stream in driver.streams:
             above = (excerpt.lines[0].text for excerpt in stream.excerpts)
-            is_headed = driver.rank is None and any(map(PATTERNS["rank_heading"].match, above))
+            is_headed = driver.rank is None and any(map(_RANK_HEADING.match, above))
             for found in find_tracebacks(stream) if is_headed else ():
-                if heading := PATTERNS["rank_heading"].match(found.heading):
+                if heading := _RANK_HEADING.match(found.heading):
                     self.processes.find(rank=int(heading["rank"])).set_exception(found)
                     driver.is_driver = True
         return driver.is_driver
@@ -165,15 +188,13 @@ class Assignment:
                 continue  # it continued
             text = redact("\n".join(record.text for record in excerpt.lines))
             # in a chain of tasks, the last one's exception is the cause
-            if (
-                task := next(reversed(list(PATTERNS["ray_task_error"].finditer(text))), None)
-            ) is not None:
+            if (task := next(reversed(list(_RAY_TASK_ERROR.finditer(text))), None)) is not None:
                 if driver is not None and driver.pid in {int(task["pid"]), None}:
                     continue
                 process = self.processes.find(pid=int(task["pid"]), node=task["ip"] or "")
                 process.raised = process.raised or exception_in(text[task.start() :], whole=True)
                 process.raised_text = process.raised_text or text[task.start() :]
-            elif driver is None and (died := PATTERNS["ray_actor_died"].search(text)) is not None:
+            elif driver is None and (died := _RAY_ACTOR_DIED.search(text)) is not None:
                 process = self.processes.find(pid=int(died["pid"]), node=died["ip"])
                 process.launcher_text = text[died.start() :].strip()
             else:
@@ -193,14 +214,12 @@ class Assignment:
             for record in stream.tail
             if "ray::" in record.text or not record.text[:1].isspace()
         ]
-        begin = next(
-            (one for one in reversed(lines) if PATTERNS["ray_task_error"].search(one.text)), None
-        )
+        begin = next((one for one in reversed(lines) if _RAY_TASK_ERROR.search(one.text)), None)
         if begin is None or (stream.progress is not None and stream.progress.number > begin.number):
             return
         below = [record for record in stream.tail if record.number >= begin.number]
         text = redact("\n".join(record.text for record in below))
-        task = PATTERNS["ray_task_error"].search(text)
+        task = _RAY_TASK_ERROR.search(text)
         raised = exception_in(text[task.start() :], whole=True) if task is not None else None
         if (
             task is None
@@ -326,13 +345,11 @@ class Assignment:
         """Take a traceback that a launcher printed, or that names its rank;
         return whether it is one.
         """
-        spawned = PATTERNS["spawn_process_error"].search(
-            "\n".join((*found.lines_around, found.text))
-        )
+        spawned = _SPAWN_PROCESS_ERROR.search("\n".join((*found.lines_around, found.text)))
         # the last error above a launcher's own traceback is a worker's
         is_launchers = found.is_of_launcher or found.is_summary
         logged = set() if is_launchers else _ranks_in_errors(found.lines_around)
-        if heading := PATTERNS["rank_heading"].match(found.heading):
+        if heading := _RANK_HEADING.match(found.heading):
             self.processes.find(rank=int(heading["rank"])).set_exception(found)
             return True
         if spawned is not None or (
@@ -538,8 +555,8 @@ def _is_another_pod(node: str, processes: Sequence[Process]) -> bool:
     """
     if not node or any(one.is_known or one.node in {node, ""} for one in processes):
         return False
-    names = {PATTERNS["pod_number"].sub("", one.node) for one in processes}
-    return names == {PATTERNS["pod_number"].sub("", node)} != {node}
+    names = {POD_NUMBER.sub("", one.node) for one in processes}
+    return names == {POD_NUMBER.sub("", node)} != {node}
 
 
 def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:
@@ -547,17 +564,23 @@ def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:
     return stream.progress is not None and stream.progress.number > excerpt.lines[excerpt.at].number
 
 
+# Begins the description of a pod.
+_POD_DESCRIPTION = LazyPattern(
+    r"(?:Name:\s{2,20}[a-z0-9][a-z0-9.-]{1,250}|apiVersion:[ ]\S+|status:)$"
+)
+
+
 def _is_of_launcher(text: str) -> bool:
     """Whether a line is of a launcher's traceback, or begins the description of a pod."""
-    return any(
-        map(bool, (PATTERNS["launcher_file"].search(text), PATTERNS["pod_description"].match(text)))
-    )
+    return any(map(bool, (LAUNCHER_FILE.search(text), _POD_DESCRIPTION.match(text))))
+
+
+# A logged error that names one rank.
+_ERROR_ON_RANK = LazyPattern(
+    r"\b(?:ERROR|CRITICAL|FATAL)\b[^\n]{0,200}?\b[Rr]ank[ =:]{1,2}(?P<rank>\d{1,6})\b"
+)
 
 
 def _ranks_in_errors(lines: Iterable[str]) -> set[int]:
     """Return the ranks that logged errors name."""
-    return {
-        int(found["rank"])
-        for found in map(PATTERNS["error_on_rank"].search, lines)
-        if found is not None
-    }
+    return {int(found["rank"]) for found in map(_ERROR_ON_RANK.search, lines) if found is not None}

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.evidence.signatures import Pattern
-from firstfault_logs.framing.lines import TRACEBACK
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.launchers import LauncherReport, ReportKind
-from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -35,7 +35,43 @@ _MAX_ATTEMPTS = 100
 """Those before count as one."""
 _OPENING_LINES = 20
 """First lines of an attempt, which show where another one begins."""
-_FAILURE_OUTPUT = Pattern(f"(?-i:{'|'.join(ALTERNATIVES['failure_output'])})")
+_FAILURE_OUTPUT = Pattern(
+    r"(?-i:^\s"
+    "|^$"
+    "|Traceback"
+    "|Error"
+    "|rror:"
+    r"|^\[ERROR\]"
+    r"|^E[A-Z]\d{4}: "
+    r"|^\W*$"
+    r"|^[EWIF]\d{4} "
+    r"|^\[\w*\d*\]?:?\[?[EWF]\d{3,4} "
+    "|^terminate called"
+    "|^frame #"
+    "|^Exception "
+    "|^srun"
+    "|^slurmstepd"
+    "|^<"
+    "|^[-=*]{4}"
+    "| FAILED *$"
+    r"|_handler\])"
+)
+"""What lines have that may follow a failure in the same attempt."""
+
+# Begins a line of torch's log in Python.
+AGENT_LOG_LINE = LazyPattern(
+    r"[EWIF]\d{4}[ ](?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d\.\d+)[ ](?P<pid>\d+)?"
+)
+
+# A step of a training, and how many it has. Some programs pad their numbers to a fixed width.
+TRAINING_STEP = LazyPattern(r"""(?i)
+\b(?P<what>global[_ ]?step|step|iteration|iter|batch|epoch)\b
+(?:\W{0,3}|[ ]?[:=|\[(]{0,2}[ ]{1,16}(?=\d{1,9}(?!\d|[.:-]\d)))(?P<step>\d{1,9})\b
+(?:\s{0,2}(?:/|\bof\b)\s{0,12}(?P<total>\d{1,9})\b)?
+""")
+
+# What differs in a line that is printed once in each attempt.
+VARYING_PART = LazyPattern(r"0x[0-9a-f]+|\d+|[0-9a-f]{8,}")
 
 
 class Progress(NamedTuple):
@@ -57,7 +93,7 @@ def progress_in(record: LogRecord) -> Progress | None:
         return None
     if text.startswith("wandb: "):  # its summary when the process ends, also after an exception
         return None
-    found = PATTERNS["step"].search(text)
+    found = TRAINING_STEP.search(text)
     if found is None:
         return None
     return Progress(found["what"], int(found["step"]), record.number, int(found["total"] or 0))
@@ -163,7 +199,7 @@ class AttemptMarks:
         is_of_agent |= (
             report.kind is ReportKind.ENDED
             and report.local_rank is not None
-            and PATTERNS["exception"].match(report.text) is None
+            and EXCEPTION_LINE.match(report.text) is None
         )
         if is_of_agent:
             self._take_agent(record, report)
@@ -192,7 +228,7 @@ class AttemptMarks:
         self._ended = True
 
     def _take_agent(self, record: LogRecord, report: LauncherReport) -> None:
-        found = PATTERNS["agent_log_line"].match(record.text)
+        found = AGENT_LOG_LINE.match(record.text)
         now = record.time_ns / 1e9 if record.time_ns is not None else None
         if found is not None:
             now = int(found["hour"]) * 3600 + int(found["minute"]) * 60 + float(found["second"])
@@ -258,7 +294,7 @@ class AttemptMarks:
             # what follows may be of the failure
             self._count += _OPENING_LINES * bool(record.text.strip())
             return False
-        shape = PATTERNS["varying_part"].sub("#", record.text.strip())[:200]
+        shape = VARYING_PART.sub("#", record.text.strip())[:200]
         self._count += 1
         if self._ended and shape in self._opening:
             return self._begin(1, {})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.launchers import interpret_code
-from firstfault_logs.vocabulary import PATTERNS
 
 
 @dataclass(slots=True)
@@ -29,6 +29,19 @@ class Entry:
     """Whether it is the one that torch observed first."""
 
 
+_BOX_BEGIN = LazyPattern(
+    r"\bFAILED\s*$|^\s*Failures:\s*$|^\s*Root[ ]Cause(?:[ ]\(first[ ]observed[ ]failure\))?:\s*$"
+)
+_BOX_ENTRY = LazyPattern(r"^\s*\[\d{1,6}\]:\s*$")
+_BOX_FIELD = LazyPattern(
+    r"^\s{0,8}(?P<name>time|host|rank|exitcode|error_file|traceback|msg)\s*:[ ]?(?P<value>.*)$"
+)
+_BOX_RULE = LazyPattern(r"^\s*[=*-]{20,}\s*$")
+_BOX_RANK = LazyPattern(r"(?P<rank>-?\d{1,7})(?:[ ]\(local_rank:[ ](?P<local>-?\d{1,5})\))?")
+_BOX_CODE = LazyPattern(r"(?P<code>-?\d{1,5})(?:[ ]\(pid:[ ](?P<pid>\d{1,10})\))?")
+_BOX_SIGNAL = LazyPattern(r"Signal[ ]\d+[ ]\((?P<signal>SIG\w+)\)")
+
+
 class Boxes:
     """Finds the boxes in the lines of one node."""
 
@@ -50,19 +63,19 @@ class Boxes:
 
     def take(self, number: int, line: str) -> bool:
         """Look at a line; return whether it belongs to a box."""
-        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and PATTERNS[
-            "box_begin"
-        ].search(line):
+        if ("FAILED" in line or "Failures:" in line or "Root Cause" in line) and _BOX_BEGIN.search(
+            line
+        ):
             self._is_within, self._in_traceback = True, False
             self._is_first = "Root Cause" in line
             return True
         if not self._is_within:
             return False
-        if PATTERNS["box_entry"].match(line):
+        if _BOX_ENTRY.match(line):
             self.entries.append(Entry(number, number, is_first=self._is_first))
             self._in_traceback = False
             return True
-        if PATTERNS["box_rule"].match(line):
+        if _BOX_RULE.match(line):
             # the last rule is below the root cause
             last = self.entries[-1] if self.entries else Entry(0)
             is_end = self._is_first and last.is_first and last.rank is not None
@@ -70,7 +83,7 @@ class Boxes:
             self.ended = self.ended or is_end
             self._in_traceback = False
             return True
-        found = PATTERNS["box_field"].match(line)
+        found = _BOX_FIELD.match(line)
         if self.entries and found is not None:
             self.entries[-1].last = number
             self._take_field(self.entries[-1], found["name"], found["value"].strip())
@@ -83,16 +96,16 @@ class Boxes:
 
     def _take_field(self, entry: Entry, name: str, value: str) -> None:
         self._in_traceback = False
-        if name == "rank" and (rank := PATTERNS["box_rank"].match(value)):
+        if name == "rank" and (rank := _BOX_RANK.match(value)):
             entry.rank = int(rank["rank"]) if int(rank["rank"]) >= 0 else None
             entry.local_rank = int(rank["local"]) if rank["local"] else None
-        elif name == "exitcode" and (code := PATTERNS["box_code"].match(value)):
+        elif name == "exitcode" and (code := _BOX_CODE.match(value)):
             entry.exit_code, entry.signal = interpret_code(int(code["code"]))
             entry.pid = int(code["pid"]) if code["pid"] else None
         elif name in {"time", "host"}:
             setattr(entry, name, value)
         elif name in {"traceback", "msg"}:
-            if signal := PATTERNS["box_signal"].match(value):
+            if signal := _BOX_SIGNAL.match(value):
                 entry.signal = signal["signal"]
             elif value.startswith("Traceback"):
                 entry.traceback, self._in_traceback = [value], True

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from firstfault_logs.attempts import AttemptIndex, AttemptMarks, Progress, progress_in
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.attempts import (
+    AGENT_LOG_LINE,
+    AttemptIndex,
+    AttemptMarks,
+    Progress,
+    progress_in,
+)
 from firstfault_logs.boxes import Boxes, Entry
 from firstfault_logs.completion.loops import Loops, has_brackets, may_configure
 from firstfault_logs.completion.words import may_report_completion
@@ -24,10 +31,16 @@ from firstfault_logs.framing.labels import (
     parse_time_ns,
 )
 from firstfault_logs.framing.lines import TRACEBACK, read_ahead
+from firstfault_logs.framing.named_ranks import DECLARED_RANK, LOGGED_RANK
 from firstfault_logs.framing.separate_jobs import TimeSpan
 from firstfault_logs.framing.sizes import SizeMarks
-from firstfault_logs.launchers import LauncherReport, ReportKind, code_below, parse_report
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault_logs.launchers import (
+    MAYBE_CODE_BELOW,
+    LauncherReport,
+    ReportKind,
+    code_below,
+    parse_report,
+)
 
 if TYPE_CHECKING:
     from firstfault_logs.attempts import Where
@@ -74,6 +87,19 @@ class Excerpt:
     def at(self) -> int:
         """Where it begins in `lines`."""
         return next((at for at, record in enumerate(self.lines[:2]) if TRACEBACK in record.text), 0)
+
+
+# Found above a traceback that belongs to the one before it.
+_CHAINED_TRACEBACK = LazyPattern(r'''
+  The[ ]above[ ]exception[ ]was[ ]the[ ]direct[ ]cause
+| During[ ]handling[ ]of[ ]the[ ]above[ ]exception
+| terminated[ ]with[ ]the[ ]following[ ]error
+| \bCaught[ ][\w.]+[ ]in[ ]
+| ^\s*Original[ ]Traceback
+| RemoteTraceback
+| ^\s*"""
+| \(RANK[ ]\d+\)
+''')
 
 
 @dataclass(slots=True)
@@ -131,7 +157,7 @@ class Stream:
         if record.by_torch:
             self.by_torch.append(record)
         names_a_rank = "ank" in record.text or "process_in" in record.text
-        if names_a_rank and (found := PATTERNS["declared_rank"].match(record.text)):
+        if names_a_rank and (found := DECLARED_RANK.match(record.text)):
             self.declared_ranks.add(int(found["rank"]))
         self._excerpt(record)
 
@@ -199,7 +225,7 @@ class Stream:
         if not self.excerpts or self._since > _MAX_EXCERPT_LINES:
             return False
         above = (record.text for record in self.excerpts[-1].lines[-4:])
-        return any(map(PATTERNS["chained_traceback"].search, (text, *above)))
+        return any(map(_CHAINED_TRACEBACK.search, (text, *above)))
 
 
 @dataclass(slots=True)
@@ -230,6 +256,69 @@ class Attempt:
         found = self.first_ranks.get(where)
         # a number of ranks that isn't stated as the job's may be that of a group
         return found.find_first(self.size.ranks) if found is not None else None
+
+
+# Printed by tail and head before the lines of each file.
+_FILE_HEADER = LazyPattern(r"==>[ ](?P<path>\S+)[ ]<==\s*$")
+
+# A prompt of a shell and a command that starts a job
+_SHELL_COMMAND = LazyPattern(r"""
+^(?:\([\w.-]+\)[ ])?
+(?:[\w.-]+@[\w.-]+[:~ ][^$\n]{0,80})?
+\$[ ](?:\w+=\S+[ ])*
+(?:
+  \./\S
+| \S*python[\d.]*[ ]
+| torchrun[ ] | srun[ ] | sbatch[ ] | accelerate[ ] | deepspeed[ ] | mpirun[ ] | mpiexec[ ] | horovodrun[ ]
+| bash[ ] | sh[ ] | nohup[ ] | make[ ]
+| ray[ ]job[ ]submit[ ]
+| firstfault[ ]torchrun[ ]
+)
+""")
+
+# What only a job under torchrun prints.
+_TORCHRUN_OUTPUT = LazyPattern(r"""
+  torch/distributed/(?:elastic/(?!multiprocessing/errors)|launcher|run)
+| torch\.distributed\.(?:elastic|run|launcher)
+| \bChildFailedError\b
+| \btorchrun\b
+""")
+
+# How many processes the job has, as each of them prints it.
+_WORLD_SIZE = LazyPattern(r"""
+  (?:\b|_)(?i:world(?:[_ ]?size)?)\W{1,3}(?P<world>\d{1,6})\b
+| \bnranks[ =:]{1,2}(?P<nranks>\d{1,6})\b
+| MEMBER:[ ]\d+/(?P<member>\d{1,6})
+| Starting[ ]with[ ](?P<starting>\d{1,6})[ ]processes
+| \b[Rr]ank[ :=]{1,2}\d{1,6}(?:/|[ ]of[ ])(?P<of>\d{1,6})\b
+| process_count(?:\(\))?[=: ]{1,2}(?P<count>\d{1,6})\b
+""")
+
+# Found, in less time, in each line that has a world size.
+_MAYBE_WORLD_SIZE = LazyPattern(
+    r"(?i:orld)|nranks|MEMBER|Starting[ ]with|ank.{1,8}(?:/|[ ]of[ ])|process_count"
+)
+
+# A number of ranks among the options of a program: 1 is a default, and may be multiplied by the
+# GPUs of the node.
+_DEFAULT_WORLD_SIZE = LazyPattern(r"""\bworld_?size["']?[=:][ ]?(?:1|-1)\b(?=[,)}])""")
+
+# A row of a table of pods.
+_POD_ROW = LazyPattern(
+    r"(?P<pod>[a-z0-9][a-z0-9.-]{1,250})\s+\d+/\d+\s+(?P<status>[A-Z][\w:]{1,40})"
+)
+
+# The name of a pod in its description.
+_DESCRIBED_POD = LazyPattern(r"(?:Name:\s{2,20}|[ ]{2}name:[ ])(?P<pod>[a-z0-9][a-z0-9.-]{1,250})$")
+
+# A line in which a program or its launcher prints both numbers of a process.
+_RANK_AND_PID = LazyPattern(r"""
+  \b(?:world_|global_)?rank[ =:]{1,2}(?P<rank>\d{1,6})\b[^\n]{0,60}?\bpid[ =:]{1,2}(?P<pid>\d{2,10})\b
+| \bpid[ =:]{1,2}(?P<pid2>\d{2,10})\)?,?[ ](?:world_|global_)?rank[ =:]{1,2}(?P<rank2>\d{1,6})\b
+""")
+
+# When a scheduler or a launcher ended something, anywhere in its report.
+_REPORT_TIME = LazyPattern(r"\b(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?=\s|$)")
 
 
 class LogCollector:
@@ -276,7 +365,7 @@ class LogCollector:
             self._all.size.files_of_nodes.add(label.node)
         for commands_left in range(_MAX_COMMANDS, -1, -1):
             # each command may put other prefixes before its lines
-            is_command = PATTERNS["shell_command"].match
+            is_command = _SHELL_COMMAND.match
             later_commands = (at for at, (_, line) in enumerate(pending) if at and is_command(line))
             prefixes = learn_prefixes([line for _, line in pending[: next(later_commands, None)]])
             everything = self._read_command(
@@ -305,12 +394,12 @@ class LogCollector:
         """Take the lines up to the next shell command; return that command and all lines below."""
         for at, (number, line) in enumerate(lines):
             self.lines += 1
-            if not is_last and "$" in line[:100] and PATTERNS["shell_command"].match(line):
+            if not is_last and "$" in line[:100] and _SHELL_COMMAND.match(line):
                 if at:
                     return itertools.chain([(number, line)], lines)
                 self._take(file, LogRecord(number, line, label, None))
                 continue
-            if line.startswith("==> ") and (header := PATTERNS["file_header"].match(line)):
+            if line.startswith("==> ") and (header := _FILE_HEADER.match(line)):
                 self._labels[file] = get_file_label(header["path"])
                 self._all.size.vague_names.add(self._labels[file].node)
                 continue
@@ -388,12 +477,12 @@ class LogCollector:
         marks = self._marks_by_node.get((file, label.node))
         if marks is None:
             marks = self._marks_by_node[file, label.node] = AttemptMarks(self._job_starts[file])
-        if "$" in text[:100] and PATTERNS["shell_command"].match(text):
+        if "$" in text[:100] and _SHELL_COMMAND.match(text):
             self._start_job(file, record.number)
         boxes = self._boxes.get(where) or self._boxes.setdefault(where, Boxes())
         is_boxed = boxes.take(record.number, text)
         if is_boxed or (
-            ("torch" in text or "ChildFailed" in text) and PATTERNS["torchrun_output"].search(text)
+            ("torch" in text or "ChildFailed" in text) and _TORCHRUN_OUTPUT.search(text)
         ):
             everything.is_torchrun = True
             everything.tasks_are_nodes |= label.task is not None
@@ -416,7 +505,7 @@ class LogCollector:
             label = Label(node=label.node)
         key = ((file, record.label.node), label)
         stream = everything.streams.get(key) or everything.streams.setdefault(key, Stream(*key))
-        if is_report or PATTERNS["agent_log_line"].match(text):
+        if is_report or AGENT_LOG_LINE.match(text):
             stream.end_excerpt()
         if not is_report:
             stream.take(
@@ -448,7 +537,7 @@ class LogCollector:
         text = record.text
         everything = self._all
         report = parse_report(record.number, record.text)
-        if everything.reports and PATTERNS["maybe_code_below"].search(text):
+        if everything.reports and MAYBE_CODE_BELOW.search(text):
             everything.reports[-1] = (
                 *everything.reports[-1][:2],
                 code_below(everything.reports[-1][2], text),
@@ -463,7 +552,7 @@ class LogCollector:
                     for one in (record.label.rank, record.label.task)
                 )
                 report = replace(report, ranks=ranks, tasks=() if ranks else tasks)
-            if found := PATTERNS["time_in_report"].search(text):
+            if found := _REPORT_TIME.search(text):
                 report = replace(report, time_ns=parse_time_ns(found["time"]))
             report = replace(report, time_ns=report.time_ns or record.time_ns)
             everything.reports.append((*where, report))
@@ -489,40 +578,61 @@ class LogCollector:
     def _take_size(self, number: int, text: str, where: Where) -> None:
         """Take a line's statements about the job's size, and about which rank is where."""
         everything = self._all
-        if "ame:" in text[:8] and (described := PATTERNS["described_pod"].match(text)):
+        if "ame:" in text[:8] and (described := _DESCRIBED_POD.match(text)):
             self._described_pods[where[0]] = described["pod"], number
-        if "/" in text[:300] and (row := PATTERNS["pod_row"].match(text)):
+        if "/" in text[:300] and (row := _POD_ROW.match(text)):
             everything.listed_pods[row["pod"]] = row["status"]
         if "Namespace(" in text:
-            text = PATTERNS["default_size"].sub("", text)
+            text = _DEFAULT_WORLD_SIZE.sub("", text)
         everything.size.take(text)
-        if PATTERNS["maybe_world_size"].search(text):
-            for size in PATTERNS["world_size"].finditer(text):
+        if _MAYBE_WORLD_SIZE.search(text):
+            for size in _WORLD_SIZE.finditer(text):
                 everything.world_size = max(
                     everything.world_size, int(next(filter(None, size.groups())))
                 )
         if "ank" in text or "nproc" in text or "nodes" in text or "--num" in text:
             everything.first_ranks.setdefault(where, FirstRanks()).take(text)
-        if "ank" in text and "pid" in text and (found := PATTERNS["rank_of_pid"].search(text)):
+        if "ank" in text and "pid" in text and (found := _RANK_AND_PID.search(text)):
             everything.rank_by_pid[int(found["pid"] or found["pid2"])] = int(
                 found["rank"] or found["rank2"]
             )
 
 
+# Native code and libraries print the rank of their process.
+_INLINE_RANK = LazyPattern(r"""
+  ^(?:\[\d{1,5}\]:[ ]?)?(?:\[[EWIF][^\]\n]{1,120}\][ ])?
+  \[(?:PG[ ][^\]\n]{0,80}\(default_pg\)[ ])?Rank[ ](?P<rank>\d{1,6})\]
+| \bRankID:(?P<rank_id>\d{1,6})\b
+| \[rank=(?P<rank_is>\d{1,6}),[ ]world=\d
+| GLOBAL_RANK:[ ](?P<global>\d{1,6}),[ ]MEMBER
+""")
+
+
+# Native code and libraries print the number of their process
+_INLINE_PID = LazyPattern(
+    r"\(PID:[ ]?(?P<pid>\d{1,10}),|^\S{0,12}[ ]?\[PID:[ ]?(?P<pid2>\d{1,10})\]"
+)
+
+# Begins a line of NCCL.
+_NCCL_LINE_START = LazyPattern(
+    r"^(?P<host>[\w.-]{1,120}):(?P<pid>\d{1,10}):\d{1,10}[ ]\[\d{1,3}\][ ](?:\S+[ ]\S+[ ])?NCCL[ ]"
+)
+
+
 def _with_inline(label: Label, text: str) -> Label:
     """Return a label with the rank and process id that native code prints about itself."""
     names_a_rank = label.rank is None and ("Rank" in text or "RANK" in text or "[rank=" in text)
-    if names_a_rank and (found := PATTERNS["inline_rank"].search(text)):
+    if names_a_rank and (found := _INLINE_RANK.search(text)):
         label = label._replace(rank=int(next(filter(None, found.groups()))))
     elif (
         label.pid is not None
         and label.rank is None
         and "[" in text[:30]
-        and (found := PATTERNS["logged_rank"].match(text))
+        and (found := LOGGED_RANK.match(text))
     ):
         label = label._replace(rank=int(found["rank"]))
-    if label.pid is None and "PID" in text and (found := PATTERNS["inline_pid"].search(text)):
+    if label.pid is None and "PID" in text and (found := _INLINE_PID.search(text)):
         label = label._replace(pid=int(found["pid"] or found["pid2"]))
-    if " NCCL " in text and (found := PATTERNS["nccl_line_start"].match(text)):
+    if " NCCL " in text and (found := _NCCL_LINE_START.match(text)):
         label = label._replace(pid=label.pid or int(found["pid"]), node=label.node or found["host"])
     return label

@@ -24,10 +24,10 @@ from firstfault.model import (
 )
 from firstfault.model.failure import RECORDED_ONLY
 from firstfault.reading.assemble import Unreadable
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line, size
 from firstfault.wire.flight_recorder import parse_flight_recorder
 from firstfault_logs.framing.lines import files_below
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,9 @@ _PICKLE, _JSON = b"\x80", b"{"
 _HEAD = 4096
 _MAX_BYTES = 128 << 20
 _REASON = 200
+
+# Ends the name of a flight recorder's dump.
+_DUMP_NAME = LazyPattern(r"(?P<digits>\d{1,12})(?:\.(?:json|pkl|pickle|pt|bin))?$")
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -52,9 +55,13 @@ class _PlainUnpickler(pickle.Unpickler):
         )
 
 
+# What torch names its dumps unless it is told otherwise.
+_TORCH_DUMP_NAME = LazyPattern(r"^_?dump_\d+$|(?:nccl|comm_lib|fr|flight)\w*trace\w*?_?\d+$")
+
+
 def is_dump(path: Path) -> bool:
     """Whether a file is a dump of a flight recorder, by its name and its first bytes."""
-    if PATTERNS["dump_name"].search(path.name) is None:
+    if _DUMP_NAME.search(path.name) is None:
         return False
     try:
         if not path.is_file():
@@ -65,8 +72,7 @@ def is_dump(path: Path) -> bool:
         return False
     starts = head.startswith(_PICKLE) or head.lstrip().startswith(_JSON)
     return starts and (
-        _KEYS.search(head) is not None
-        or PATTERNS["dump_name_of_torch"].search(path.name) is not None
+        _KEYS.search(head) is not None or _TORCH_DUMP_NAME.search(path.name) is not None
     )
 
 
@@ -152,7 +158,7 @@ def _rank(path: Path, dump: dict[str, Any]) -> int:
 
     The text before the rank may end with a digit, too.
     """
-    found = PATTERNS["dump_name"].search(path.name)
+    found = _DUMP_NAME.search(path.name)
     digits = found["digits"] if found is not None else ""
     members = [
         set(progress.members) for progress in parse_flight_recorder([dump]) if progress.members

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from firstfault.evidence.signatures import Pattern, widen
 from firstfault.model.failure import SIGNALS_BY_DESCRIPTION, get_shell_signal
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.toml import parse_toml
-from firstfault_logs.vocabulary import PATTERNS
 
 
 class ReportKind(enum.Enum):
@@ -154,9 +154,21 @@ def parse_report(number: int, text: str) -> LauncherReport | None:
     )
 
 
+# The exit code or signal in the line below a launcher's report.
+_CODE_BELOW = LazyPattern(r"""
+  ^\W*(?:(?:Exit[ ]code|EXIT[ ]CODE):\s+|with[ ]errorcode[ ])(?P<code>-?\d+)
+| ^\W*KILLED[ ]BY[ ]SIGNAL:[ ](?P<signal>\d+)
+""")
+
+# Found, in less time, in each line that has such a code.
+MAYBE_CODE_BELOW = LazyPattern(
+    r"(?:Exit[ ]code|EXIT[ ]CODE|KILLED[ ]BY[ ]SIGNAL):|with[ ]errorcode[ ]"
+)
+
+
 def code_below(report: LauncherReport, text: str) -> LauncherReport:
     """Return a statement with the exit code in the line below it, if it has none itself."""
-    found = PATTERNS["code_below"].match(text)
+    found = _CODE_BELOW.match(text)
     has_none = report.kind is ReportKind.ENDED and report.exit_code is None and not report.signal
     if found is None or not has_none:
         return report

@@ -12,10 +12,14 @@ from firstfault.utils.text import one_line
 from firstfault_logs.attempts import progress_in
 from firstfault_logs.completion.noise import drop_ignored_exceptions, find_doubts
 from firstfault_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
-from firstfault_logs.completion.words import CompletionKind, find_completion_kind
+from firstfault_logs.completion.words import (
+    JOB_FAILED,
+    JOB_SUCCEEDED,
+    CompletionKind,
+    find_completion_kind,
+)
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt
@@ -72,8 +76,8 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
                 *(report.text for _, _, report in attempt.reports),
                 *(record.text for record in later),
             )
-            has_failed = any(map(PATTERNS["job_failed"].search, texts))
-            is_of_job = PATTERNS["job_succeeded"].search(last.text) is not None and not has_failed
+            has_failed = any(map(JOB_FAILED.search, texts))
+            is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not has_failed
             is_proven = has_resumed or is_of_job or not (has_ended or is_uncaught)
         if not is_proven:
             return False

@@ -18,11 +18,17 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import is_substantial, progress_in
-from firstfault_logs.completion.noise import drop_below_error, drop_ignored_exceptions
-from firstfault_logs.framing.lines import TRACEBACK, has_failure_word
+from firstfault_logs.completion.noise import (
+    HANDLED_ERROR,
+    SHUTDOWN_NOISE,
+    drop_below_error,
+    drop_ignored_exceptions,
+)
+from firstfault_logs.framing.lines import EXCEPTION_LINE, FRAME_LINE, TRACEBACK, has_failure_word
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.vocabulary import PATTERNS, WORDS
+from firstfault_logs.tracebacks import ERROR_LEVEL, EXIT_FUNCTIONS, LAUNCHER_FILE
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import LogRecord
@@ -32,6 +38,19 @@ _LAST = 3
 _LINES_AFTER_EXCEPTION = 6
 """The same, with what torch advises below an exception."""
 _MAX_NATIVE_LINES = 40
+
+# What the watchdogs of collectives print.
+COLLECTIVE_TIMEOUT = LazyPattern(r"""
+  caught[ ]collective[ ]operation[ ]timeout
+| watchdog[ ]detected[ ]operation[ ]timeout
+| ran[ ]for[ ]\d+[ ]milliseconds[ ]before
+| \bEI000[26]\b
+| waiting[ ]for[ ](?:the[ ])?remainder[ ]of[ ]ranks
+| ^(?:Missing|Stalled)[ ]ranks:
+| \[missing[ ]ranks:[ ]\d
+| \(marked[ ]by[ ]"missing[ ]ranks"\)[ ]are[ ]stalled
+| ^\d{1,6}(?:,[ ]\d{1,6})*:[ ]\[\w+[\w.]*[,\]]
+""")
 
 
 class OwnReport(NamedTuple):
@@ -52,7 +71,7 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     lines = [
         record
         for record in by_torch
-        if TRACEBACK in record.text or PATTERNS["exception"].match(record.text)
+        if TRACEBACK in record.text or EXCEPTION_LINE.match(record.text)
     ]
     # torchrun's --tee and torchtitan put the rank before every line: a rank that prints more has
     # handled the exception
@@ -68,15 +87,15 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
         find_printed_exception(redact(text)) if TRACEBACK in own else None
     )
     raised = printed.exception if printed is not None else None
-    if raised is None and (named := PATTERNS["exception"].match(lines[-1].text)):
+    if raised is None and (named := EXCEPTION_LINE.match(lines[-1].text)):
         raised = ExceptionInfo(named["type"], redact(named["message"] or ""))
-    if raised is None or (raised.frames and raised.frames[0].function in WORDS["exit_functions"]):
+    if raised is None or (raised.frames and raised.frames[0].function in EXIT_FUNCTIONS):
         return OwnReport()
     # Ascend's library prints below the exception why it gave up: a peer that didn't come
     waits = [
         record.text
         for record in by_torch
-        if record.number > lines[-1].number and PATTERNS["collective_timeout"].search(record.text)
+        if record.number > lines[-1].number and COLLECTIVE_TIMEOUT.search(record.text)
     ]
     if waits and waits[0] not in raised.message:
         raised = replace(raised, message=redact("\n".join((raised.message, *waits[:_LAST]))))
@@ -90,6 +109,14 @@ def find_uncaught_exception(by_torch: Sequence[LogRecord], text: str) -> OwnRepo
     )
 
 
+# What native code prints before it aborts.
+_ABORT_MESSAGE = LazyPattern(r"""
+  terminate[ ]called[ ]after[ ]throwing
+| taking[ ]the[ ]entire[ ]process[ ]down
+| Fatal[ ]Python[ ]error:[ ]Aborted
+""")
+
+
 def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     """Return what a process printed last about a failure;
     `log_end` is the number of the log's last line.
@@ -99,14 +126,12 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if not lines or not has_failure_word(text):
         return OwnReport()
     end, at = lines[-_LAST:], (lines[-1].number, lines[-1].number)
-    if signal := fatal_error(text)[1] or (
-        "SIGABRT" if PATTERNS["abort_message"].search(text) else ""
-    ):
+    if signal := fatal_error(text)[1] or ("SIGABRT" if _ABORT_MESSAGE.search(text) else ""):
         return OwnReport(None, text, signal, at)
     native = "\n".join(find_native_lines(text.splitlines())[-_MAX_NATIVE_LINES:])
     if native and _reports_failure(native):
         return OwnReport(None, native, lines=at)
-    if waits := [record for record in lines if PATTERNS["collective_timeout"].search(record.text)]:
+    if waits := [record for record in lines if COLLECTIVE_TIMEOUT.search(record.text)]:
         text = "\n".join(record.text for record in _take_last_report(waits))
         return OwnReport(None, text, lines=(waits[0].number, waits[-1].number))
     if lines[-1].number == log_end and (cut_off := _find_cut_traceback(lines)):
@@ -119,21 +144,23 @@ def find_last_error(lines: Sequence[LogRecord], log_end: int) -> OwnReport:
     if not end:
         return OwnReport()
     last = "\n".join(record.text for record in end)
-    is_noise = PATTERNS["shutdown_noise"].search(end[-1].text) is not None
+    is_noise = SHUTDOWN_NOISE.search(end[-1].text) is not None
     if (
         not is_noise
         and not any(map(_shows_handling, end))
-        and (PATTERNS["error_level"].search(lines[-1].text) or _reports_failure(last, own=True))
+        and (ERROR_LEVEL.search(lines[-1].text) or _reports_failure(last, own=True))
     ):
         return OwnReport(None, last, lines=(end[0].number, end[-1].number))
     return OwnReport()
 
 
+# Begins Horovod's report of the ranks that have not submitted their tensors.
+_STALL_REPORT = LazyPattern(r"waiting[ ]for[ ](?:the[ ])?remainder[ ]of[ ]ranks")
+
+
 def _take_last_report(waits: Sequence[LogRecord]) -> Sequence[LogRecord]:
     """Return the last lines about a wait; of a report that lists the missing ranks, all lines."""
-    begins = (
-        at for at, record in enumerate(waits) if PATTERNS["report_of_stall"].search(record.text)
-    )
+    begins = (at for at, record in enumerate(waits) if _STALL_REPORT.search(record.text))
     begin = max(begins, default=None)
     return waits[-_LAST:] if begin is None else waits[begin:][:_MAX_NATIVE_LINES]
 
@@ -146,7 +173,7 @@ def _find_exception_line(lines: Sequence[LogRecord]) -> OwnReport | None:
     )
     last_few = [*lines[max(end - _LINES_AFTER_EXCEPTION, 0) : end], *lines[end:]]
     for at_end, record in enumerate(last_few):
-        named = PATTERNS["exception"].match(record.text)
+        named = EXCEPTION_LINE.match(record.text)
         later = last_few[at_end:]
         if named is None or any(map(_shows_handling, later)):
             continue
@@ -168,8 +195,8 @@ def _is_of_exit(above: Sequence[LogRecord]) -> bool:
     Python calls when it exits.
     """
     for record in reversed(above):
-        frame = PATTERNS["frame"].match(record.text)
-        if frame is not None and frame["function"] in WORDS["exit_functions"]:
+        frame = FRAME_LINE.match(record.text)
+        if frame is not None and frame["function"] in EXIT_FUNCTIONS:
             return True
         if not record.text[:1].isspace():
             return False
@@ -213,19 +240,15 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
     """Return the last frame of a traceback in which a process's output ends."""
     begin = next((at for at in range(len(lines) - 1, -1, -1) if TRACEBACK in lines[at].text), None)
     below = lines[begin + 1 :] if begin is not None else []
-    frames = [record for record in below if PATTERNS["frame"].match(record.text)]
+    frames = [record for record in below if FRAME_LINE.match(record.text)]
     is_whole = not all(record.text[:1].isspace() for record in below)
     # a launcher's exception may be a report, which isn't among these lines
-    if (
-        not frames
-        or is_whole
-        or any(PATTERNS["launcher_file"].search(record.text) for record in frames)
-    ):
+    if not frames or is_whole or any(LAUNCHER_FILE.search(record.text) for record in frames):
         return None
     source = next(
         (record.text.strip() for record in below if record.number > frames[-1].number), ""
     )
-    frame = PATTERNS["frame"].match(frames[-1].text)
+    frame = FRAME_LINE.match(frames[-1].text)
     where = (
         f"{frame['file'].rpartition('/')[2]}:{frame['line']} in {frame['function']}"
         if frame
@@ -237,7 +260,7 @@ def _find_cut_traceback(lines: Sequence[LogRecord]) -> OwnReport | None:
 
 def _shows_handling(record: LogRecord) -> bool:
     """Whether a line after an error shows that its process handled it."""
-    is_handled = PATTERNS["handled"].search(record.text) or progress_in(record)
+    is_handled = HANDLED_ERROR.search(record.text) or progress_in(record)
     return is_handled is not None or is_success_report(record.text)
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import parse_exceptions
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault_logs.framing.labels import parse_time_ns
 from firstfault_logs.launchers import LauncherReport, ReportKind
-from firstfault_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
@@ -28,6 +28,21 @@ SCHEDULER_STOPPED = "its scheduler ended the job"
 NO_EXIT_STATUS = "no exit status in the log"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
+
+# Ends the name of a pod that belongs to several: its number, perhaps its role and a random part.
+POD_NUMBER = LazyPattern(
+    r"(?:-(?:master|worker|chief|ps|launcher|node|replica|workers?))?-\d{1,6}(?:-[a-z0-9]{5})?$"
+)
+
+_HEALTHY_POD_STATES = (
+    "Running",
+    "Completed",
+    "Succeeded",
+    "Pending",
+    "ContainerCreating",
+    "PodInitializing",
+)
+"""The states of pods that haven't failed."""
 
 
 @dataclass(slots=True)
@@ -131,6 +146,10 @@ class Process:
     def may_be_on(self, node: str) -> bool:
         """Whether it may have run on a node of this name; an empty name is any node's."""
         return not node or not self.node or node in {self.node, self.host, self.ip}
+
+
+# Ends the name of a pod that may replace another one.
+_POD_SUFFIX = LazyPattern(r"-[a-z0-9]{5}$")
 
 
 class Processes:
@@ -344,18 +363,16 @@ class Processes:
         listed = self.attempt.listed_pods
         if pod not in listed:
             return True
-        name = PATTERNS["pod_suffix"].sub("", pod)
-        replaced_by = (other for other in listed if PATTERNS["pod_suffix"].sub("", other) == name)
-        if any(listed[other] in WORDS["healthy_pods"] for other in (pod, *replaced_by)):
+        name = _POD_SUFFIX.sub("", pod)
+        replaced_by = (other for other in listed if _POD_SUFFIX.sub("", other) == name)
+        if any(listed[other] in _HEALTHY_POD_STATES for other in (pod, *replaced_by)):
             return False
         pods = {stream.label.node for stream in self.attempt.streams.values() if stream.label.node}
         if pods:
             return pod in pods
-        job = PATTERNS["pod_number"].sub("", pod)
+        job = POD_NUMBER.sub("", pod)
         others = (other for other in listed if other != pod)
-        return len(listed) == 1 or any(
-            PATTERNS["pod_number"].sub("", other) == job for other in others
-        )
+        return len(listed) == 1 or any(POD_NUMBER.sub("", other) == job for other in others)
 
     def take_launcher_ends(self) -> None:
         """Take launchers that ended with an error, such as torchrun in a task of srun:

@@ -15,6 +15,8 @@ from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.model.failure import LAST_LINES_OF_SUCCESS
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.attempts import AGENT_LOG_LINE
 from firstfault_logs.causes.blocked_tasks import mark_blocked_tasks
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.outcome import is_success_report
@@ -25,7 +27,6 @@ from firstfault_logs.processes import (
     Process,
     Processes,
 )
-from firstfault_logs.vocabulary import HARDWARE_XIDS, PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt
@@ -120,7 +121,7 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
     """
     lists: dict[tuple[str, str, str], _AgentList] = defaultdict(_AgentList)
     for file, node, report in attempt.reports:
-        found = PATTERNS["agent_log_line"].match(report.text)
+        found = AGENT_LOG_LINE.match(report.text)
         agent = found["pid"] or "" if found is not None else ""
         if report.pid is None or not (agent or attempt.size.nodes <= 1):
             continue
@@ -165,12 +166,33 @@ def _match_oom_kills(attempt: Attempt, processes: Processes) -> None:
                 process.lines.add((file, report.number, report.number))
 
 
+_HARDWARE_XIDS = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "ECC page retirement or row remapping",
+    64: "ECC page retirement or row remapper failure",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+"""Errors of NVIDIA's driver that hardware causes, not the application, from NVIDIA's catalog of Xid
+errors.
+"""
+
+# An error of a program that a faulty GPU may have caused.
+_GPU_ERROR = LazyPattern(r"(?:CUDA|HIP)(?:[ ]runtime)?[ ]error|CUDNN|CUBLAS")
+
+
 def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
     """Give a hardware error of a GPU to the process that it names,
     else to the only one that failed on its node.
     """
     for file, node, report in attempt.reports:
-        if report.kind is not ReportKind.GPU or report.xid not in HARDWARE_XIDS:
+        if report.kind is not ReportKind.GPU or report.xid not in _HARDWARE_XIDS:
             continue
         failed = [process for process in processes.all if process.has_failed]
         here = [process for process in failed if process.may_be_on(report.node or node)]
@@ -178,13 +200,13 @@ def _match_hardware_errors(attempt: Attempt, processes: Processes) -> None:
             process for process in here if report.pid is not None and process.pid == report.pid
         ]
         # a kernel's log has the name of the machine, and the program's log may have the pod's
-        is_of_gpu = PATTERNS["gpu_error"].search
+        is_of_gpu = _GPU_ERROR.search
         on_gpu = [
             one for one in here or failed if is_of_gpu(one.raised_text or one.own_error or one.text)
         ]
         candidates = named or on_gpu or here
         for process in candidates if len(candidates) == 1 else ():
-            process.hardware_error = f"Xid {report.xid}, {HARDWARE_XIDS[report.xid]}"
+            process.hardware_error = f"Xid {report.xid}, {_HARDWARE_XIDS[report.xid]}"
             process.node = process.node or report.node or node
             process.lines.add((file, report.number, report.number))
 

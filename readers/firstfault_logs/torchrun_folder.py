@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
 from firstfault.reading.assemble import Snapshot, Unreadable
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.stored_text import clean
 from firstfault.utils.text import one_line
 from firstfault_logs.processes import MAX_TEXT, exception_in
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,8 +74,12 @@ def workers_in(folder: Path) -> list[Worker]:
     )
 
 
+# The folder of one attempt in torchrun's log folder.
+_ATTEMPT_FOLDER = LazyPattern(r"attempt_(\d{1,6})")
+
+
 def _worker(folder: Path) -> Worker | None:
-    attempt = PATTERNS["attempt_folder"].fullmatch(folder.parent.name)
+    attempt = _ATTEMPT_FOLDER.fullmatch(folder.parent.name)
     if attempt is None or not folder.name.isdecimal() or not folder.is_dir():
         return None
     return Worker(folder, folder.parent.parent.name, int(attempt[1]), int(folder.name))

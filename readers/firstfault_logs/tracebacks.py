@@ -13,11 +13,13 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.causes.resources import ends_resource
+from firstfault_logs.completion.noise import HANDLED_ERROR
 from firstfault_logs.completion.words import is_crash_report, is_noise
-from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.framing.labels import GLOG_STAMP
+from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Stream
@@ -25,6 +27,48 @@ if TYPE_CHECKING:
 
 _LINES_TO_QUOTED = 2
 """From the message of an exception to the traceback that it quotes below an empty line."""
+
+# Files of launchers, in the outermost frames of what they raise themselves.
+LAUNCHER_FILE = LazyPattern(r"""
+  torch/distributed/(?:launcher|run\.py|elastic/(?:agent|rendezvous|timer))
+| /accelerate/commands/
+| deepspeed/launcher
+| lightning/(?:fabric/)?cli
+| /bin/(?:torchrun|accelerate|deepspeed)\b
+| torch/multiprocessing/spawn\.py
+| ray/train/.*(?:controller|trainer)
+""")
+
+# The message of an exception of any type that a launcher raises only to report that one of its
+# processes failed.
+_COMMAND_FAILED = LazyPattern(r"""
+  (?:Command|Process|Subprocess|Job|Task)\b [^\n]{0,400} \b(?:failed[ ]with|returned|exited[ ]with)[ ](?:a[ ])?
+  (?:non-?zero|return[ ]code|exit[ ](?:code|status)|status|code)
+| (?:Distributed[ ]job|Training)\b [^\n]{0,20} \b(?:exited|failed)\b [^\n]{0,60} \b(?:attempts|workers?|logs)\b
+""")
+
+# Spark's driver prints it above the exception of a task, perhaps in the same line.
+SPARK_TASK_ERROR = LazyPattern(r"""
+\bLost[ ]task[ ](?P<task>\d{1,9})\.\d{1,4}[ ]in[ ]stage[ ](?P<stage>[\d.]{1,20})[ ]
+\(TID[ ]\d{1,12}\)?[ ]?[,(][ ]?(?P<node>[\w.-]{1,250}),?[ ]executor[ ](?P<executor>\w{1,20})\):
+""")
+
+# The level of a logged error.
+ERROR_LEVEL = LazyPattern(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
+
+_LAUNCHER_EXCEPTIONS = (
+    "ChildFailedError",
+    "CalledProcessError",
+    "ProcessExitedException",
+)
+"""Exceptions in which a launcher reports that a process failed."""
+EXIT_FUNCTIONS = (
+    "_run_finalizers",
+    "_exit_function",
+    "_run_exitfuncs",
+    "_shutdown",
+)
+"""Functions in which Python cleans up after a program that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +107,9 @@ class Traceback:
         """Whether a launcher raised it only to report that one of its processes failed."""
         name = get_short_name(self.exception)
         files = (frame.file for frame in self.exception.frames)
-        is_signal = name == "SignalException" and any(map(PATTERNS["launcher_file"].search, files))
-        is_command = PATTERNS["command_failed"].match(self.exception.message) is not None
-        return is_signal or is_command or name in WORDS["launcher_exceptions"]
+        is_signal = name == "SignalException" and any(map(LAUNCHER_FILE.search, files))
+        is_command = _COMMAND_FAILED.match(self.exception.message) is not None
+        return is_signal or is_command or name in _LAUNCHER_EXCEPTIONS
 
     @property
     def is_of_launcher(self) -> bool:
@@ -73,10 +117,8 @@ class Traceback:
         its own or libraries'.
         """
         files = [frame.file for frame in self.exception.frames]
-        inner = [file for file in files[1:] if not PATTERNS["launcher_file"].search(file)]
-        return any(map(PATTERNS["launcher_file"].search, files)) and all(
-            map(is_library_file, inner)
-        )
+        inner = [file for file in files[1:] if not LAUNCHER_FILE.search(file)]
+        return any(map(LAUNCHER_FILE.search, files)) and all(map(is_library_file, inner))
 
 
 def find_fault(exception: ExceptionInfo) -> tuple[str, str, str]:
@@ -131,7 +173,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             continue
         # nor does a function that Python calls while a process exits
         frames = printed.exception.frames
-        if frames and frames[0].function in WORDS["exit_functions"]:
+        if frames and frames[0].function in EXIT_FUNCTIONS:
             continue
         # a line without a level or a date may belong to the exception's message, or be the
         # program's next output
@@ -154,7 +196,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             stream,
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             later_lines,
-            is_handled=any(map(PATTERNS["handled"].search, around)) and later_lines > 0,
+            is_handled=any(map(HANDLED_ERROR.search, around)) and later_lines > 0,
             is_before_success=any(map(is_success_report, (*later, *below))),
             heading=above[-1].text if above else "",
             lines_around=around,
@@ -175,9 +217,9 @@ def _list_texts(lines: Sequence[LogRecord]) -> Iterator[str]:
     which no other line has.
     """
     first, second = (*lines[:2], *lines[:1])[:2]
-    is_reported = PATTERNS["spark_task_error"].search(
-        first.text
-    ) is not None and second.text.startswith('  File "')
+    is_reported = SPARK_TASK_ERROR.search(first.text) is not None and second.text.startswith(
+        '  File "'
+    )
     yield first.text[first.text.index(TRACEBACK) :] if is_reported else first.text
     yield from (record.text for record in lines[1:])
 
@@ -188,7 +230,7 @@ def _find_time(above: Sequence[LogRecord], lines: Sequence[LogRecord]) -> int | 
         record.time_ns
         for record in above
         if record.number == lines[0].number - 1
-        and (PATTERNS["error_level"].search(record.text) or _has_glog_error_level(record.text))
+        and (ERROR_LEVEL.search(record.text) or _has_glog_error_level(record.text))
     ]
     return next((time for time in (lines[0].time_ns, *headings) if time is not None), None)
 
@@ -197,7 +239,7 @@ def _has_glog_error_level(text: str) -> bool:
     """Whether a line begins with the level of an error or of the end,
     in the form of native code and of absl.
     """
-    found = PATTERNS["glog_stamp"].match(text)
+    found = GLOG_STAMP.match(text)
     return found is not None and text.lstrip("[")[:1] in {"E", "F"}
 
 
@@ -212,12 +254,11 @@ def find_shared_tracebacks(stream: Stream) -> tuple[list[Traceback], str]:
     if not mixed:
         return found, ""
     lines = mixed[0].lines[0].number, mixed[-1].lines[-1].number
-    named = (
-        PATTERNS["exception"].match(record.text) for excerpt in mixed for record in excerpt.lines
-    )
-    of_launchers = WORDS["launcher_exceptions"]
+    named = (EXCEPTION_LINE.match(record.text) for excerpt in mixed for record in excerpt.lines)
     last_lines = [
-        last for last in named if last and last["type"].rpartition(".")[2] not in of_launchers
+        last
+        for last in named
+        if last and last["type"].rpartition(".")[2] not in _LAUNCHER_EXCEPTIONS
     ]
     if len({last[0] for last in last_lines}) != 1:
         where = f"lines {lines[0]} to {lines[1]}"

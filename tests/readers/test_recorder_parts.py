@@ -79,8 +79,11 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
 _UNCOMPILED = """
 from firstfault.recorder import server
 server._load_document_writer()
-from firstfault.credentials import literals, shapes
-print([name for table in (literals, shapes) for name in table.PATTERNS._texts if name not in table.PATTERNS])
+from firstfault import credentials
+from firstfault.utils.lazy_pattern import find_patterns
+patterns = find_patterns(credentials) | credentials.shapes.PATTERNS
+assert len(patterns) > 70, patterns
+print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 
 

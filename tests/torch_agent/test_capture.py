@@ -38,9 +38,11 @@ def _captured(error: BaseException) -> ExceptionInfo:
 _UNCOMPILED = """
 import importlib, sys
 importlib.import_module(sys.argv[1])
-from firstfault.credentials import literals, shapes
-from firstfault.exceptions import texts
-print([name for table in (literals, shapes, texts) for name in table.PATTERNS._texts if name not in table.PATTERNS])
+from firstfault import credentials, exceptions
+from firstfault.utils.lazy_pattern import find_patterns
+patterns = find_patterns(exceptions) | find_patterns(credentials) | credentials.shapes.PATTERNS
+assert len(patterns) > 120, patterns
+print([name for name, pattern in patterns.items() if not pattern.is_compiled])
 """
 
 

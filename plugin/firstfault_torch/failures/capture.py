@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from firstfault import credentials
-from firstfault.exceptions import texts
+from firstfault import credentials, exceptions
 from firstfault.exceptions.exceptions_in_text import unwrap_remote
 from firstfault.exceptions.first_cause import find_enclosing_handler
 from firstfault.exceptions.source_files import is_library_file
 from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.utils.lazy_pattern import compile_patterns
 from firstfault.utils.text import counted
 from firstfault_torch.guard import try_call
 
@@ -53,7 +53,7 @@ NOTED = "__firstfault_noted__"
 # Each process that records failures imports this module before it can fail. Then it may lack the
 # memory or the stack to compile a pattern.
 credentials.compile_patterns()
-texts.PATTERNS.compile_all()
+compile_patterns(exceptions)
 
 
 def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:

@@ -24,7 +24,6 @@ from firstfault.slurm_pointer import find_start
 from firstfault.store import is_remote, join
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
 from firstfault.utils.safe_paths import ForeignPathError
-from firstfault.utils.toml import parse_toml
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.options import DEFAULT_HANG, PORT_VARIABLE, Options, parse_hang, parse_port
 from firstfault_torch.time_limits import RUN_FOLDER_TIMEOUT_SECONDS, RUN_NAME_TIMEOUT_SECONDS
@@ -265,8 +264,34 @@ class Source(NamedTuple):
     """Whether the second variable is the end of the host's name, and is taken off."""
 
 
-_TABLE = parse_toml(Path(__file__).with_name("sources.toml").read_text("utf-8"))["source"]
-SOURCES = tuple(Source(**{**row, "variables": tuple(row["variables"])}) for row in _TABLE)
+SOURCES = (
+    Source("job", ("FIRSTFAULT_JOB",), "all"),
+    Source("job", ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), "Slurm, an array"),
+    Source("job", (_SLURM_JOB,), "Slurm"),
+    Source("job", ("JOBSET_NAME",), "JobSet, if the pod's template sets it"),
+    Source("job", ("SKYPILOT_TASK_ID",), "SkyPilot"),
+    Source("job", ("TORCHX_JOB_ID",), "torchx"),
+    Source(
+        "job", ("PET_RDZV_ID",), "Kubeflow's training operator, if the job has elasticPolicy.rdzvId"
+    ),
+    Source("job", (RENDEZVOUS_ID,), "torchrun"),
+    Source(
+        "job",
+        (HOST, "JOB_COMPLETION_INDEX"),
+        "an indexed Job, from its pods' names",
+        is_suffix=True,
+    ),
+    Source("attempt", ("FIRSTFAULT_ATTEMPT",), "all"),
+    Source("attempt", ("SLURM_RESTART_COUNT",), "Slurm, after a requeue"),
+    Source("attempt", (_SLURM_JOB,), "Slurm, before a requeue: 0", value="0"),
+    Source("attempt", ("JOBSET_RESTART_ATTEMPT",), "JobSet, if the pod's template sets it"),
+    Source("attempt", ("FLYTE_ATTEMPT_NUMBER",), "Flyte"),
+    Source("node", ("FIRSTFAULT_NODE",), "all"),
+    Source("node", ("SLURMD_NODENAME",), "Slurm"),
+    Source("node", (HOST,), "all"),
+    Source("namespace", ("FIRSTFAULT_NAMESPACE",), "all"),
+    Source("namespace", ("POD_NAMESPACE",), "Kubernetes, if the pod's template sets it"),
+)
 """By priority: the first source with all variables set wins."""
 
 

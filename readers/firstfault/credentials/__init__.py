@@ -9,11 +9,14 @@ in ``FIRSTFAULT_REDACT`` (`custom_rules`).
 
 from __future__ import annotations
 
-from firstfault.credentials import literals, shapes
+import sys
+
+from firstfault.credentials import shapes
 from firstfault.credentials.custom_rules import redact_custom_matches
 from firstfault.credentials.named_values import redact_named_values
 from firstfault.credentials.shapes import redact_shapes
 from firstfault.credentials.url_passwords import redact_url_passwords
+from firstfault.utils.lazy_pattern import find_patterns
 
 MAX_PASSES = 4
 
@@ -36,5 +39,6 @@ def compile_patterns() -> None:
     """Compile all patterns, so that a process that fails needs not;
     other processes compile what they use.
     """
-    literals.PATTERNS.compile_all()
-    shapes.PATTERNS.compile_all()
+    patterns = find_patterns(sys.modules[__name__])
+    for pattern in (*patterns.values(), *shapes.PATTERNS.values()):
+        pattern.compile()

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from firstfault.credentials.literals import (
     HIDDEN,
-    PATTERNS,
     NamedValue,
     Strength,
     ValueSyntax,
@@ -16,7 +15,13 @@ from firstfault.credentials.literals import (
     is_secret_literal,
     is_secret_word,
 )
-from firstfault.credentials.names import NAMES_TABLE, NameInText, find_credential_names
+from firstfault.credentials.names import (
+    NAMES_TABLE,
+    PYTHON_KEYWORD,
+    NameInText,
+    find_credential_names,
+)
+from firstfault.utils.lazy_pattern import LazyPattern
 
 PROSE_AFTER_FLAG, AUTH_METHODS, AUTH_SCHEMES = (
     frozenset(NAMES_TABLE[key].split()) for key in ("prose", "methods", "schemes")
@@ -40,6 +45,18 @@ MAX_UNQUOTED_LENGTH = 300
 QUOTE_OR_NEWLINE = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
 MAX_TRIPLE_QUOTED_LENGTH = 16_384
 
+# An option's value in a usage line.
+_METAVAR = LazyPattern(r"[A-Z_]{1,15}")
+
+# A quote may have the backslashes of a string inside a string. The literal may have a prefix,
+# rb"x", or be in a call: SecretStr("x"), b64decode("x")
+_OPENING_QUOTE = LazyPattern(r"""
+  (?P<wrapper>(?:[A-Za-z_][\w.]{0,40}\.)?
+    (?:SecretStr|SecretBytes|Secret|str|bytes|b64decode|quote|quote_plus|unquote)\([ \t]{0,4})?
+  [rRbBuUfF]{0,2}(?P<quote>\\{0,7}["'`])(?P<triple>(?P=quote){2})?
+""")
+_ITEM_SEPARATOR = LazyPattern(r"""\s{0,80},\s{0,80}(?=[rbuf]{0,2}\\{0,7}["'])""")
+
 
 def redact_named_values(text: str) -> str:
     """Replace literal values that follow a credential's name; names, code and placeholders stay."""
@@ -52,10 +69,13 @@ def redact_named_values(text: str) -> str:
     return "".join((*kept, text[copied_until:])) if kept else text
 
 
+_LIST_START = LazyPattern(r"""[\[(]\s{0,80}(?=[rbuf]{0,2}\\{0,7}["'])""")
+
+
 def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each credential that follows a name."""
     text = credential.text
-    opening = PATTERNS["opening_quote"].match(text, credential.value_start)
+    opening = _OPENING_QUOTE.match(text, credential.value_start)
     if opening is not None:
         return _find_quoted_values(credential, opening)
     if credential.sign == "," and credential.is_flag and not credential.is_quoted:
@@ -70,10 +90,16 @@ def _find_values(credential: NameInText) -> Iterator[tuple[int, int]]:
     if credential.strength is Strength.SURE or (
         credential.word == "auth" and credential.sign == "="
     ):
-        opened = PATTERNS["list_start"].match(text, credential.value_start)
+        opened = _LIST_START.match(text, credential.value_start)
         if opened is not None:
             return _find_list_items(credential, opened.end())
     return _find_unquoted_value(credential)
+
+
+_TEXT_AFTER_CLOSING_QUOTE = LazyPattern(
+    r"[ \t]{0,8}(?:[,)+%\]}:]|\.(?:format|join)|$|\n|in\b|not\b)"
+)
+_ASSIGNMENT_TARGETS = LazyPattern(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
 
 
 def _find_quoted_values(
@@ -87,7 +113,7 @@ def _find_quoted_values(
         not (opening["wrapper"] or triple or credential.is_quoted)
         and credential.before.count(quote[-1]) % 2
     )
-    if may_end and PATTERNS["text_after_closing_quote"].match(text, start):
+    if may_end and _TEXT_AFTER_CLOSING_QUOTE.match(text, start):
         return  # this quote closes the string that contains the name: "no password", "token"
     end = _find_closing_quote(text, start, quote, triple=triple)
     content = text[start:end]
@@ -100,13 +126,16 @@ def _find_quoted_values(
         return
     yield start, end
     # user, password = "x", "y": the literal after the first comma belongs to the name, too
-    following = PATTERNS["item_separator"].match(text, end + len(quote))
-    if (
-        following
-        and credential.sign == "="
-        and PATTERNS["assignment_targets"].search(credential.before)
-    ):
+    following = _ITEM_SEPARATOR.match(text, end + len(quote))
+    if following and credential.sign == "=" and _ASSIGNMENT_TARGETS.search(credential.before):
         yield from _find_list_items(credential, following.end())
+
+
+_GETTER_OR_SETTER_CALL = LazyPattern(r"""
+  (?:getenv|get|setdefault|setenv|pop|putenv|set|set_secret|add_header|putheader
+  |getattr\(\w{1,40},[ ]?)\(?[bB]?["']$
+""")
+_TUPLE_START = LazyPattern(r"""\([ \t]{0,4}[bB]?["']$""")
 
 
 def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
@@ -114,7 +143,7 @@ def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
     in_code = (
         not credential.is_quoted
         and credential.sign == ":"
-        and PATTERNS["keyword"].search(credential.before)
+        and PYTHON_KEYWORD.search(credential.before)
     )
     named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
     if in_code or not is_secret_literal(content, named_value, quoted=True):
@@ -124,42 +153,61 @@ def _is_secret_quoted(credential: NameInText, content: str, end: int) -> bool:
     if credential.sign != ",":
         return True
     if credential.is_flag:
-        is_option = content.startswith("-") or PATTERNS["metavar"].fullmatch(content)
+        is_option = content.startswith("-") or _METAVAR.fullmatch(content)
         return not is_option and not is_secret_word(content)
-    if PATTERNS["getter_or_setter_call"].search(credential.before):
+    if _GETTER_OR_SETTER_CALL.search(credential.before):
         return not is_secret_word(content)
-    is_in_tuple = bool(PATTERNS["tuple_start"].search(credential.before))
+    is_in_tuple = bool(_TUPLE_START.search(credential.before))
     return is_random(content) or (is_in_tuple and "-" in credential.name and not content.islower())
+
+
+# An item of a list that is a name, and not a credential: it has no digits, or is a constant's name.
+_PLAIN_NAME = LazyPattern(r"[A-Za-z_. -]*|[A-Z0-9_]*")
 
 
 def _find_list_items(credential: NameInText, position: int) -> Iterator[tuple[int, int]]:
     for _ in range(MAX_LIST_ITEMS):
-        opening = PATTERNS["opening_quote"].match(credential.text, position)
+        opening = _OPENING_QUOTE.match(credential.text, position)
         if opening is None or opening["triple"]:
             return
         end = _find_closing_quote(credential.text, opening.end(), opening["quote"])
         content = credential.text[opening.end() : end]
         is_name = is_secret_word(content) or (
-            credential.word != "auth" and PATTERNS["plain_name"].fullmatch(content)
+            credential.word != "auth" and _PLAIN_NAME.fullmatch(content)
         )
         if not is_placeholder(content) and not is_name:
             yield opening.end(), end
-        following = PATTERNS["item_separator"].match(credential.text, end + len(opening["quote"]))
+        following = _ITEM_SEPARATOR.match(credential.text, end + len(opening["quote"]))
         if following is None:
             return
         position = following.end()
+
+
+# The name of a secret of Kubernetes, such as registry-cred.
+_SECRET_NAME = LazyPattern(
+    r"(?:[a-z]{1,40}-){1,6}(?:secrets?|creds?|credentials?|tokens?|keys?|tls)"
+)
+_SIMPLE_VALUE = LazyPattern(r"""[^\s"'`,;&)\]}]*""")
+
+# A quote, comma or bracket belongs to the value if more of the value follows: password=a,b)c.
+_UNQUOTED_VALUE = LazyPattern(r"""
+  (?:[^\s"'`,;&)\]}]
+  |["'`](?=[A-Za-z0-9])
+  |[,;&](?![ ]?[\w.%-]{1,60}\\?["']?[=:]|\s|$|[,;&"'])
+  |[)\]}](?!\s|$|[)\]}"',;:.]))*
+""")
 
 
 def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
     text, start = credential.text, credential.value_start
     if text[start : start + 1] in "([{<":
         return
-    pattern = PATTERNS["unquoted_value"]
+    pattern = _UNQUOTED_VALUE
     end = _find_unquoted_end(credential, pattern)
     named_value = NamedValue(credential.name, credential.strength, credential.get_syntax(end))
     # in code a comma or bracket ends the value: connect(password=x, user=y)
     if named_value.syntax in {ValueSyntax.CALL, ValueSyntax.CODE}:
-        pattern = PATTERNS["simple_value"]
+        pattern = _SIMPLE_VALUE
         end = _find_unquoted_end(credential, pattern)
     value = text[start:end]
     # punctuation at the end belongs to the sentence
@@ -167,13 +215,13 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
         value = value.rstrip(".:!?")
     if not value or (credential.sign == "," and not is_random(value)):
         return
-    is_option = value.startswith("-") or PATTERNS["metavar"].fullmatch(value)
+    is_option = value.startswith("-") or _METAVAR.fullmatch(value)
     if credential.sign == " " and (is_option or value.lower().rstrip(".:") in PROSE_AFTER_FLAG):
         return  # an option, not its value
     if credential.word in AUTH_WORDS and value.lower() in AUTH_METHODS:
         return
     # "secret: registry-cred" refers to a secret of Kubernetes
-    if credential.word in {"secret", "secrets"} and PATTERNS["name_of_secret"].fullmatch(value):
+    if credential.word in {"secret", "secrets"} and _SECRET_NAME.fullmatch(value):
         return
     if is_secret_literal(value, named_value, quoted=False):
         # the whole value, however long: replaced text isn't searched again, so the time stays
@@ -181,8 +229,11 @@ def _find_unquoted_value(credential: NameInText) -> Iterator[tuple[int, int]]:
         yield start, _find_unquoted_end(credential, pattern, len(text))
 
 
+_ESCAPED_NEWLINE_OR_QUOTE = LazyPattern(r"""\\+(?:[nr]|["'`]|$)""")
+
+
 def _find_unquoted_end(
-    credential: NameInText, value: re.Pattern[str], max_length: int = MAX_UNQUOTED_LENGTH
+    credential: NameInText, value: LazyPattern, max_length: int = MAX_UNQUOTED_LENGTH
 ) -> int:
     """Return the end of an unquoted value: at the latest an escaped newline or quote,
     or `max_length` characters.
@@ -193,7 +244,7 @@ def _find_unquoted_end(
         credential.text, credential.value_start, credential.value_start + max_length
     )
     text = found[0] if found else ""
-    escaped = PATTERNS["escaped_newline_or_quote"].search(text)
+    escaped = _ESCAPED_NEWLINE_OR_QUOTE.search(text)
     return credential.value_start + (escaped.start() if escaped else len(text))
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from firstfault.credentials.literals import HIDDEN, PATTERNS, TABLE, Strength, ValueSyntax
+from firstfault.credentials.literals import HIDDEN, TABLE, Strength, ValueSyntax
+from firstfault.utils.lazy_pattern import LazyPattern
 
 NAMES_TABLE: dict[str, Any] = TABLE["names"]
 CREDENTIAL_WORD = re.compile(
@@ -48,6 +49,15 @@ ENDINGS_OF_OTHER_KEYS = tuple(f"{word}_KEY" for word in NAMES_TABLE["other_keys"
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 CHARACTERS_READ_AFTER = 100
 CHARACTERS_READ_AROUND = 120
+_USERNAME = LazyPattern(
+    r"""(?i)(?<![A-Za-z])(?:user|usr|uid|login|e?mail)(?:_?(?:name|id))?["']?[ \t]{0,4}[:=]"""
+)
+
+# A keyword of Python before a name.
+PYTHON_KEYWORD = LazyPattern(r"""
+  (?:^|[^\w.])
+  (?:if|elif|while|lambda|not|and|or|in|is|for|case|return|else|except|async|await|del)[ \t]{1,4}$|\[$
+""")
 
 
 @dataclass
@@ -111,7 +121,7 @@ class NameInText:
             near = self.text[max(at - CHARACTERS_READ_AROUND, 0) : at + CHARACTERS_READ_AROUND]
             sure = (
                 OWNER_PREFIX.search(prefix)
-                or PATTERNS["username"].search(near)
+                or _USERNAME.search(near)
                 or (self.name.isupper() and prefix)
             )
             return Strength.LIKELY if sure else Strength.SHORT
@@ -140,7 +150,7 @@ class NameInText:
         return ValueSyntax.PLAIN if self.name.isupper() else ValueSyntax.TIGHT
 
     def _get_syntax_after_colon(self, end: int) -> ValueSyntax:
-        if self.is_in_call or PATTERNS["keyword"].search(self.before):
+        if self.is_in_call or PYTHON_KEYWORD.search(self.before):
             return ValueSyntax.CODE
         rest = self.text[end : end + CHARACTERS_READ_AFTER].partition("\n")[0].strip()
         before = self.before.rstrip()
@@ -201,15 +211,31 @@ def find_credential_names(text: str) -> Iterator[NameInText]:
             yield credential
 
 
+_NAME_SUFFIX = LazyPattern(r"(?:_[A-Za-z0-9]{1,24}){1,4}(?![A-Za-z0-9_])")
+_NAME_END = LazyPattern(
+    r"""(?:[_-]?\d{1,2})?(?![A-Za-z0-9_])(?P<close>\\{0,7}["'`])?\]?(?:[ ]provided)?"""
+)
+_SEPARATOR = LazyPattern(r"""
+  (?P<named>[,\s]{1,40}(?:\\{0,7}["'])?value(?:\\{0,7}["'])?[ \t]{0,8}[:=](?!=))
+  |[ \t]{0,4}(?P<typed>:[ \t]{0,4}[A-Za-z_][\w.\[\],| \t]{0,80}=(?=[ \t]{0,4}[rbuf]{0,2}["']))
+  |[ \t]{0,8}(?P<sign>=>|==|!=|:=|=|:(?!:)|%3[Dd]|%3[Aa]|,)
+  |(?P<blank>[ \t]{1,8})
+""")
+_GAP_BEFORE_VALUE = LazyPattern(r"""[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}\\{0,7}["']))?""")
+
+# Names of options that refer to a secret by its name.
+_SECRET_REFERENCE = LazyPattern(r"(?i)(?:existing|pull_?)secrets?$")
+
+
 def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) -> NameInText | None:
     """Return the name that ends with the word at `start`; None if it isn't a name,
     or no value follows.
     """
-    found = PATTERNS["name_suffix"].match(text, after)
+    found = _NAME_SUFFIX.match(text, after)
     # an added number is read with any name's end
     suffix = "" if found is None or found[0][1:].isdigit() else found[0]
-    end = PATTERNS["name_end"].match(text, after + len(suffix))
-    separator = PATTERNS["separator"].match(text, end.end()) if end is not None else None
+    end = _NAME_END.match(text, after + len(suffix))
+    separator = _SEPARATOR.match(text, end.end()) if end is not None else None
     if end is None or separator is None:
         return None
     before = text[max(start - CHARACTERS_READ_BEFORE, 0) : start]
@@ -244,7 +270,7 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
     )
     if suffix and not _can_have_suffix(suffix, credential):
         return None
-    if not _is_whole_name(credential, prefix, written.lstrip("_")) or PATTERNS["secret_ref"].search(
+    if not _is_whole_name(credential, prefix, written.lstrip("_")) or _SECRET_REFERENCE.search(
         credential.name
     ):
         return None
@@ -254,7 +280,7 @@ def _parse_name(text: str, start: int, after: int, word_kind: str, word: str) ->
         and text.startswith(f"{HIDDEN}@", credential.value_start)
     ):
         return None  # the user of a URL
-    if (gap := PATTERNS["gap_before_value"].match(text, credential.value_start)) is not None:
+    if (gap := _GAP_BEFORE_VALUE.match(text, credential.value_start)) is not None:
         credential.value_start = gap.end()
     return credential
 

@@ -14,7 +14,7 @@ from firstfault.credentials.literals import (
     is_text,
     is_varied,
 )
-from firstfault.utils.toml import Patterns
+from firstfault.utils.lazy_pattern import LazyPattern
 
 WORD_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 """A word also starts after an escape: ``\\n``, ``%20``."""
@@ -78,7 +78,7 @@ def _build_pattern(row: dict[str, list[str]]) -> str:
     return f"{WORD_START}(?:{'|'.join(starts)})(?P<value>{row['then']})"
 
 
-PATTERNS = Patterns({row["name"]: _build_pattern(row) for row in TABLE["shape"]})
+PATTERNS = {row["name"]: LazyPattern(_build_pattern(row)) for row in TABLE["shape"]}
 SHAPES = [
     (row.get("marks") or row["starts"], row["name"], VALUE_CHECKS[row.get("only", "any")])
     for row in TABLE["shape"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from firstfault.credentials.literals import HIDDEN, PATTERNS, is_placeholder
+from firstfault.credentials.literals import HIDDEN, is_placeholder
+from firstfault.utils.lazy_pattern import LazyPattern
 
 WEB_SCHEMES = (
     "http",
@@ -38,15 +39,12 @@ SCHEMES_WITHOUT_USERS = (
 SCHEME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 MAX_SCHEME_LENGTH = 30
 MIN_TOKEN_USER_LENGTH = 16
+_URL_AFTER_SCHEME = LazyPattern(r"""://(?P<rest>(?:[^\s"'`<>:]|:(?!//))*)""")
 
 
 def redact_url_passwords(text: str) -> str:
     """Replace passwords and tokens before a URL's host; ordinary user names and hosts stay."""
-    return (
-        PATTERNS["url_after_scheme"].sub(_redact_url_user, text)
-        if "@" in text and "://" in text
-        else text
-    )
+    return _URL_AFTER_SCHEME.sub(_redact_url_user, text) if "@" in text and "://" in text else text
 
 
 def _redact_url_user(found: re.Match[str]) -> str:
@@ -68,33 +66,36 @@ def _redact_url_user(found: re.Match[str]) -> str:
     return f"://{user}{colon}{password}{rest[at:]}"
 
 
+_AUTHORITY_END = LazyPattern(r"[/?\#\\]")
+_FULL_HOST = LazyPattern(
+    r"(?a)(?:localhost|\[[0-9A-Fa-f:.]+\]|[\w-]+(?:\.[\w-]+)+\.?|[\w.-]+(?=:\d))(?::\d{1,5})?"
+)
+_HOST_OR_PATH = LazyPattern(
+    r"(?a)[\w.-]+(?::\d{1,5})?(?=$|[/?,\\;)\]}])|\[[0-9A-Fa-f:]{2,}\]|/|$|\*"
+)
+_PORT_AND_END = LazyPattern(r":\d{0,5}(?:$|,)")
+_PORT_ONLY = LazyPattern(r":\d{1,5}(?=@|$)")
+
+
 def _find_end_of_userinfo(rest: str, scheme: str) -> int:
     """Return the index of the ``@`` before the host, or -1; passwords may contain ``@``,
     ``/`` and ``?``.
     """
-    end = PATTERNS["authority_end"].search(rest)
+    end = _AUTHORITY_END.search(rest)
     authority = rest[: end.start()] if end else rest
-    if scheme in SCHEMES_WITHOUT_USERS and PATTERNS["port_only"].match(
-        authority, max(authority.find(":"), 0)
-    ):
+    if scheme in SCHEMES_WITHOUT_USERS and _PORT_ONLY.match(authority, max(authority.find(":"), 0)):
         return -1
     at = authority.rfind("@")
     last = rest.rfind("@")
     web = scheme in WEB_SCHEMES
     if at >= 0:
         # https://user:password@host.org/package@version has a full host
-        plain = ":" not in authority[:at] or (
-            web and PATTERNS["full_host"].fullmatch(authority, at + 1)
-        )
-        return at if plain or not PATTERNS["host_or_path"].match(rest, last + 1) else last
+        plain = ":" not in authority[:at] or (web and _FULL_HOST.fullmatch(authority, at + 1))
+        return at if plain or not _HOST_OR_PATH.match(rest, last + 1) else last
     if authority.startswith("["):  # an IPv6 address
         return -1
     # no @ before the first / or ?, which may belong to the password: https://user:pa/ss@host
     colon = authority.find(":")
-    if (
-        colon < 0
-        or (web and PATTERNS["port_and_end"].match(authority, colon))
-        or authority.endswith("]")
-    ):
+    if colon < 0 or (web and _PORT_AND_END.match(authority, colon)) or authority.endswith("]"):
         return -1
-    return last if PATTERNS["host_or_path"].match(rest, last + 1) else -1
+    return last if _HOST_OR_PATH.match(rest, last + 1) else -1

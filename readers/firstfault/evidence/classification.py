@@ -18,7 +18,7 @@ from firstfault.evidence.library_calls import (
     was_raised_by_config_parser,
 )
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import PATTERNS, Classification, Pointer, classify, full_disk
+from firstfault.evidence.texts import Classification, Pointer, classify, full_disk
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fatal_text import (
@@ -47,6 +47,7 @@ from firstfault.model.failure import (
     ended_by,
     get_shell_signal,
 )
+from firstfault.utils.lazy_pattern import LazyPattern
 
 ORIGINAL_FAILURE_REASON = "failed on its own, and retried the step"
 """The reason for a rank that is classified by its first try."""
@@ -232,6 +233,10 @@ def _demote_waiting_majority(found: Sequence[ClassifiedFailure]) -> tuple[Classi
     )
 
 
+# Reports that a container ended, or ends again and again, without its exit code
+_CONTAINER_ENDED = LazyPattern(r"(?i)back-?off\b|^[a-z0-9][a-z0-9.-]*\s+\d+/\d+\s+\S*Error\b")
+
+
 def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _classify_agent(failure)
@@ -261,7 +266,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return _classify_exit(failure, gone)
     if failure.code == DIED:
         why = "died, its launcher doesn't report how"
-        how = "exit" if PATTERNS["container_ended"].search(failure.message) else "signal"
+        how = "exit" if _CONTAINER_ENDED.search(failure.message) else "signal"
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, how)
     if failure.is_silent and failure.writer is not Writer.STOCK:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended without a reason")
@@ -501,13 +506,19 @@ def _refine_category(
     return replace(judged, category="config") if is_limited else judged
 
 
+# In the message of an error of a checkpoint on all ranks: those that had it
+_CHECKPOINT_RANKS = LazyPattern(
+    r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:,[ ]?\d{1,9})*)\]"
+)
+
+
 def find_ranks_with_checkpoint_error(exception: ExceptionInfo) -> set[int]:
     """Return the failed ranks listed in a CheckpointException of torch;
     empty for other exceptions.
     """
     matches = filter(
         None,
-        (PATTERNS["checkpoint_ranks"].search(link.message) for link in iter_exceptions(exception)),
+        (_CHECKPOINT_RANKS.search(link.message) for link in iter_exceptions(exception)),
     )
     return {int(rank) for match in matches for rank in match["ranks"].split(",")}
 
@@ -568,6 +579,10 @@ def _classify_printed_error(failure: WorkerError, ended: str) -> ClassifiedFailu
     return None
 
 
+# An exception's type and message in a line that the program itself logged
+_NAMED_EXCEPTION = LazyPattern(r"\b(?P<type>[A-Z]\w*(?:Error|Exception|Timeout)):[ ]\S")
+
+
 def _last_word_about_a_peer(failure: WorkerError) -> str:
     """Return the last line of the output if it names an exception about a peer;
     otherwise an empty string.
@@ -577,7 +592,7 @@ def _last_word_about_a_peer(failure: WorkerError) -> str:
     """
     line = find_telling_line(failure.printed)
     printed = find_printed_exception(failure.printed)
-    named = PATTERNS["named_exception"].search(line)
+    named = _NAMED_EXCEPTION.search(line)
     if named is None or printed is None or not names_a_peer(line):
         return ""
     return (
@@ -723,13 +738,15 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
     )
 
 
+# In lines of a log below the level of an error
+_LOG_NOTICE = LazyPattern(r"\bW\d{3,4}[ ]\d\d:\d\d:|\[W\d{3,4}[ ]|\b(?:INFO|DEBUG)\b")
+
+
 def prints_a_peers_error(stderr: str) -> bool:
     """Whether a process printed an error about a lost peer;
     notices about the job's store don't count.
     """
-    told = "\n".join(
-        line for line in stderr.splitlines() if not PATTERNS["log_notice"].search(line)
-    )
+    told = "\n".join(line for line in stderr.splitlines() if not _LOG_NOTICE.search(line))
     return _classified(told).pointer != Pointer(store=True) and names_a_peer(told)
 
 

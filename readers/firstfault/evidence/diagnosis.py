@@ -16,10 +16,11 @@ from firstfault.evidence.classification import (
     find_ranks_with_checkpoint_error,
 )
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.texts import PATTERNS, Pointer
+from firstfault.evidence.texts import Pointer
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.first_cause import find_first_cause
 from firstfault.layout import ErrorKey
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
 
 NODE_END_CLASSES = {FailureClass.NODE_LOST, FailureClass.EXTERNAL}
@@ -380,6 +381,10 @@ def find_spread_errors(diagnosis: Diagnosis) -> list[Candidate]:
     ]
 
 
+# The name of an exception that a timed-out wait may raise
+_WAIT_EXCEPTION = LazyPattern(r"(?:Runtime|Timeout|Dist(?:Store|Network|Backend)?)Error")
+
+
 def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank or node with the most broadcast failure, if it left no document.
 
@@ -411,7 +416,7 @@ def find_broadcast_cause(diagnosis: Diagnosis) -> list[Candidate]:
     )
     reason = max(given, key=lambda item: (given[item], item)) if given else ""
     what = reason.partition(" failed: ")[2]
-    if diagnosis.waits and (PATTERNS["wait_exception"].fullmatch(what) or not what):
+    if diagnosis.waits and (_WAIT_EXCEPTION.fullmatch(what) or not what):
         return []
     what = what or reason or "no reason was given"
     why = f"its agent broadcast its failure ({what}), but its error document is missing"

@@ -21,11 +21,11 @@ from firstfault.evidence.hangs import find_stragglers
 from firstfault.evidence.progress import drop_messages, get_waited_ns, group_progress
 from firstfault.evidence.texts import find_message, is_unexplained_write
 from firstfault.evidence.watchdogs import demote_ranks_that_gave_up
-from firstfault.exceptions import texts as exception_texts
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.fingerprint import normalize_message
 from firstfault.exceptions.first_cause import find_causes, find_first_cause, find_own_frames
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
+from firstfault.exceptions.retried_step import ALL_TRIES_FAILED
 from firstfault.exceptions.source_files import find_library
 from firstfault.exceptions.stack_position import (
     PositionKind,
@@ -87,9 +87,7 @@ def gave_up(failure: WorkerError) -> bool:
     """Whether a process only reports that its retries failed:
     the actual reason may be a peer's error.
     """
-    return (
-        exception_texts.PATTERNS["all_tries_failed"].match(find_message(failure).text) is not None
-    )
+    return ALL_TRIES_FAILED.match(find_message(failure).text) is not None
 
 
 def is_unclear_exit(judged: ClassifiedFailure) -> bool:

@@ -39,13 +39,13 @@ from firstfault.evidence.progress import (
     parse_progress,
     parse_reported_wait,
 )
-from firstfault.evidence.texts import PATTERNS
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure, WorkerError
 from firstfault.model.failure import RECORDED_ONLY
+from firstfault.utils.lazy_pattern import LazyPattern
 
 COMPARED_FIELDS = (
     ("operation", "called", 0),
@@ -402,6 +402,12 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
 
+_COLLECTIVES_FILE = LazyPattern(r"torch/distributed/distributed_c10d\.py$")
+
+# Calls that may differ between ranks: operations in a subgroup, sends and receives
+_SUBGROUP_CALL = LazyPattern(r"\bgroup=|\b(?:i?send|i?recv|batch_isend_irecv)\b")
+
+
 def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank that timed out in a different operation than the majority,
     by the timeouts' tracebacks.
@@ -419,12 +425,11 @@ def find_mismatched_wait(diagnosis: Diagnosis) -> list[Candidate]:
         if not names_a_wait(find_first_cause(exception)):
             return []
         own, frames = find_own_frames(exception)[-1:], find_first_cause(exception).frames
-        called = [
-            frame.function for frame in frames if PATTERNS["collectives_file"].search(frame.file)
-        ] or [""]
-        if not own or PATTERNS["subgroup_call"].search(f"{own[0].code} {called[-1]}"):
+        called = [frame.function for frame in frames if _COLLECTIVES_FILE.search(frame.file)]
+        operation = called[-1] if called else ""
+        if not own or _SUBGROUP_CALL.search(f"{own[0].code} {operation}"):
             return []
-        calls[judged.failure.rank] = (called[-1], format_place(own[0]))
+        calls[judged.failure.rank] = (operation, format_place(own[0]))
     if len(calls) <= MIN_TIMED_OUT_PER_CULPRIT:
         return []
     usual, number = Counter(calls.values()).most_common(1)[0]
@@ -517,12 +522,16 @@ def _find_first_divergence(
     return odd
 
 
+# Operations in which all ranks must pass equal sizes
+_EQUAL_SIZES_OPERATION = LazyPattern(r"(?i)all_?reduce|all_?gather|reduce_scatter|broadcast")
+
+
 def _find_divergent_calls(calls: dict[int, Collective]) -> list[tuple[int, str]] | None:
     """Return the ranks that differ from the majority in operation, type or size; None:
     all agree.
     """
     is_same_everywhere = any(
-        PATTERNS["equal_sizes_operation"].search(call.operation) for call in calls.values()
+        _EQUAL_SIZES_OPERATION.search(call.operation) for call in calls.values()
     )
     for field, verb, side in COMPARED_FIELDS:
         if field == "sizes" and not is_same_everywhere:

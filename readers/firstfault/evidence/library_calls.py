@@ -8,16 +8,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import PATTERNS, Classification
+from firstfault.evidence.texts import Classification
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions, list_library_calls
 from firstfault.model import ExceptionInfo
+from firstfault.utils.lazy_pattern import LazyPattern
 
 DATA_LOADER_FOLDER = "torch/utils/data/"
 _MAX_LIBRARY_FRAMES = 8
 """Maximum number of library frames to search: farther out,
 the library may be the one that calls the training.
 """
+
+# Functions of libraries that read a checkpoint: file and function
+_CHECKPOINT_LOADER = LazyPattern(r"""
+  (?:torch/serialization|/safetensors/\w+|torch/distributed/checkpoint/\w+)\.py[ ]\w*(?:load|read)\w*$
+  |-packages/\S*[ ]_?(?:load|restore|resume)_?\w*(?:state|checkpoint|weights|ckpt)\w*$
+  |-packages/\S*checkpoint\S*[ ]_?(?:load|read|restore|resume)\w*$
+""")
 
 
 def classify_by_library_call(exception: ExceptionInfo, found: Classification) -> Classification:
@@ -35,7 +43,7 @@ def classify_by_library_call(exception: ExceptionInfo, found: Classification) ->
     if is_data or not (is_cut or (found.role is Role.PRIMARY and not found.is_specific)):
         return found
     called = list_library_calls(exception)[:_MAX_LIBRARY_FRAMES]
-    if any(map(PATTERNS["checkpoint_loader"].search, called)):
+    if any(map(_CHECKPOINT_LOADER.search, called)):
         return replace(found, role=Role.PRIMARY, category="checkpoint")
     return (
         replace(found, role=Role.PRIMARY, category="config") if _is_parser_called(called) else found
@@ -49,6 +57,16 @@ def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:
     return _is_parser_called(list_library_calls(exception))
 
 
+# Functions of libraries that read a command line or a configuration
+_CONFIG_PARSER = LazyPattern(r"""
+  /argparse\.py[ ]
+  |-packages/(?:absl|click|draccus|fire|hydra|jsonargparse|omegaconf|transformers/hf_arg|typer|tyro)
+""")
+
+# Functions that these parsers call; skipped to find the parser itself
+_PARSER_INTERNALS = LazyPattern(r"/lib/python\d[\d.]*/(?!argparse)\w+\.py[ ]|/pydantic")
+
+
 def _is_parser_called(called: Iterable[str]) -> bool:
-    name = next((name for name in called if not PATTERNS["parser_internals"].search(name)), "")
-    return PATTERNS["config_parser"].search(name) is not None
+    name = next((name for name in called if not _PARSER_INTERNALS.search(name)), "")
+    return _CONFIG_PARSER.search(name) is not None

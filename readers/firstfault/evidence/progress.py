@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from firstfault.evidence.texts import PATTERNS, RE2_PATTERNS
+from firstfault.evidence.signatures import Pattern
 from firstfault.model import Collective, CollectiveProgress, WorkerError
 from firstfault.model.failure import DEFAULT_GROUP, format_group_name
+from firstfault.utils.lazy_pattern import LazyPattern
 
 UNNAMED_GROUP = ""
 """The group of a text or a recorder without a group name."""
@@ -30,12 +31,33 @@ SEND_OR_RECEIVE = re.compile(r":(?:send|recv) \d+(?:->|<-)(?P<peer>\d{1,7})$")
 Progress = dict[str, dict[int, CollectiveProgress]]
 """The progress by group, then by global rank."""
 
+# The counters of a rank's collectives, with the group's name, as torch's watchdogs and monitors
+# print them since 2.2
+_PRINTED_COUNTERS = Pattern(
+    r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
+    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
+)
+
+# The collective that timed out
+_TIMED_OUT_WORK = Pattern(
+    r"Work\w*\(\s*SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
+    r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
+)
+
+# The run time of the collective that timed out; torch 2.15's second NCCL backend prints nothing
+# else about it
+_RUN_TIME = Pattern(
+    r"(?:ran for|\[TC\][^\n]*Operation timed out after)[ ]"
+    r"(?P<ms>\d{1,12}) (?:milliseconds before timing out|ms\b)"
+)
+
 
 def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
     """Parse each group's progress from the last lines of torch's watchdog or monitor."""
     counted: dict[str, CollectiveProgress] = {}
     numbers: dict[str, str] = {}
-    for found in RE2_PATTERNS["printed_counters"].find_all(text):
+    for found in _PRINTED_COUNTERS.find_all(text):
         guid = found["guid"]
         description = found.get("description", "")
         name = format_group_name(guid, description or (DEFAULT_GROUP if guid == "0" else ""))
@@ -48,7 +70,7 @@ def parse_progress(text: str) -> tuple[CollectiveProgress, ...]:
         numbers[found.get("number", "")] = name
     # The line about the timed-out collective has no group. Counters printed for the same collective
     # number name the group; without them, it is clear only if at most one group was printed.
-    for found in RE2_PATTERNS["timed_out_work"].find_all(text)[:1]:
+    for found in _TIMED_OUT_WORK.find_all(text)[:1]:
         number = int(found["number"])
         operation = found["operation"]
         sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
@@ -71,7 +93,7 @@ def get_printed_text(failure: WorkerError) -> str:
 
 def get_waited_ns(failure: WorkerError) -> int:
     """Return the time in a collective until the watchdog's timeout, nanoseconds; 0: unknown."""
-    found = RE2_PATTERNS["run_time"].search(get_printed_text(failure))
+    found = _RUN_TIME.search(get_printed_text(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
 
@@ -85,6 +107,9 @@ class WaitBegin:
     waited_ns: int
 
 
+_WATCHDOG_STAMP = LazyPattern(r"^\W{0,3}[EWFI](\d{3,4})[ ](\d\d:\d\d:\d\d)\.")
+
+
 def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
     """Return when a rank's wait began; None without the time of the watchdog's line,
     or how long the wait had taken.
@@ -93,14 +118,10 @@ def find_wait_begin(failure: WorkerError) -> WaitBegin | None:
     if not waited_ns or failure.timestamp_ns is None:
         return None
     ended_ns = failure.timestamp_ns
-    lines = (
-        line
-        for line in get_printed_text(failure).splitlines()
-        if RE2_PATTERNS["run_time"].search(line)
-    )
+    lines = (line for line in get_printed_text(failure).splitlines() if _RUN_TIME.search(line))
     # torch's lines have no year; the failure's time may be that of the launcher's report, which
     # came later
-    if stamp := PATTERNS["stamp_of_watchdog"].search(next(lines, "")):
+    if stamp := _WATCHDOG_STAMP.search(next(lines, "")):
         year = datetime.fromtimestamp(ended_ns // _NS_PER_SECOND, timezone.utc).year
         try:
             printed = datetime.strptime(
@@ -133,14 +154,27 @@ class ReportedWait:
         return f"{self.waiters or 'other ranks'} waited for {awaited}{at}"
 
 
+# In reports that compare all ranks: those that the others waited for, or one in each line of a list
+_MISSING_RANKS = LazyPattern(r"""(?m)
+  (?i:\branks?)[ ](?P<late>\d+(?:,[ ]?\d+)*)[ ]failed[ ]to[ ]pass
+| (?:^|\bnames:[ ]|,[ ])/job:\S*/task:(?P<task>\d+)
+| (?i:\bmissing[ ]ranks:)[ ]?(?P<listed>\d+(?:,[ ]?\d+)*)
+| ^(?P<horovod>\d{1,6}):[ ]\[[A-Za-z_]
+| (?i:\bwaiting[ ]for[ ](?:\w+[ ])?ranks?(?:\(s\))?)[ :=]{0,2}[\[{(]?(?P<awaited>\d+(?:,[ ]?\d+)*)
+| (?i:\branks?(?:\(s\))?)[ :=]{0,2}[\[{(]?(?P<absent>\d+(?:,[ ]?\d+)*)[\]})]?[ ]
+  (?:(?:have|has|had)[ ]not|did[ ]not|didn't|never)[ ](?:reach|arrive|join|enter)
+""")
+_ARRIVED_RANKS = LazyPattern(
+    r"tasks[ ]that[ ]reached[ ]the[ ]barrier:[ ](?P<arrived>\d{1,6})/(?P<size>\d{1,6})"
+)
+
+
 def parse_reported_wait(failure: WorkerError) -> ReportedWait:
     """Parse which ranks a failure's report lists as missing, and at which barrier or tensor."""
     text = failure.message
-    lists = (
-        next(filter(None, found.groups()), "") for found in PATTERNS["missing_ranks"].finditer(text)
-    )
+    lists = (next(filter(None, found.groups()), "") for found in _MISSING_RANKS.finditer(text))
     missing = frozenset(int(rank) for part in lists for rank in part.split(",") if part)
-    counted = PATTERNS["arrived_ranks"].search(text)
+    counted = _ARRIVED_RANKS.search(text)
     waiters = "" if failure.rank is None else f"rank {failure.rank}"
     if counted is not None:
         arrived = int(counted["arrived"])
@@ -152,8 +186,17 @@ def parse_reported_wait(failure: WorkerError) -> ReportedWait:
     return ReportedWait(missing, waiters, _name_wait_place(text))
 
 
+# Where those ranks waited: JAX's barrier, torch's, Horovod's tensors
+_PLACE_OF_WAIT = LazyPattern(r"""(?m)
+  Barrier[ ]timed[ ]out\.[ ](?:Id|Barrier_id):[ ](?P<barrier>[^\s:]+)
+| (?P<monitored>monitoredBarrier)
+| ^\d{1,6}:[ ]\[(?P<tensor>[A-Za-z_][^\],\s]{0,100})
+| ^(?P<stalled>[A-Za-z_][^\s\[]{0,100})[ ]\[missing[ ]ranks
+""")
+
+
 def _name_wait_place(text: str) -> str:
-    place = PATTERNS["place_of_wait"].search(text)
+    place = _PLACE_OF_WAIT.search(text)
     if place is None:
         return ""
     if place["barrier"]:
@@ -163,6 +206,13 @@ def _name_wait_place(text: str) -> str:
         if place["monitored"]
         else f"tensor {place['tensor'] or place['stalled']}"
     )
+
+
+# How many ranks came, to torch's store or to a barrier
+_JOINED_WORKERS = LazyPattern(r"""
+  world_size=(?P<size>\d{1,6}),[ ](?:worker_count|num_workers_joined)=(?P<count>\d{1,6})
+| (?P<joined>\d{1,6})/(?P<of>\d{1,6})[ ]clients[ ]joined
+""")
 
 
 def describe_waits(failures: Sequence[WorkerError]) -> str:
@@ -175,7 +225,7 @@ def describe_waits(failures: Sequence[WorkerError]) -> str:
         wait = parse_reported_wait(failure)
         if wait.missing:
             return wait.describe(_name_ranks(wait.missing))
-        if joined := PATTERNS["joined_workers"].search(failure.message):
+        if joined := _JOINED_WORKERS.search(failure.message):
             count = int(joined["count"] or joined["joined"])
             size = int(joined["size"] or joined["of"])
             if count > size:
@@ -447,6 +497,12 @@ def _find_unseen(groups: Progress) -> dict[int, RankBehind]:
     return _by_rank((rank, at) for rank, at in found if rank not in waits)
 
 
+# A collective that completes on no rank before all ranks have contributed their data
+_COLLECTIVE_OF_ALL_RANKS = LazyPattern(r"""(?i)
+  nccl\w*:_?(?:all_?reduce|all_?gather|reduce_scatter|all_?to_?all|barrier)(?!.*coalesced)
+""")
+
+
 def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
     """Whether a rank's first incomplete collective needs all ranks' data and has
     completed on another rank.
@@ -461,7 +517,7 @@ def _has_unseen(progress: CollectiveProgress, ended: int) -> bool:
     return (
         first is not None
         and first.sequence <= ended
-        and PATTERNS["collective_of_all_ranks"].match(first.operation) is not None
+        and _COLLECTIVE_OF_ALL_RANKS.match(first.operation) is not None
     )
 
 

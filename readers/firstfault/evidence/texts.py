@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from firstfault.evidence.signatures import (
     ANY_EXCEPTION,
@@ -33,17 +32,11 @@ from firstfault.exceptions.printed_tracebacks import find_printed_exception, str
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
 from firstfault.model.failure import get_shell_signal
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import extract_sentence
-from firstfault.utils.toml import Patterns, parse_toml
 
 _MAX_CHARACTERS_READ = 20_000
 """Maximum number of characters of a text that are searched: half at its start, half at its end."""
-_TABLE = parse_toml(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
-PATTERNS = Patterns(_TABLE["pattern"])
-RE2_PATTERNS = {
-    name: Pattern("".join(map(str.strip, text.splitlines())))
-    for name, text in _TABLE["re2"].items()
-}
 _MANY_LINES = 200
 _GENERIC_SIGNATURES = {"program", "missing-file", ""}
 """Signatures of exceptions that no specific signature matches."""
@@ -102,6 +95,12 @@ class Classification:
         return self.category if self.category not in {"unknown", "user_code"} else ""
 
 
+# The C++ runtime's prefix of an uncaught exception
+_CPP_TERMINATE_PREFIX = LazyPattern(r"""(?i)
+  terminate[ ]called[ ]after[ ]throwing[ ]an[ ]instance[ ]of[ ]'[^']*'\s*(?:what\(\):)?
+""")
+
+
 def classify(
     message: str,
     exception_type: str = "",
@@ -121,7 +120,7 @@ def classify(
     text = f"{exception_type}: {message}" if exception_type else message
     if len(text) > _MAX_CHARACTERS_READ:
         text = f"{text[: _MAX_CHARACTERS_READ // 2]}\n{text[-_MAX_CHARACTERS_READ // 2 :]}"
-    left = encoded(PATTERNS["cpp_terminate_prefix"].sub("", text))
+    left = encoded(_CPP_TERMINATE_PREFIX.sub("", text))
     noises = []
     for noise in signatures.noise_filter.possible(left):
         if noise.search(left) is not None:
@@ -154,15 +153,18 @@ def _to_classification(signature: Signature, pointer: Pointer | None = None) -> 
     return Classification(signature.role, signature.category, signature.id, signature.why, pointer)
 
 
+# How much GPU memory was asked for, and how much there is
+_MEMORY_SIZES = Pattern(
+    r"Tried to allocate (?P<asked>\d+(?:\.\d+)?) (?P<unit>[KMGTPE])iB"
+    r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
+)
+
+
 def _adjust_by_size(found: Classification, text: bytes) -> Classification:
     """Classify "CUDA out of memory" as unclear if one allocation exceeds the whole GPU:
     the size may be corrupt.
     """
-    sizes = (
-        RE2_PATTERNS["memory_sizes"].search(text)
-        if found.signature == "gpu-out-of-memory"
-        else None
-    )
+    sizes = _MEMORY_SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
     if sizes is not None:
         amounts = ((sizes["asked"], sizes["unit"]), (sizes["total"], sizes["of"]))
         asked, total = (
@@ -177,11 +179,17 @@ def _adjust_by_size(found: Classification, text: bytes) -> Classification:
     return found
 
 
+# NCCL's counters of a rank's collectives
+_LAST_WORK = Pattern(
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
+)
+
+
 def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
     """Classify another rank's dump signal as a consequence if this rank had a
     collective outstanding.
     """
-    progress = RE2_PATTERNS["last_work"].search(text) if found.signature == "dump-signal" else None
+    progress = _LAST_WORK.search(text) if found.signature == "dump-signal" else None
     if progress is None:
         return found
     enqueued = _parse_number(progress["enqueued"])
@@ -190,13 +198,50 @@ def _adjust_by_progress(found: Classification, text: bytes) -> Classification:
     return replace(found, role=role)
 
 
+# The name of an exception of Python or C++
+_EXCEPTION_NAME = LazyPattern(r"""
+  (?:[A-Za-z_]\w*(?:\.|::))*
+  (?:
+    [A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Iteration|Killed|Lost)
+    |Exception
+    |system_error
+    |bad_alloc
+  )
+""")
+
+
 def _list_types(exception_type: str, bases: Iterable[str]) -> set[str]:
     given = [name for name in (exception_type, *bases) if name]
     names = {re.split(r"\.|::", name)[-1] for name in given}
     # a class that is defined in a function has "<locals>" in its name
-    if any(PATTERNS["exception_name"].fullmatch(name.replace("<locals>.", "")) for name in given):
+    if any(_EXCEPTION_NAME.fullmatch(name.replace("<locals>.", "")) for name in given):
         names.add(ANY_EXCEPTION)
     return names
+
+
+# Log lines below the level of an error, and lines which show that the program continued: a
+# fallback, a retry
+_SURVIVAL_LINES = Pattern(
+    r"^[^\n]{0,160}?(?:"
+    r"\bNCCL (?-i:INFO|TRACE)\b"
+    r"|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE|WARNING)[ \t\])|:]"
+    r"|(?:^|[ \[|])(?-i:WARN)[\]:|]"
+    r"|(?-i:\bI\d{3,4}) \d\d:\d\d:"
+    r"|(?:^|[ :])(?-i:\w*Warning):[ ]"
+    r")[^\n]*$"
+    r"|^[^\n]*(?:"
+    r"\b(?:ignor|skipp)(?:ed|ing)\b"
+    r"|\bfall(?:s|ing)? ?back\b"
+    r"|\bretrying\b"
+    r"|\bretry (?:in|\d+/)"
+    r"|\bRetry\("
+    r"|\btrying again\b"
+    r"|thrown while requesting"
+    r"|\bfrom scratch\b"
+    r"|\bstart\w* from random\b"
+    r"""|\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.]"""
+    r")[^\n]*$"
+)
 
 
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
@@ -205,7 +250,7 @@ def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes
     whole = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
     begin = whole if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0
-    return text[:begin] + RE2_PATTERNS["continues"].cut_from(text[begin:])
+    return text[:begin] + _SURVIVAL_LINES.cut_from(text[begin:])
 
 
 def _build_pointer(found: Mapping[str, str]) -> Pointer | None:

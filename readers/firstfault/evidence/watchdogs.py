@@ -10,15 +10,31 @@ from dataclasses import replace
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis
 from firstfault.evidence.hangs import find_stragglers
-from firstfault.evidence.texts import PATTERNS, find_message
+from firstfault.evidence.texts import find_message
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import find_first_cause, iter_exceptions
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
+from firstfault.utils.lazy_pattern import LazyPattern
 
 VAGUE_CATEGORIES = {"", "exit", "interrupted", "signal", "unknown", "user_code"}
 """Categories of failures without a matching signature."""
 MIN_RANKS = 2
 DISTRIBUTED_PACKAGE = "torch/distributed/"
+
+# About a process or a job that makes no progress
+_NO_PROGRESS = LazyPattern(r"""(?i)
+  \b(?:no|without|lack[ ]of|missed|lost|stale)[ ](?:\w+[ ])?(?:progress|activity|updates?)\b
+  |heart[- _]?beat
+  |watch[- _]?dog
+  |\b(?:stall(?:s|ed)?|hangs?|hung|hanging|frozen|froze)\b
+  |dead-?lock
+""")
+
+# In the last output of a process that watched the whole job, as are the words of `_NO_PROGRESS`
+_JOB_WIDE_WORD = LazyPattern(r"(?i)\b(?:barrier|collective|peers?|ranks)\b")
+
+# An empty text, another language, or a duration
+_NO_REASON_GIVEN = LazyPattern(r"(?i)\A\Z|[^\x00-\x7F]|\d[ ]?(?:s|ms|m|min\w*|se[ckg]\w*)\b")
 
 
 def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
@@ -51,9 +67,9 @@ def demote_ranks_that_gave_up(diagnosis: Diagnosis) -> Diagnosis:
         MIN_RANKS, len(diagnosis.workers), *(judged.failure.place.world_size for judged in left)
     )
     is_most = len(codes) == 1 and count * 2 > size
-    if not told and not (is_most and all(_mentions(judged, "no_reason_given") for judged in left)):
+    if not told and not (is_most and all(_mentions(judged, _NO_REASON_GIVEN) for judged in left)):
         return diagnosis
-    if count < MIN_RANKS and not _mentions(left[0], "stall", "job_wide"):
+    if count < MIN_RANKS and not _mentions(left[0], _NO_PROGRESS, _JOB_WIDE_WORD):
         return diagnosis  # it may have waited for anything
     others = _reclassify_as_waits(diagnosis, left)
     if any(judged.failure_class <= FailureClass.EXTERNAL for judged in others.classified):
@@ -77,14 +93,34 @@ def find_stragglers_before_exits(
     return _find_stragglers_elsewhere(_reclassify_as_waits(diagnosis, left), has_begun=True)
 
 
+# In the last output of a process with an unfinished wait, as are the words of `_NO_PROGRESS`
+_UNFINISHED_WAIT = LazyPattern(r"""(?i)
+  \b(?:no|without)[ ](?:\w+[ ])?(?:response|answer)\b
+  |\b(?:stuck|unresponsive)\b
+  |time[sd]?[- ]?out
+  |deadline
+  |\bwait(?:s|ed|ing)?[ ](?:for|on|too|longer|\d)
+  |\bg[ai]v(?:e|en|ing)[ ]up\b
+  |\b(?:longer|more)[ ]than[ ]\d
+  |(?:not|n't)[ ](?:\w+[ ])?(?:respond|answer|arriv|advanc)
+  |(?:not|n't)[ ](?:\w+[ ])?(?:finish|complet|progress|reach|return)[^\n]*(?:\bin[ ]time\b|\bwithin\b|\d[ ]?s)
+""")
+
+# An error that is about something else than a wait
+_UNRELATED_ERROR = LazyPattern(r"""
+  ^(?:Assertion|Attribute|FileNotFound|Import|Index|Key|Lookup|ModuleNotFound|Name|Type|Value)Error\b
+  |(?i:\b(?:argument|config\w*|expected|invalid|missing|must|option|unknown|unrecogni[sz]ed)\b)
+""")
+
+
 def reports_timed_out_wait(judged: ClassifiedFailure) -> bool:
     """Whether a process that exited on its own mentions an unfinished wait in its own output."""
     is_victim = judged.waited or judged.failure_class is FailureClass.CONSEQUENCE
     is_open = _is_vague(judged) and not is_victim and not judged.failure.recoverable
     return (
         is_open
-        and _mentions(judged, "stall", "unfinished_wait")
-        and not _mentions(judged, "unrelated_error")
+        and _mentions(judged, _NO_PROGRESS, _UNFINISHED_WAIT)
+        and not _mentions(judged, _UNRELATED_ERROR)
     )
 
 
@@ -102,7 +138,7 @@ def _may_wait_for_peer(judged: ClassifiedFailure) -> bool:
     ):
         return True
     has_called = any(progress.is_outstanding for progress in judged.failure.collectives)
-    return has_called or _mentions(judged, "stall", "job_wide")
+    return has_called or _mentions(judged, _NO_PROGRESS, _JOB_WIDE_WORD)
 
 
 def _is_vague(judged: ClassifiedFailure) -> bool:
@@ -121,10 +157,10 @@ def _is_exit(judged: ClassifiedFailure) -> bool:
     )
 
 
-def _mentions(judged: ClassifiedFailure, *names: str) -> bool:
+def _mentions(judged: ClassifiedFailure, *patterns: LazyPattern) -> bool:
     """Whether one of these patterns is in the last message of a failed process."""
     text = _get_last_message(judged)
-    return any(PATTERNS[name].search(text) for name in names)
+    return any(pattern.search(text) for pattern in patterns)
 
 
 def _get_last_message(judged: ClassifiedFailure) -> str:

@@ -21,9 +21,9 @@ from firstfault.exceptions.retried_step import (
 )
 from firstfault.exceptions.stack_dumps import find_crash_frames
 from firstfault.exceptions.stack_position import PROGRAM_ENDED, locate_main_thread
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo, Subject, WorkerError
 from firstfault.model.failure import get_shell_signal
+from firstfault.utils.lazy_pattern import LazyPattern
 
 
 def find_ending_exception(failure: WorkerError) -> ExceptionInfo | None:
@@ -62,6 +62,14 @@ def find_ending_exception(failure: WorkerError) -> ExceptionInfo | None:
     return _find_printed_before_exit(failure)
 
 
+_FATAL_WORD = LazyPattern(r"(?i)\b(?:fatal|critical|panic|abort\w*|giving[ ]up)\b")
+
+# An abort without a reason
+_ABORT_WITHOUT_REASON = LazyPattern(
+    r"terminate[ ]called[ ]without[ ]an[ ]active[ ]exception|^Aborted\b"
+)
+
+
 def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception printed before an exit or an abort that gives no reason,
     else the raised one.
@@ -79,7 +87,7 @@ def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
         return thrown
     # native code printed why it aborted, not only that it did
     if signal and any(
-        not PATTERNS["abort"].search(line)
+        not _ABORT_WITHOUT_REASON.search(line)
         for line in find_native_lines(failure.printed.splitlines())
     ):
         return raised
@@ -95,7 +103,7 @@ def _find_printed_before_exit(failure: WorkerError) -> ExceptionInfo | None:
     # "giving up" after the traceback, then `sys.exit` outside of a handler: the program exits for
     # its own reason
     has_own_reason = raised is not None and any(
-        map(PATTERNS["fatal_word"].search, (*message_lines, *printed.after))
+        map(_FATAL_WORD.search, (*message_lines, *printed.after))
     )
     return raised if has_own_reason else printed.exception
 
@@ -109,13 +117,23 @@ def _aborted_elsewhere(failure: WorkerError, exception: ExceptionInfo) -> bool:
     )
 
 
+_PYTHON_ERROR_TEXT = LazyPattern(
+    r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
+)
+
+# A frame as pybind11 prints it, innermost first
+_PYBIND_FRAME = LazyPattern(
+    r"(?m)^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\):[ ](?P<function>\S{1,200})$"
+)
+
+
 def _find_exception_thrown_to_cpp(stderr: str) -> ExceptionInfo | None:
     """Return the Python exception that C++ couldn't handle, such as an autograd hook's; None:
     there is none.
     """
-    match = PATTERNS["python_error_text"].match(find_cpp_exception(stderr))
+    match = _PYTHON_ERROR_TEXT.match(find_cpp_exception(stderr))
     if match is None:
         return None
-    matches = PATTERNS["pybind_frame"].finditer(stderr)
+    matches = _PYBIND_FRAME.finditer(stderr)
     frames = [FrameInfo(frame["file"], int(frame["line"]), frame["function"]) for frame in matches]
     return ExceptionInfo(match["type"], match["message"] or "", frames=tuple(reversed(frames)))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.utils.lazy_pattern import LazyPattern
 
 REMOTE_RELATION = "remote"
 """The relation of another process's exception to the exception that reports it in this process."""
@@ -94,6 +94,18 @@ def _add_recorded_context(
     )
 
 
+# Lines that torch writes above a traceback. All lines after the traceback belong to the exception
+_TORCH_WRAPPER = LazyPattern(r"""(?m)
+  ^Caught[ ][\w.]{1,100}[ ]in[ ]
+  |^--[ ]Process[ ]\d{1,9}[ ]terminated[ ]with[ ]the[ ]following[ ]error:
+  |^CheckpointException[ ]ranks:
+""")
+_TRACEBACK_START = LazyPattern(r"""(?m)
+  ^(?P<indent>[ \t]*)(?:Original[ ])?Traceback[ ]\(most[ ]recent[ ]call[ ]last\):.*$
+  |^[^\n]{0,20}ray::[^\n]{0,200}\(pid=\d{1,10}[^\n]{0,200}$
+""")
+
+
 def _split_at_traceback(
     text: str, depth: int, *, whole: bool = False
 ) -> tuple[str, tuple[ExceptionInfo, ...]]:
@@ -107,7 +119,7 @@ def _split_at_traceback(
         whole: whether the text is a traceback as a whole. If not, lines below a traceback may be
             unrelated, so an exception counts only if it is the last line.
     """
-    starts = list(itertools.islice(PATTERNS["traceback_start"].finditer(text), _MAX_TRACEBACKS))
+    starts = list(itertools.islice(_TRACEBACK_START.finditer(text), _MAX_TRACEBACKS))
     chain: list[ExceptionInfo] = []
     for index, match in enumerate(starts):
         end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
@@ -126,15 +138,22 @@ def _split_at_traceback(
     if not chain:
         return text, ()
     head, nested = _split_at_traceback(chain[0].message, depth - 1) if depth else ("", ())
-    is_whole = (
-        whole or match["indent"] is None or PATTERNS["torch_wrapper"].search(text[: match.start()])
-    )
+    is_whole = whole or match["indent"] is None or _TORCH_WRAPPER.search(text[: match.start()])
     # "worker failed:" above a nested traceback reports it; any other text may be unrelated
-    if nested and (head.endswith(":") or PATTERNS["torch_wrapper"].search(head)):
+    if nested and (head.endswith(":") or _TORCH_WRAPPER.search(head)):
         chain = [replace(chain[0], message=head), *nested, *chain[1:]]
     elif "\n" in chain[0].message and not is_whole:
         return text, ()
     return text[: starts[0].start()].strip(), tuple(chain)
+
+
+_FRAME_LINE = LazyPattern(r"""
+  ^\s{1,20}File[ ]"(?P<file>[^"\n]{1,500})",[ ]line[ ](?P<line>\d{1,9})(?:,[ ]in[ ](?P<function>[^\n]{1,200}))?$
+""")
+EXCEPTION_LINE = LazyPattern(r"(?s)^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?:[ ](?P<message>.*))?)?$")
+
+# Marks where a stored text was cut
+_CUT_MARK = LazyPattern(r"\.\.\.[ ]\d{1,12}[ ]characters[ ]left[ ]out[ ]\.\.\.")
 
 
 def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
@@ -148,7 +167,7 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
     is_after_frame = is_after_cut = False
     for index, full_line in enumerate(lines):
         line = full_line[indent:] if full_line[:indent].isspace() else full_line
-        match = PATTERNS["frame_line"].match(line)
+        match = _FRAME_LINE.match(line)
         if match is not None:
             frames[
                 _MAX_FRAMES - 1 :
@@ -172,9 +191,9 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
             and line[0] not in " \t"
             and not is_after_cut
             and frames
-            and not PATTERNS["cut"].match(line)
+            and not _CUT_MARK.match(line)
         ):
-            raised = PATTERNS["exception_line"].match(line.rstrip())
+            raised = EXCEPTION_LINE.match(line.rstrip())
             if raised is None:
                 return None
             rest = itertools.takewhile(
@@ -183,5 +202,5 @@ def parse_traceback(body: str, indent: int = 0) -> ExceptionInfo | None:
             message = "\n".join([raised["message"] or "", *rest]).rstrip()
             return ExceptionInfo(raised["type"], message, frames=tuple(frames))
         is_after_frame = match is not None
-        is_after_cut = PATTERNS["cut"].match(line) is not None
+        is_after_cut = _CUT_MARK.match(line) is not None
     return None

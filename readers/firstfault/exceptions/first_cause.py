@@ -19,8 +19,8 @@ from firstfault.exceptions.exceptions_in_text import (
     unwrap_remote,
 )
 from firstfault.exceptions.source_files import find_library, is_library_file
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.utils.lazy_pattern import LazyPattern
 
 _FRAMEWORK_PACKAGES = {"Python", "torch", "flytekit", "firstfault", "numpy"}
 _INTERRUPTION_TYPES = {
@@ -177,6 +177,29 @@ def join_frames(path: Sequence[ExceptionInfo]) -> tuple[FrameInfo, ...]:
     return frames
 
 
+# In the messages of errors between ranks, which a handler raises if all ranks take part in it
+_PEER_ERROR = LazyPattern(
+    r"(?i)\b(?:peers?|gloo|nccl|process[ ]group|monitored|timed[ ]out[ ]waiting|wait[ ]timeout|store)\b"
+)
+
+# Begins a word in the names of functions that a program calls after a failure, not instead of what
+# failed
+_AFTERMATH_WORD = LazyPattern(r"""(?i)
+  (?:\b|_)
+  (?:abort|alert|cancel|cle?a|clos|destroy|dump|error|exception|exit|fail|finali|finish|flush|handle|kill|log|notif|print
+    |record|releas|report|rollback|save|send|shut_?down|stop|tear|terminat|unlock)
+""")
+_EXCEPT_CLAUSE = LazyPattern(
+    r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+(?P<name>\w+)\s*)?:"
+)
+
+# Begins a line that returns or assigns a substitute for what failed
+_SUBSTITUTE_STATEMENT = LazyPattern(
+    r"""(?:return|yield|import|from)\b|[\w.\[\], '\"]+(?::[^=]+)?=(?!=)"""
+)
+_LEAVING_STATEMENT = LazyPattern(r"\s*(?:raise\b|(?:sys\.|os\.)?_?exit\()")
+
+
 def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     """Whether the program handled `context`, and `outer` is the failure of what it did instead.
 
@@ -195,11 +218,11 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
     at = outer.frames[-len(below) - 1]
     here = at.line - at.context_line
     above = find_enclosing_handler(at.context, here)
-    clause = PATTERNS["except_clause"].match(at.code if above is None else at.context[above])
+    clause = _EXCEPT_CLAUSE.match(at.code if above is None else at.context[above])
     expected = (
         {name.strip().rsplit(".", 1)[-1] for name in clause["types"].split(",")} if clause else {""}
     )
-    code = PATTERNS["except_clause"].sub("", at.code).strip()
+    code = _EXCEPT_CLAUSE.sub("", at.code).strip()
     name = get_short_name(context)
     own = [frame for frame in context.frames if _is_own_frame(frame)]
     # a lookup failed in a line of the program, in a clause for lookups alone, or directly in a
@@ -213,10 +236,10 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         is_separate = context.relation == "suppressed" or not is_wrapper(outer, context)
         return is_lookup and (is_separate or name in _VAGUE_LOOKUPS)
     names = (code.partition("(")[0], *(frame.function for frame in below))
-    if any(map(PATTERNS["aftermath_word"].search, names)):
+    if any(map(_AFTERMATH_WORD.search, names)):
         return False
     if name not in _MISSING_FEATURES and any(
-        PATTERNS["peer_error"].search(link.message) for link in (outer, context)
+        _PEER_ERROR.search(link.message) for link in (outer, context)
     ):
         return False
     is_own = bool(below) and _is_own_frame(below[0])
@@ -228,7 +251,7 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
         return False
     # a clause for any exception, or an unknown clause: only a substitute shows that the program
     # took another way
-    has_substitute = is_own and PATTERNS["substitute_statement"].match(code)
+    has_substitute = is_own and _SUBSTITUTE_STATEMENT.match(code)
     if expected & _ANY_EXCEPTION and name not in _MISSING_FEATURES and not has_substitute:
         return False
     if above is not None:
@@ -238,10 +261,13 @@ def _was_handled(outer: ExceptionInfo, context: ExceptionInfo) -> bool:
             if find_enclosing_handler(at.context, n) == above
         )
         if "finally" in at.context[above] or any(
-            PATTERNS["leaving_statement"].match(at.context[n]) for n in after
+            _LEAVING_STATEMENT.match(at.context[n]) for n in after
         ):
             return False
     return not (clause and clause["name"] and re.search(rf"\b{clause['name']}\b", code))
+
+
+_BLOCK_START = LazyPattern(r"\s*(?:(?P<handler>except|finally)|(?:async\s+)?def|class)\b")
 
 
 def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
@@ -252,11 +278,19 @@ def find_enclosing_handler(lines: Sequence[str], at: int) -> int | None:
     margins = [len(line) - len(line.lstrip()) if line.strip() else 1000 for line in near]
     for index in range(at - 1, at - len(margins), -1):
         margin = margins[index - at - 1]
-        if margin < min(margins[index - at :]) and (
-            block := PATTERNS["block_start"].match(lines[index])
-        ):
+        if margin < min(margins[index - at :]) and (block := _BLOCK_START.match(lines[index])):
             return index if block["handler"] else None
     return None
+
+
+# In the messages of wrappers that libraries raise around any error
+_GENERIC_WRAPPER = LazyPattern(r"""(?im)
+  failed[ ]to[ ]run[ ](?:stage[ ]backward|(?:full[ ])?backward|forward|stage)
+  |^Error[ ](?:locating[ ]target|in[ ]call[ ]to[ ]target)
+  |^An[ ]error[ ]occurred[ ]while[ ]generating[ ]the[ ]dataset
+  |^RetryError\b
+  |when[ ]making[ ]fake[ ]tensor[ ]call
+""")
 
 
 def _skip_generic_wrappers(links: Sequence[ExceptionInfo], index: int) -> int:
@@ -269,9 +303,7 @@ def _skip_generic_wrappers(links: Sequence[ExceptionInfo], index: int) -> int:
         is_clean_up = not has_wrapped and any(
             frame.function in _CLEAN_UP_FUNCTIONS for frame in outer.frames
         )
-        if not is_clean_up and not (
-            has_wrapped and PATTERNS["generic_wrapper"].search(outer.message)
-        ):
+        if not is_clean_up and not (has_wrapped and _GENERIC_WRAPPER.search(outer.message)):
             break
         index += 1
     return index

@@ -8,23 +8,60 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from firstfault.exceptions.exceptions_in_text import get_short_name, parse_traceback, unwrap_remote
+from firstfault.exceptions.exceptions_in_text import (
+    EXCEPTION_LINE,
+    get_short_name,
+    parse_traceback,
+    unwrap_remote,
+)
 from firstfault.exceptions.first_cause import find_causes, iter_exceptions
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import printable
+
+# What loggers, NCCL, C++ and Python's interpreter put before a message
+_MESSAGE_PREFIX = LazyPattern(r"""
+  ^\s*(?:
+    what\(\):\s*
+    |\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*
+    |[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*
+    |\d{4}-\d\d-\d\d[ ][\d:.]{8,20}:[ ][EWFI][ ]\S{1,200}:\d+\]\s*   # TensorFlow's and XLA's log
+    |\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*
+    |Process[ ]group[ ]watchdog[ ]thread[ ]terminated[ ]with[ ]exception:\s*
+    |\S{1,200}\.(?:cuh?|cpp|cc|h(?:pp)?):\d+:[^\n]{0,200}?(?=Assertion[ ])
+    |terminate[ ]called[ ]after[ ]throwing[ ]an[ ]instance[ ]of[ ]'[^']*'\s*
+    |(?:/\S{0,200}/)?python[\d.]*:[ ](?=can't[ ]|Error[ ]while[ ]finding[ ]|No[ ]module[ ]named[ ])
+  )+
+""")
+
+# Put before each line by torch, its launcher or srun
+RANK_PREFIX = LazyPattern(
+    r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}:[ ](?=\s|\w))+"
+)
+_TRACEBACK_HEADER = LazyPattern(r"""
+  ^(?P<gutter>[ |]*)(?P<group>\+[ ]Exception[ ]Group[ ])?(?P<above>.{0,80}?\s)?
+  Traceback[ ]\(most[ ]recent[ ]call[ ]last\):\s*$
+""")
+
+# Between two exceptions of a chain
+_CHAIN_SENTENCE = LazyPattern(r"""
+  ^\s*(?:
+    (?P<cause>The[ ]above[ ]exception[ ]was[ ]the[ ]direct[ ]cause)
+    |During[ ]handling[ ]of[ ]the[ ]above[ ]exception,[ ]another[ ]
+  )
+""")
 
 
 def strip_line_prefixes(line: str) -> str:
     """Return a line without the prefixes of loggers, NCCL, C++ and Python's interpreter."""
-    return PATTERNS["message_prefix"].sub("", strip_rank_prefix(line)).strip()
+    return _MESSAGE_PREFIX.sub("", strip_rank_prefix(line)).strip()
 
 
 def strip_rank_prefix(line: str) -> str:
     """Return a line without control characters, and without the prefix of torch,
     its launcher or srun.
     """
-    return PATTERNS["rank_prefix"].sub("", printable(line))
+    return RANK_PREFIX.sub("", printable(line))
 
 
 _INDENT = 2
@@ -49,6 +86,16 @@ class PrintedException:
     """Lines printed after the traceback that aren't part of the message."""
 
 
+# In the line above the traceback of an exception that the process survived
+_HANDLED_NOTICE = LazyPattern(r"""(?i)
+  ^(?:Exception[ ]ignored[ ]|---[ ]Logging[ ]error[ ]---)
+  |\b(?:re-?try(?:ing)?|retried|ignor(?:ed|ing)|recover(?:ed|ing)|skipp(?:ed|ing))\b(?!\s*=)
+""")
+
+# In such a line, too; it may be about something else if the process printed nothing more
+_WARNING_LEVEL = LazyPattern(r"\bWARN(?:ING)?\b")
+
+
 @lru_cache(maxsize=256)
 def find_printed_exception(stderr: str) -> PrintedException | None:
     """Return the last exception that a process printed, with its causes; None: there is none.
@@ -58,15 +105,11 @@ def find_printed_exception(stderr: str) -> PrintedException | None:
     """
     lines = to_plain_lines(stderr[-STDERR_CHARS_READ:])
     starts = [
-        start
-        for start in find_tracebacks(lines)
-        if not _is_handled(lines, start, PATTERNS["handled_notice"])
+        start for start in find_tracebacks(lines) if not _is_handled(lines, start, _HANDLED_NOTICE)
     ]
     for start, printed in _iter_chains(lines, starts):
         # a warning with a traceback, after which the program printed more
-        if any(map(str.strip, printed.after)) and _is_handled(
-            lines, start, PATTERNS["warning_level"]
-        ):
+        if any(map(str.strip, printed.after)) and _is_handled(lines, start, _WARNING_LEVEL):
             continue
         if is_double_init_error(printed.exception):
             return replace(printed, exception=add_first_try(printed.exception, lines[:start]))
@@ -78,9 +121,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[int]:
     """Return the line numbers at which tracebacks begin. A group's members are
     parsed with the group.
     """
-    headers = (
-        (number, PATTERNS["traceback_header"].match(line)) for number, line in enumerate(lines)
-    )
+    headers = ((number, _TRACEBACK_HEADER.match(line)) for number, line in enumerate(lines))
     return [number for number, match in headers if match and "|" not in match["gutter"]]
 
 
@@ -106,10 +147,15 @@ def add_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionIn
     return exception
 
 
-def _is_handled(lines: Sequence[str], start: int, notice: re.Pattern[str]) -> bool:
+# Both lines of a Python warning; the second line is indented source. Neither is about a traceback
+# below
+_PYTHON_WARNING = LazyPattern(r"^\s|^\S+:\d+:[ ]\w*Warning:[ ]")
+
+
+def _is_handled(lines: Sequence[str], start: int, notice: LazyPattern) -> bool:
     """Whether the line above a traceback has a notice that the process survived the exception."""
     above = next((line for line in reversed(lines[max(start - 2, 0) : start]) if line.strip()), "")
-    return notice.search(above) is not None and not PATTERNS["python_warning"].match(above)
+    return notice.search(above) is not None and not _PYTHON_WARNING.match(above)
 
 
 def _iter_chains(lines: Sequence[str], starts: list[int]) -> Iterator[tuple[int, PrintedException]]:
@@ -128,7 +174,7 @@ def find_chain_spans(lines: Sequence[str], starts: list[int]) -> list[tuple[int,
         # an exception raised from another one is printed after Python's sentence: both are one
         # chain
         if spans and any(
-            map(PATTERNS["chain"].match, lines[max(start - _MAX_LINES_BETWEEN, 0) : start])
+            map(_CHAIN_SENTENCE.match, lines[max(start - _MAX_LINES_BETWEEN, 0) : start])
         ):
             spans[-1] = (spans[-1][0], start)
         else:
@@ -145,13 +191,11 @@ def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException
     start = first
     while start <= last:
         ends = range(start + 1, len(lines)) if start < last else ()
-        end = next(
-            (number for number in ends if PATTERNS["chain"].match(lines[number])), len(lines)
-        )
+        end = next((number for number in ends if _CHAIN_SENTENCE.match(lines[number])), len(lines))
         link, after = _parse_link(lines[start:end])
         if link is None:
             return None
-        sentence = PATTERNS["chain"].match(lines[end]) if end < len(lines) else None
+        sentence = _CHAIN_SENTENCE.match(lines[end]) if end < len(lines) else None
         # the relation of an exception is to the one that was raised after it
         links.insert(
             0,
@@ -160,19 +204,32 @@ def parse_chain(lines: Sequence[str], first: int, last: int) -> PrintedException
             ),
         )
         start = next(
-            (
-                number
-                for number in range(end, last + 1)
-                if PATTERNS["traceback_header"].match(lines[number])
-            ),
+            (number for number in range(end, last + 1) if _TRACEBACK_HEADER.match(lines[number])),
             last + 1,
         )
     return PrintedException(replace(links[0], relation="", causes=tuple(links[1:])), tuple(after))
 
 
+# A line that can't belong to the message of the exception above it
+_UNRELATED_LINE = LazyPattern(r"""
+  ^(?:
+    Exception[ ]ignored[ ]
+    |---[ ]Logging
+    |Traceback[ ]\(
+    |\[[EWFI]\d
+    |\[rank\d
+    |terminate[ ]called
+    |Fatal[ ]Python[ ]error
+  )
+  |^\S+:\d+:[ ]\w*Warning:[ ]
+  |^[\[(]?\d{4}-\d\d-\d\d[ T]\d\d:\d\d
+  |\b(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b[ ]*[:|\]-]
+""")
+
+
 def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[str]]:
     """Return the exception of one traceback, or of an exception group, and the lines after it."""
-    match = PATTERNS["traceback_header"].match(lines[0])
+    match = _TRACEBACK_HEADER.match(lines[0])
     if match is not None and match["group"]:
         return _parse_group(lines, len(match["gutter"]))
     raised = next(
@@ -180,21 +237,18 @@ def _parse_link(lines: Sequence[str]) -> tuple[ExceptionInfo | None, Sequence[st
         len(lines),
     )
     end = next(
-        (
-            at
-            for at in range(raised + 1, len(lines))
-            if PATTERNS["unrelated_line"].search(lines[at])
-        ),
+        (at for at in range(raised + 1, len(lines)) if _UNRELATED_LINE.search(lines[at])),
         len(lines),
     )
     exception = parse_traceback("\n".join(lines[1:end]))
-    if (
-        exception is None
-        and raised < end
-        and (match := PATTERNS["exception_line"].match(lines[raised]))
-    ):
+    if exception is None and raised < end and (match := EXCEPTION_LINE.match(lines[raised])):
         exception = ExceptionInfo(match["type"], match["message"] or "")  # the frames are missing
     return exception, lines[end:]
+
+
+# Between the members of an exception group, and around them
+_GROUP_MEMBER_START = LazyPattern(r"^\s*\+?-?\+-+[ ]\d+[ ]-+\s*$")
+_GROUP_BORDER = LazyPattern(r"^\s*[+-]{9,}\s*$")
 
 
 def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | None, Sequence[str]]:
@@ -206,11 +260,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
         GROUP_GUTTER.sub("", line[indent:], count=1) if line.strip() else ""
         for line in lines[1:end]
     ]
-    starts = [
-        (at, line)
-        for at, line in enumerate(lines[1:end])
-        if PATTERNS["group_member_start"].match(line)
-    ]
+    starts = [(at, line) for at, line in enumerate(lines[1:end]) if _GROUP_MEMBER_START.match(line)]
     borders = [at for at, line in starts if _measure_indent(line) <= indent + _INDENT]
     own = parse_traceback("\n".join(inner[: borders[0]] if borders else inner))
     if own is None:
@@ -224,7 +274,7 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
             for line in lines[border + 2 : until + 1]
         ]
         member = find_printed_exception(
-            "\n".join(line for line in body if not PATTERNS["group_border"].match(line))
+            "\n".join(line for line in body if not _GROUP_BORDER.match(line))
         )
         if member is not None:
             members.append(member.exception)
@@ -233,6 +283,12 @@ def _parse_group(lines: Sequence[str], indent: int) -> tuple[ExceptionInfo | Non
 
 def _measure_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+_RICH_BOX_START = LazyPattern(
+    r"^\s*[╭┌+][─-]+[ ]?Traceback[ ]\(most[ ]recent[ ]call[ ]last\)[ ]?[─-]+[╮┐+]\s*$"
+)
+_RICH_BOX_END = LazyPattern(r"^\s*[╰└+][─-]{10,}[╯┘+]\s*$")
 
 
 def to_plain_lines(stderr: str) -> list[str]:
@@ -247,11 +303,11 @@ def to_plain_lines(stderr: str) -> list[str]:
         indent = indent if line[:indent].isspace() or not line.strip() else 0
         line = line[indent:]
         # rich draws a box around a traceback, with a few lines of source around each frame
-        if PATTERNS["rich_box_start"].match(line):
+        if _RICH_BOX_START.match(line):
             in_box = True
             indent = indent or _measure_indent(line)
             plain.append("Traceback (most recent call last):")
-        elif in_box and PATTERNS["rich_box_end"].match(line):
+        elif in_box and _RICH_BOX_END.match(line):
             in_box = False
         elif in_box:
             head, texts = _parse_box_line(head, line)
@@ -261,20 +317,24 @@ def to_plain_lines(stderr: str) -> list[str]:
     return plain
 
 
+_RICH_FRAME = LazyPattern(r"^(?P<file>.+?):(?P<line>\d{1,9})[ ]in[ ](?P<function>.+)$")
+_RICH_CODE = LazyPattern(r"^❱[ ]?\s*(?P<line>\d{1,9})[ ][│|]?(?P<code>.*)$")
+
+
 def _parse_box_line(head: str, line: str) -> tuple[str, list[str]]:
     """Return the unfinished part of a frame, which rich may wrap,
     and the finished lines as Python prints them.
     """
     text = line.strip().rstrip("│|").rstrip()
     text = text[2:] if text.startswith(("│ ", "| ")) else ""
-    if code := PATTERNS["rich_code"].match(text):
+    if code := _RICH_CODE.match(text):
         # rich marks each level of indentation
         return "", [f"    {code['code'].lstrip('│ ').rstrip()}"]
     if not text or text[0].isspace():
         return "", []
     # rich wraps a long frame before or after its "in", or within the path
     head += f" {text}" if head.endswith(" in") or text.startswith("in ") else text
-    frame = PATTERNS["rich_frame"].match(head)
+    frame = _RICH_FRAME.match(head)
     if frame is None:
         return head[:_MAX_RICH_PATH_CHARS], []
     return "", [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}']
@@ -287,7 +347,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
     the middle of a traceback.
     """
     lines = text.splitlines()
-    bare_lines = [PATTERNS["rank_prefix"].sub("", line) for line in lines]
+    bare_lines = [RANK_PREFIX.sub("", line) for line in lines]
     chain = [item for link in iter_exceptions(exception) for item in (link, unwrap_remote(link))]
     names = {get_short_name(link) for link in chain}
     first_lines = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
@@ -304,7 +364,7 @@ def remove_traceback(text: str, exception: ExceptionInfo) -> str:
         if any((match["message"] or "") in first_lines for match in types):
             # the rest of the message, notes, and the sentence between two tracebacks
             while end < len(lines) and (
-                bare_lines[end].strip() in texts or PATTERNS["chain"].match(bare_lines[end])
+                bare_lines[end].strip() in texts or _CHAIN_SENTENCE.match(bare_lines[end])
             ):
                 end += 1
         else:
@@ -318,7 +378,7 @@ def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.
     """Return the end of the traceback that begins at `start`, and its exception lines; `start`:
     none begins there.
     """
-    match = PATTERNS["traceback_header"].match(lines[start])
+    match = _TRACEBACK_HEADER.match(lines[start])
     # a stderr tail may begin within a traceback
     is_cut = start == 0 and lines[0][:1].isspace()
     if not is_cut and (match is None or match["above"]):
@@ -331,8 +391,5 @@ def _find_traceback_end(lines: Sequence[str], start: int) -> tuple[int, list[re.
     if is_cut and not any(line.lstrip().startswith('File "') for line in lines[start:end]):
         return start, []
     raised_lines = lines[start:end] if is_group else lines[end - 1 : end]
-    raised = (
-        PATTERNS["exception_line"].match(GROUP_GUTTER.sub("", line, count=1))
-        for line in raised_lines
-    )
+    raised = (EXCEPTION_LINE.match(GROUP_GUTTER.sub("", line, count=1)) for line in raised_lines)
     return end, [match for match in raised if match]

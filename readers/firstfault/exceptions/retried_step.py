@@ -21,8 +21,8 @@ from firstfault.exceptions.printed_tracebacks import (
     to_plain_lines,
 )
 from firstfault.exceptions.stack_position import is_process_group_code
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import ExceptionInfo, Subject, WorkerError
+from firstfault.utils.lazy_pattern import LazyPattern
 
 TRACEBACK_TITLE = "Traceback (most recent call last)"
 _MIN_TRIES = 2
@@ -83,6 +83,13 @@ def find_printed_tries(text: str) -> list[ExceptionInfo]:
     return [chain.exception for chain in chains if chain is not None]
 
 
+# The message of an exception that reports how often something failed, without the reason
+ALL_TRIES_FAILED = LazyPattern(r"""(?i)
+  ^(?:.{1,80}:[ ])?(?:(?:the[ ])?\w+(?:[ ]\d+)?[ ]failed(?:[ ]after)?|(?:it[ ])?(?:gave|giving)[ ]up[ ]after|all)[ ]
+  \d+[ ](?:times|attempts|tries|retries)(?:[ ]failed)?[.!]?$
+""")
+
+
 def _find_first_printed_try(raised: ExceptionInfo, text: str) -> ExceptionInfo | None:
     """Return the first try's exception, if the last printed exceptions are all tries of
     the function that raised.
@@ -111,9 +118,7 @@ def _find_first_printed_try(raised: ExceptionInfo, text: str) -> ExceptionInfo |
     is_same = last_call.startswith(f'File "{raising.file}", line ') and last_call.endswith(
         f", in {raising.function}"
     )
-    if not is_same or len(tries) < (
-        1 if PATTERNS["all_tries_failed"].match(raised.message) else _MIN_TRIES
-    ):
+    if not is_same or len(tries) < (1 if ALL_TRIES_FAILED.match(raised.message) else _MIN_TRIES):
         return None
     lines_after = (*tries[0].exception.message.splitlines()[1:], *tries[0].after)
     has_survived = sum(not line[:1].isspace() for line in lines_after) > LINES_PROVING_SURVIVAL

@@ -6,13 +6,18 @@ import re
 from collections.abc import Callable
 
 from firstfault.exceptions.source_files import is_library_file
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.model import FrameInfo, WorkerError
+from firstfault.utils.lazy_pattern import LazyPattern
 
 THREAD_HEADER = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _MAX_SOURCE_LINES = 64
 _MAX_SOURCE_LINE_CHARS = 200
 _FATAL_ERROR_TITLE = "Fatal Python error"
+
+# A frame as faulthandler prints it, with the source line that `add_source_lines` added
+_DUMP_FRAME = LazyPattern(r"""(?m)
+  ^[ \t]*File[ ]"(?P<file>[^"]*)",[ ]line[ ](?P<line>\d{1,9})[ ]in[ ](?P<function>.+)$(?:\n[ ]{4}(?P<code>\S.*)$)?
+""")
 
 
 def get_stack_dumps(failure: WorkerError) -> list[str]:
@@ -32,7 +37,7 @@ def parse_frames(thread: str) -> list[FrameInfo]:
     """Return the frames of one thread in a stack dump, innermost first."""
     return [
         FrameInfo(match["file"], int(match["line"]), match["function"], match["code"] or "")
-        for match in PATTERNS["dump_frame"].finditer(thread)
+        for match in _DUMP_FRAME.finditer(thread)
     ]
 
 
@@ -71,7 +76,7 @@ def add_source_lines(dump: str, read_line: Callable[[str, int], str]) -> str:
         code = read_line(match["file"], int(match["line"])).strip()[:_MAX_SOURCE_LINE_CHARS]
         return f"{match[0]}\n    {code}" if code else match[0]
 
-    return PATTERNS["dump_frame"].sub(add, dump)
+    return _DUMP_FRAME.sub(add, dump)
 
 
 def add_raise_point(dump: str, raised_at: FrameInfo) -> str:

@@ -20,9 +20,9 @@ from firstfault.exceptions.stack_dumps import (
     get_stack_dumps,
     parse_frames,
 )
-from firstfault.exceptions.texts import PATTERNS
 from firstfault.exceptions.traceback_format import format_place
 from firstfault.model import FrameInfo, WorkerError
+from firstfault.utils.lazy_pattern import LazyPattern
 
 PROGRAM_ENDED = "its program had ended"
 """`StackPosition.exit_stage` of a process in which Python runs exit handlers or finalizers."""
@@ -32,6 +32,21 @@ _END_RECORDER_FILE = re.compile(
 )
 _NO_PYTHON_FRAME = "<no Python frame>"
 """faulthandler's text for a main thread that has left the program."""
+_PROCESS_GROUP_FILE = LazyPattern(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
+
+# Not any folder with this name: a clone named firstfault is in the path of everything installed
+# below it
+_LAUNCHER_FILE = LazyPattern(r"""
+  (?:flyte(?:kit)?plugins/firstfault|firstfault(?:_torch|_inprocess)?)/(?!.*(?:site|dist)-packages/)
+  |/flytekit/
+  |torch/(?:distributed/elastic|multiprocessing)/
+""")
+
+# The innermost file of a thread that waits for another thread: a join, a queue, a future, or
+# asyncio's loop
+_THREAD_WAIT_FILE = LazyPattern(
+    r"/(?:threading|queue|selectors|concurrent/futures/(?:_base|thread))\.py$"
+)
 
 
 class PositionKind(enum.Enum):
@@ -77,6 +92,16 @@ def locate_main_thread(failure: WorkerError) -> StackPosition:
     return parse_position(next(iter(get_stack_dumps(failure)), ""), has_outstanding=has_outstanding)
 
 
+# The line of `add_raise_point`
+_RAISE_POINT_LINE = LazyPattern(r"""(?m)
+  ^An[ ]exception[ ]raised[ ]at[ ]"(?P<file>[^"]*)",[ ]line[ ](?P<line>\d{1,9})[ ]in[ ](?P<function>.+)[ ]
+  was[ ]on[ ]its[ ]way[ ]out\.$
+""")
+
+# The file and function of a frame
+_LOADER_WAIT_FRAME = LazyPattern(r"/torch/utils/data/dataloader\.py[ ](?:_try_get_data|_get_data)$")
+
+
 def parse_position(dump: str, *, has_outstanding: bool = False) -> StackPosition:
     """Return the position of the main thread in a stack dump.
 
@@ -84,7 +109,7 @@ def parse_position(dump: str, *, has_outstanding: bool = False) -> StackPosition
         dump: a stack dump of faulthandler.
         has_outstanding: whether the worker had called a collective that hadn't completed.
     """
-    raise_point = PATTERNS["raise_point_line"].match(dump)
+    raise_point = _RAISE_POINT_LINE.match(dump)
     # faulthandler prints the main thread last, innermost frame first
     *other_threads, main_thread = THREAD_HEADER.split(dump)
     frames = parse_frames(main_thread)
@@ -97,14 +122,14 @@ def parse_position(dump: str, *, has_outstanding: bool = False) -> StackPosition
     return replace(
         position or _classify(frames, other_threads, has_outstanding=has_outstanding),
         raised_at=raised_at,
-        waits_for_loader=any(map(PATTERNS["loader_wait_frame"].search, library_calls)),
+        waits_for_loader=any(map(_LOADER_WAIT_FRAME.search, library_calls)),
         is_finalizing=any(call.endswith(" __del__") for call in library_calls),
     )
 
 
 def is_process_group_code(text: str) -> bool:
     """Whether a text, such as a file name, names code of torch's process groups or their store."""
-    return PATTERNS["process_group_file"].search(text) is not None
+    return _PROCESS_GROUP_FILE.search(text) is not None
 
 
 def has_left_program(failure: WorkerError) -> bool:
@@ -126,36 +151,49 @@ def has_left_program(failure: WorkerError) -> bool:
 def find_crash_position(failure: WorkerError) -> str:
     """Return where a process crashed: "train.py:12 in step"; empty: unknown, or in a collective."""
     frames = find_crash_frames(failure)
-    files = (frame.file for frame in frames if not PATTERNS["launcher_file"].search(frame.file))
-    in_collective = any(map(PATTERNS["process_group_file"].search, files))
+    files = (frame.file for frame in frames if not _LAUNCHER_FILE.search(frame.file))
+    in_collective = any(map(_PROCESS_GROUP_FILE.search, files))
     return _format_own_frame(frames) if frames and not in_collective else ""
+
+
+_MULTIPROCESSING_WAIT_FILE = LazyPattern(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
+_WORKER_ENTRY_FILE = LazyPattern(r"torch/distributed/elastic/multiprocessing/api\.py$")
+_DESTROY_GROUP_FRAME = LazyPattern(
+    r"torch/distributed/distributed_c10d\.py[ ]destroy_process_group$"
+)
+
+# The outermost function of a main thread while Python ends: an exit handler, a finalizer, or
+# Python's own
+_EXIT_FUNCTION = LazyPattern(
+    r"^(?:__del__|_?\w*(?:at_?exit|_exit|exit_?func|shutdown|clean_?up|tear_?down)\w*)$"
+)
 
 
 def _find_exit_stage(frames: list[FrameInfo], *, has_left: bool) -> StackPosition | None:
     """Return the position of a main thread that has left the training, fully or in part; None:
     it hasn't.
     """
-    if has_left or (frames and PATTERNS["exit_function"].search(frames[-1].function)):
+    if has_left or (frames and _EXIT_FUNCTION.search(frames[-1].function)):
         return StackPosition(PositionKind.ELSEWHERE, exit_stage=PROGRAM_ENDED)
-    if any(
-        PATTERNS["destroy_group_frame"].search(f"{frame.file} {frame.function}") for frame in frames
-    ):
+    if any(_DESTROY_GROUP_FRAME.search(f"{frame.file} {frame.function}") for frame in frames):
         stage = "it was leaving the process group"
         return StackPosition(PositionKind.ELSEWHERE, _format_own_frame(frames), exit_stage=stage)
     # the task function has returned, and torch's `_wrap` waits in a multiprocessing event until its
     # agent has read the result
     caller = next(
-        (frame for frame in frames if not PATTERNS["multiprocessing_wait_file"].search(frame.file)),
+        (frame for frame in frames if not _MULTIPROCESSING_WAIT_FILE.search(frame.file)),
         None,
     )
     is_wrap = (
-        caller is not None
-        and caller.function == "_wrap"
-        and PATTERNS["worker_entry_file"].search(caller.file)
+        caller is not None and caller.function == "_wrap" and _WORKER_ENTRY_FILE.search(caller.file)
     )
     if is_wrap and caller != frames[0]:
         return StackPosition(PositionKind.ELSEWHERE, exit_stage="its function had returned")
     return None
+
+
+_TORCH_WAIT_FILE = LazyPattern(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
+_AUTOGRAD_FILE = LazyPattern(r"torch/autograd/")
 
 
 def _classify(
@@ -163,7 +201,7 @@ def _classify(
 ) -> StackPosition:
     if not frames:
         return StackPosition(PositionKind.UNKNOWN)
-    if PATTERNS["thread_wait_file"].search(frames[0].file):
+    if _THREAD_WAIT_FILE.search(frames[0].file):
         # The main thread waits for a thread, so the thread's position counts: an asynchronous
         # checkpoint runs its collectives in a thread of a library, and a program may train in a
         # separate thread.
@@ -174,23 +212,23 @@ def _classify(
             if any(not is_library_file(frame.file) for frame in thread)
         ]
         files = (frame.file for thread in busy_threads for frame in thread)
-        if not own_threads and any(map(PATTERNS["process_group_file"].search, files)):
+        if not own_threads and any(map(_PROCESS_GROUP_FILE.search, files)):
             return StackPosition(PositionKind.COLLECTIVE, _format_own_frame(frames))
         frames = own_threads[0] if len(own_threads) == 1 else frames
     own_frame = _format_own_frame(frames)
     inner_files = [
         frame.file
         for frame in frames[:_MAX_FRAMES_SEARCHED]
-        if not PATTERNS["launcher_file"].search(frame.file)
+        if not _LAUNCHER_FILE.search(frame.file)
     ]
-    if any(map(PATTERNS["process_group_file"].search, inner_files)):
+    if any(map(_PROCESS_GROUP_FILE.search, inner_files)):
         return StackPosition(PositionKind.COLLECTIVE, own_frame)
     if is_library_file(frames[0].file):
-        is_waiting = any(map(PATTERNS["torch_wait_file"].search, inner_files[:2]))
+        is_waiting = any(map(_TORCH_WAIT_FILE.search, inner_files[:2]))
     else:
         # a hook of the program within a backward pass: it may hang itself, or wait for a collective
         # that was called
-        is_waiting = has_outstanding and any(map(PATTERNS["autograd_file"].search, inner_files))
+        is_waiting = has_outstanding and any(map(_AUTOGRAD_FILE.search, inner_files))
     return StackPosition(PositionKind.TORCH if is_waiting else PositionKind.ELSEWHERE, own_frame)
 
 
@@ -201,7 +239,10 @@ def _format_own_frame(frames: Sequence[FrameInfo]) -> str:
     )
 
 
+_THREAD_START_FILE = LazyPattern(r"/(?:threading|concurrent/futures/thread)\.py$")
+
+
 def _is_busy(thread: Sequence[FrameInfo]) -> bool:
     """Whether a thread that Python started runs something, instead of waiting for work."""
-    is_started = bool(thread) and PATTERNS["thread_start_file"].search(thread[-1].file) is not None
-    return is_started and PATTERNS["thread_wait_file"].search(thread[0].file) is None
+    is_started = bool(thread) and _THREAD_START_FILE.search(thread[-1].file) is not None
+    return is_started and _THREAD_WAIT_FILE.search(thread[0].file) is None

@@ -4,7 +4,7 @@ rule that applies decides.
 What a failure shows counts more than its time: rank 17's CUDA error is the root cause, although
 ranks 0 to 15 reported their lost connections earlier.
 
-To add a rule for a new cause, edit four files:
+To add a rule for a new cause, edit three files:
 
 1. Here: a function that takes the `Diagnosis` and returns a verdict, or None if the rule doesn't
    apply, and its row in `RULES`. The position of the row decides: rules above it win. Build the
@@ -13,8 +13,7 @@ To add a rule for a new cause, edit four files:
    `build_elimination_verdict` (the only failure left) or `build_unknown_cause_verdict` (several).
 2. ``tests/readers/test_rules.py``: a pair of cases in `CASES`, at the position of the rule in
    `RULES`: one that needs the rule, and one that it must not touch.
-3. ``strategies/rules.toml``: its row in the table of docs/guides/strategies.md.
-4. ``docs/guides/strategies.md``: run ``python tools/describe_fields.py``, which writes that table.
+3. ``docs/guides/strategies.md``: run ``python tools/describe_fields.py``, which writes that table.
 
 A rule that needs a new fact about the failures gets it from a function in `firstfault.evidence`:
 `hangs` for ranks that didn't do what their peers did, `diagnosis` for what failures report about
@@ -106,6 +105,8 @@ class Rule:
     decide: Callable[[Diagnosis], Verdict | None]
     """Returns the verdict; None: the rule doesn't apply."""
     max_confidence: str
+    root_cause: str
+    """Ends the sentence "The root cause is" in docs/guides/strategies.md."""
 
 
 # --- the strategy ---------------------------------------------------------------------------------
@@ -414,33 +415,158 @@ def _judge_original_failures(diagnosis: Diagnosis) -> Verdict | None:
 
 RULES = (
     # the work is done
-    Rule("teardown", build_teardown_verdict, "high"),
+    Rule(
+        "teardown",
+        build_teardown_verdict,
+        "high",
+        "no rank: the job had finished, and then failed in its teardown",
+    ),
     # a process had a fault, or a node ended
-    Rule("long-wait", _judge_long_wait, "medium"),
-    Rule("lost-node", _judge_lost_node, "high"),
-    Rule("terminated-node", _judge_terminated_node, "high"),
-    Rule("first-of-several", partial(_judge_own_fault, is_only=False), "medium"),
-    Rule("own-fault", _judge_own_fault, "high"),
+    Rule(
+        "long-wait",
+        _judge_long_wait,
+        "medium",
+        "the rank for which most had waited a minute or more before any fault",
+    ),
+    Rule(
+        "lost-node",
+        _judge_lost_node,
+        "high",
+        "a node without a running agent",
+    ),
+    Rule(
+        "terminated-node",
+        _judge_terminated_node,
+        "high",
+        "a node that was terminated",
+    ),
+    Rule(
+        "first-of-several",
+        partial(_judge_own_fault, is_only=False),
+        "medium",
+        "the first of several different faults",
+    ),
+    Rule(
+        "own-fault",
+        _judge_own_fault,
+        "high",
+        "the only fault of its own, or the same on several ranks",
+    ),
     # no process had a fault: the failures imply the root cause
-    Rule("spread-error", _blame(find_spread_errors), "medium"),
-    Rule("broadcast", _blame(find_broadcast_cause), "medium"),
-    Rule("raised-in-hang", _judge_raised_in_hang, "medium"),
-    Rule("out-of-step", _judge_out_of_step, "medium"),
-    Rule("mismatch", _blame(find_size_mismatch), "medium"),
-    Rule("hang", _blame(find_stragglers), "medium"),
-    Rule("no-progress", _blame(find_unfinished_collective), "low"),
-    Rule("left-behind", _blame(find_ranks_left_behind), "low"),
-    Rule("returned", _blame(find_early_returns), "medium"),
-    Rule("accused-node", _blame(find_blamed_nodes), "medium"),
-    Rule("node-without-report", _blame(find_unreported_nodes), "medium"),
-    Rule("lost-document", _judge_lost_document, "medium"),
+    Rule(
+        "spread-error",
+        _blame(find_spread_errors),
+        "medium",
+        "the rank with the error that a checkpoint raised on all ranks",
+    ),
+    Rule(
+        "broadcast",
+        _blame(find_broadcast_cause),
+        "medium",
+        "the rank or node that agents reported to each other",
+    ),
+    Rule(
+        "raised-in-hang",
+        _judge_raised_in_hang,
+        "medium",
+        "the exception in flight when its peers timed out",
+    ),
+    Rule(
+        "out-of-step",
+        _judge_out_of_step,
+        "medium",
+        "the exception that a rank handled before it was out of step with its peers",
+    ),
+    Rule(
+        "mismatch",
+        _blame(find_size_mismatch),
+        "medium",
+        "the rank that passed a different size than its peers",
+    ),
+    Rule(
+        "hang",
+        _blame(find_stragglers),
+        "medium",
+        "the rank that its peers waited for",
+    ),
+    Rule(
+        "no-progress",
+        _blame(find_unfinished_collective),
+        "low",
+        "the only node: all ranks waited in one collective",
+    ),
+    Rule(
+        "left-behind",
+        _blame(find_ranks_left_behind),
+        "low",
+        "the rank that missed a collective after which most failed alike",
+    ),
+    Rule(
+        "returned",
+        _blame(find_early_returns),
+        "medium",
+        "the rank that had ended when all others lost a peer or timed out",
+    ),
+    Rule(
+        "accused-node",
+        _blame(find_blamed_nodes),
+        "medium",
+        "the node that most failures blame, without documents",
+    ),
+    Rule(
+        "node-without-report",
+        _blame(find_unreported_nodes),
+        "medium",
+        "a node that joined and sent no report since",
+    ),
+    Rule(
+        "lost-document",
+        _judge_lost_document,
+        "medium",
+        "a rank that failed, without a document",
+    ),
     # what remains
-    Rule("mismatch-of-two", _judge_mismatch_of_two, "low"),
-    Rule("waited-apart", _blame(find_mismatched_wait), "low"),
-    Rule("by-elimination", _judge_by_elimination, "medium"),
-    Rule("stock-file", _judge_stock_file, "medium"),
-    Rule("only-failure", _judge_only_failure, "low"),
-    Rule("handled", _judge_original_failures, "low"),
-    Rule("undetermined", build_unknown_cause_verdict, "low"),
+    Rule(
+        "mismatch-of-two",
+        _judge_mismatch_of_two,
+        "low",
+        "two that called a collective differently",
+    ),
+    Rule(
+        "waited-apart",
+        _blame(find_mismatched_wait),
+        "low",
+        "the rank that timed out in another operation than all others",
+    ),
+    Rule(
+        "by-elimination",
+        _judge_by_elimination,
+        "medium",
+        "the only failure that is not certainly a consequence",
+    ),
+    Rule(
+        "stock-file",
+        _judge_stock_file,
+        "medium",
+        "the earliest of Flyte's own error files, if that's all there is",
+    ),
+    Rule(
+        "only-failure",
+        _judge_only_failure,
+        "low",
+        "the only failure of a job without peers",
+    ),
+    Rule(
+        "handled",
+        _judge_original_failures,
+        "low",
+        "the first exception that a program handled, which then tried again",
+    ),
+    Rule(
+        "undetermined",
+        build_unknown_cause_verdict,
+        "low",
+        "not known",
+    ),
 )
 """All rules; the last one always applies."""

@@ -2,7 +2,6 @@
 ``firstfault.restart/v1``.
 
 A table lists the keys of each object; it writes, reads and describes the object.
-``json_schemas.toml`` has the keys' meanings, for docs.
 """
 
 from __future__ import annotations
@@ -68,13 +67,23 @@ class JsonField:
     """Its JSON value in documents of earlier versions, which lack the key; None:
     no version lacked it.
     """
+    meaning: str = ""
+    """What the JSON Schema and docs/reference/format.md have about it; empty: nothing.
+    ``python tools/describe_fields.py`` writes it there.
+    """
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The type and the meaning, in JSON Schema."""
+        description = {"description": self.meaning} if self.meaning else {}
+        return {**self.json_type.schema, **description}
 
 
 class JsonObject(JsonType):
     """The type of an object with these keys, which is read into `model`."""
 
     def __init__(self, model: Callable[..., Any], *fields: JsonField) -> None:
-        properties = {field.key: field.json_type.schema for field in fields}
+        properties = {field.key: field.schema for field in fields}
         required = [field.key for field in fields if field.default is None]
         schema = {"type": "object", "required": required, "properties": properties}
 
@@ -229,17 +238,45 @@ COVERAGE = JsonObject(
 VERDICT = JsonObject(
     Verdict,
     JsonField("scope", _enum_type(model.Scope)),
-    JsonField("ranks", _list_type(COUNT, MAX_RANKS)),
-    JsonField("node", _make_nullable(TEXT)),
-    JsonField("machine", TEXT, default=""),
-    JsonField("code", TEXT),
+    JsonField(
+        "ranks",
+        _list_type(COUNT, MAX_RANKS),
+        meaning="Global ranks of the root cause.",
+    ),
+    JsonField(
+        "node",
+        _make_nullable(TEXT),
+        meaning="Its pod, or its machine without Kubernetes.",
+    ),
+    JsonField(
+        "machine",
+        TEXT,
+        default="",
+        meaning=(
+            "Its machine: the name, or the kernel's boot id in a pod that doesn't know the name;"
+            " empty: not known."
+        ),
+    ),
+    JsonField(
+        "code",
+        TEXT,
+        meaning="The error code that Flyte shows.",
+    ),
     JsonField("category", TEXT),
-    JsonField("fingerprint", TEXT),
+    JsonField(
+        "fingerprint",
+        TEXT,
+        meaning="Equal for the same fault elsewhere.",
+    ),
     JsonField("headline", TEXT),
     JsonField("message", TEXT),
     JsonField("timestamp", TIME, "timestamp_ns"),
     JsonField("strategy", TEXT),
-    JsonField("rule", TEXT),
+    JsonField(
+        "rule",
+        TEXT,
+        meaning="The strategy's rule that found the root cause; empty: not known.",
+    ),
     JsonField("confidence", CONFIDENCE),
     JsonField("why", SENTENCES),
     JsonField("suspects", _list_type(SUSPECT, MAX_SENTENCES)),
@@ -265,8 +302,25 @@ DECISION = JsonObject(
     JsonField("enforced", FLAG),
     JsonField("reason", TEXT),
     JsonField("retries_left", _make_nullable(COUNT)),
-    JsonField("action", _enum_type(model.Action), default=""),
-    JsonField("failed_starts", COUNT, default=0),
+    JsonField(
+        "action",
+        _enum_type(model.Action),
+        default="",
+        meaning=(
+            "What a scheduler should do: `retry`; `system`: retry, and don't count it, the"
+            " platform is at fault; `stop`: it is proven that it would fail again; `unknown`:"
+            " neither is proven. Empty: an older version wrote this."
+        ),
+    ),
+    JsonField(
+        "failed_starts",
+        COUNT,
+        default=0,
+        meaning=(
+            "Attempts in a row, this one included, that failed before they had trained for a"
+            " minute."
+        ),
+    ),
 )
 
 
@@ -335,19 +389,81 @@ WORLD_SIZES = JsonObject(
 )
 RESTART = JsonObject(
     RestartRecord,
-    JsonField("kind", _enum_type(RestartKind)),
-    JsonField("number", COUNT),
-    JsonField("headline", LINE),
-    JsonField("restart", FLAG),
-    JsonField("reason", LINE),
-    JsonField("agreed", FLAG, "is_agreed"),
-    JsonField("rank", _make_nullable(COUNT)),
-    JsonField("node", LINE),
-    JsonField("fingerprint", LINE),
-    JsonField("category", LINE),
-    JsonField("timestamp", TIME, "timestamp_ns"),
-    JsonField("lost_seconds", _make_nullable(SECONDS)),
-    JsonField("world_size", WORLD_SIZES, is_flat=True),
+    JsonField(
+        "kind",
+        _enum_type(RestartKind),
+        meaning=(
+            "`round`: torch elastic's worker group. `in-process`: the training function, in"
+            " processes that live on. `stall`: nothing, the job made no progress"
+        ),
+    ),
+    JsonField(
+        "number",
+        COUNT,
+        meaning="of the round or iteration that failed, from 0",
+    ),
+    JsonField(
+        "headline",
+        LINE,
+        meaning="the verdict in one line",
+    ),
+    JsonField(
+        "restart",
+        FLAG,
+        meaning="whether the workers restart; `false`: the attempt ended, or it is a stall",
+    ),
+    JsonField(
+        "reason",
+        LINE,
+        meaning="of this decision",
+    ),
+    JsonField(
+        "agreed",
+        FLAG,
+        "is_agreed",
+        meaning="`false`: the agents reached no decision, and torch elastic restarted",
+    ),
+    JsonField(
+        "rank",
+        _make_nullable(COUNT),
+        meaning="of the root cause; `null`: not known",
+    ),
+    JsonField(
+        "node",
+        LINE,
+        meaning="of the root cause; empty: not known",
+    ),
+    JsonField(
+        "fingerprint",
+        LINE,
+        meaning="of the root cause; empty: not known",
+    ),
+    JsonField(
+        "category",
+        LINE,
+        meaning="of the root cause; empty: not known",
+    ),
+    JsonField(
+        "timestamp",
+        TIME,
+        "timestamp_ns",
+        meaning="when the root cause failed, RFC 3339 in UTC",
+    ),
+    JsonField(
+        "lost_seconds",
+        _make_nullable(SECONDS),
+        meaning=(
+            "from then until the worker processes were started again; `null` if they were not,"
+            " or not yet. Work since the last checkpoint is not included. Of a stall: how long"
+            " it took"
+        ),
+    ),
+    JsonField(
+        "world_size",
+        WORLD_SIZES,
+        is_flat=True,
+        meaning='`{"before", "after"}`: ranks',
+    ),
 )
 
 

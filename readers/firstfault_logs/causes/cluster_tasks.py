@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.exceptions_in_text import get_short_name
-from firstfault_logs.vocabulary import PATTERNS, WORDS
+from firstfault_logs.tracebacks import SPARK_TASK_ERROR
 
 if TYPE_CHECKING:
     from firstfault_logs.processes import Processes
     from firstfault_logs.tracebacks import Traceback
+
+_DRIVER_EXCEPTIONS = (
+    "Py4JJavaError",
+    "SparkException",
+)
+"""Exceptions in which a driver reports that a task failed."""
 
 
 def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> list[Traceback]:
@@ -32,11 +38,10 @@ def take_spark_tasks(processes: Processes, tracebacks: Sequence[Traceback]) -> l
         process = processes.find_by_node(node)
         process.set_exception(found)
         process.stopped = ""
-    is_drivers = WORDS["driver_exceptions"]
     return [
         found
         for found in remaining
-        if not tasks or get_short_name(found.exception) not in is_drivers
+        if not tasks or get_short_name(found.exception) not in _DRIVER_EXCEPTIONS
     ]
 
 
@@ -49,6 +54,4 @@ def _has_finished(stage: str, task: str, found: Traceback) -> bool:
 
 def _find_heading(found: Traceback) -> re.Match[str] | None:
     first = found.text.partition("\n")[0]
-    return PATTERNS["spark_task_error"].search(first) or PATTERNS["spark_task_error"].search(
-        found.heading
-    )
+    return SPARK_TASK_ERROR.search(first) or SPARK_TASK_ERROR.search(found.heading)

@@ -10,9 +10,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.source_files import is_library_file
-from firstfault_logs.framing.lines import TRACEBACK
+from firstfault_logs.framing.lines import FRAME_LINE, TRACEBACK
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault_logs.tracebacks import LAUNCHER_FILE
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Stream
@@ -73,9 +73,9 @@ def _count_own_lines(stream: Stream) -> int:
     if another one is among them.
     """
     for record in stream.tail:
-        frame = PATTERNS["frame"].match(record.text)
+        frame = FRAME_LINE.match(record.text)
         if frame is not None and not (
-            PATTERNS["launcher_file"].search(frame["file"]) or is_library_file(frame["file"])
+            LAUNCHER_FILE.search(frame["file"]) or is_library_file(frame["file"])
         ):
             return _MAX_BANNER_LINES + 1
     return sum(

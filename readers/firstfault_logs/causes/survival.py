@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.source_files import is_library_file
 from firstfault_logs.attempts import is_substantial
 from firstfault_logs.causes.resources import ends_resource, find_specific_category
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault_logs.own_reports import COLLECTIVE_TIMEOUT
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
@@ -64,7 +64,7 @@ def drop_survived_tracebacks(
     """
     faults = Counter(found.fault for found in tracebacks)
     size = max(attempt.world_size, 1 + max((one.rank or 0 for one in processes), default=0))
-    has_waits = any(PATTERNS["collective_timeout"].search(one.text) for one in processes)
+    has_waits = any(COLLECTIVE_TIMEOUT.search(one.text) for one in processes)
     survived = [
         found
         for found in tracebacks

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from firstfault.utils.toml import Patterns
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.attempts import TRAINING_STEP
 
 _MAX_LOOPS = 16
 """Counters with different names or totals in one stream; a data set of varying size has more."""
@@ -24,11 +24,9 @@ NO_EPOCH = -1
 _EPOCH = "epoch"
 _STEP = "step"
 
-_PATTERNS = Patterns(
-    {
-        # how long the training shall be, in a configuration, a command or a sentence of its begin
-        "configured": (
-            r"""(?i)
+# How long the training shall be, in a configuration, a command or a sentence of its begin
+_CONFIGURED_COUNT = LazyPattern(
+    r"""(?i)
             (?<![a-z\d_.-]) (?:--)?
             (?: (?:(?:num(?:ber[ ]of)?|n|nb|max|total)[ _-]{1,2})? (?:train(?:ing)?[ _-])? (?P<epochs>epochs)
               | (?:num|n|nb|max|total)[ _-] (?:train(?:ing)?[ _-])? (?P<epoch>epoch)
@@ -39,26 +37,27 @@ _PATTERNS = Patterns(
             (?:["']?\s{0,4}[=:|,]\s{0,12}|\s{1,12}) ["']?
             (?P<total>\d[\d,]{0,11})(?:\.0+)?(?![\w./:%])
         """
-        ),
-        # the epochs of a training as a range, from the first one to the one behind the last
-        "range": (
-            r"""(?i)
+)
+
+# The epochs of a training as a range, from the first one to the one behind the last
+_STEP_RANGE = LazyPattern(
+    r"""(?i)
             \bstart[ _-]?epoch\W{1,3}(?P<begin>\d{1,6})\W{1,3}end[ _-]?epoch\W{1,3}(?P<end>\d{1,6})\b
         """
-        ),
-        # a counter at the begin of a line, as in: [ Train | 012/100 ] loss 0.3
-        "in_brackets": (
-            r"""
+)
+
+# A counter at the begin of a line, as in: [ Train | 012/100 ] loss 0.3
+_BRACKETED_STEP = LazyPattern(
+    r"""
             ^\W{0,3}\[\s{0,3}
             (?:(?P<what>[A-Za-z]{3,12})[ ]{0,3}[|:]?[ ]{0,3})?
             (?P<step>\d{1,9})/(?P<total>\d{1,9})\s{0,3}\]
         """
-        ),
-        # an earlier step that is mentioned, and not run again
-        "mentioned": (
-            r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
-        ),
-    }
+)
+
+# An earlier step that is mentioned, and not run again
+_MENTIONED_STEP = LazyPattern(
+    r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|resum\w*|sav\w*|checkpoint\w*)\b"
 )
 
 
@@ -73,11 +72,11 @@ class CounterValue(NamedTuple):
 
 def list_counters(text: str) -> Iterator[CounterValue]:
     """Yield the counters in a line: the first one, and all others that have a total."""
-    for at, found in enumerate(PATTERNS["step"].finditer(text)):
+    for at, found in enumerate(TRAINING_STEP.finditer(text)):
         total = int(found["total"] or 0)
         if total or not at:
             yield CounterValue(found["what"].lower(), int(found["step"]), total)
-    if has_brackets(text) and (bracket := _PATTERNS["in_brackets"].match(text)) is not None:
+    if has_brackets(text) and (bracket := _BRACKETED_STEP.match(text)) is not None:
         yield CounterValue(
             f"[{bracket['what'] or ''}]", int(bracket["step"]), int(bracket["total"])
         )
@@ -185,7 +184,7 @@ class Loops:
             self._take(counter, epoch, number, text)
 
     def _take_range(self, text: str) -> bool:
-        found = _PATTERNS["range"].search(text) if "tart" in text else None
+        found = _STEP_RANGE.search(text) if "tart" in text else None
         if found is None:
             return False
         begin = int(found["begin"])
@@ -229,7 +228,7 @@ class Loops:
                     last_epoch=epoch,
                 )
             return
-        if step < loop.step and not loop.total and _PATTERNS["mentioned"].search(text):
+        if step < loop.step and not loop.total and _MENTIONED_STEP.search(text):
             return
         loop.began_again |= step < loop.step
         loop.step, loop.number, loop.last_epoch = step, number, epoch
@@ -237,7 +236,7 @@ class Loops:
     def take_configuration(self, text: str) -> None:
         """Take the length of the training that a line names, if it does."""
         self._take_range(text)
-        for found in _PATTERNS["configured"].finditer(text):
+        for found in _CONFIGURED_COUNT.finditer(text):
             unit = _EPOCH if found["epochs"] or found["epoch"] else _STEP
             totals = self.configured.setdefault(unit, set())
             if len(totals) < _MAX_CONFIGURED:

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.utils.toml import Patterns
-from firstfault_logs.completion.words import is_below_error, is_continuation
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error, is_continuation
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import Label, LogRecord
@@ -19,25 +18,33 @@ _EXIT_FUNCTION = rf"""
   {_INTERPRETER_EXIT} | \w*shut_?down\w* | \w*tear_?down\w* | \w*clean_?up\w*
 | \w*destroy_\w+ | close | finali[sz]e | finish | __exit__
 """
-_PATTERNS = Patterns(
-    {
-        "exit_function": rf"(?i){_EXIT_FUNCTION}",
-        "interpreter_exit": _INTERPRETER_EXIT,
-        # a file that is closed while results are written is part of the work
-        "work": r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*",
-        "frame": r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$",
-        "teardown_noise": (
-            r"""(?i)
+_EXIT_FUNCTION_NAME = LazyPattern(rf"(?i){_EXIT_FUNCTION}")
+_INTERPRETER_EXIT_NAME = LazyPattern(_INTERPRETER_EXIT)
+
+# A file that is closed while results are written is part of the work
+_SAVING_FUNCTION = LazyPattern(r"(?i)\w*(?:save|checkpoint|state_dict|dump|export|upload)\w*")
+_LAST_FRAME = LazyPattern(r"^\s+File[ ]\".*,[ ]in[ ](?P<function>\S+)\s*$")
+_TEARDOWN_NOISE = LazyPattern(
+    r"""(?i)
             terminate[ ]called | ^\s*what\(\): | \bTCPStore\b | \bc10d\b | \bsocket\b | broken[ ]pipe
           | connection[ ](?:reset|closed|refused) | process[ ]?group | \bNCCL\b | leaked | semaphore
           | resource_tracker | bad[ ]file[ ]descriptor | interpreter[ ]shutdown | ^Exception[ ]ignored
         """
-        ),
-        # a metric: "class_error: 12.50", "mean error = 0.3"
-        "measured_error": (
-            r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])"
-        ),
-    }
+)
+
+# A metric: "class_error: 12.50", "mean error = 0.3"
+_MEASURED_ERROR = LazyPattern(
+    r"(?i)(?<![a-z])(?:\w+_)?error[ ]{0,2}[:=]?[ ]{0,2}\(?\d{1,9}\.\d{1,9}(?![\w.])"
+)
+
+# In a line about an error that the program handled.
+HANDLED_ERROR = LazyPattern(r"""(?i)
+\b(?:re-?try|again\b|attempt[ ]\d+[ ]?(?:of|/)[ ]?\d|ignor|skipp|recover|continu|keep\b|fall(?:ing)?[ ]?back)
+""")
+
+# In a line about an error that matters no more at the end of a program.
+SHUTDOWN_NOISE = LazyPattern(
+    r"(?i)\b(?:clos(?:e|ing)\b|clean|shut[ ]?down|destroy|leak|tear|at[ ]exit)|\bWarn"
 )
 
 
@@ -56,9 +63,7 @@ def drop_ignored_exceptions(records: Iterable[LogRecord]) -> list[LogRecord]:
             (within.add if text[:1].isspace() or TRACEBACK in text else within.discard)(label)
             continue
         is_ignored = "Exception ignored " in text or "Exception in thread " in text
-        (announced.add if is_ignored or PATTERNS["handled"].search(text) else announced.discard)(
-            label
-        )
+        (announced.add if is_ignored or HANDLED_ERROR.search(text) else announced.discard)(label)
         kept += [] if is_ignored else [record]
     return kept
 
@@ -67,17 +72,20 @@ def find_doubts(records: Iterable[LogRecord]) -> list[LogRecord]:
     """Return the records that report a failure,
     apart from noise and from what the program handled.
     """
-    is_failure, handled, noise = (
-        PATTERNS[name].search for name in ("failure_report", "handled", "shutdown_noise")
-    )
     reports = (
-        record for record in drop_below_error(records) if is_failure(_drop_metrics(record.text))
+        record
+        for record in drop_below_error(records)
+        if FAILURE_REPORT.search(_drop_metrics(record.text))
     )
-    return [one for one in reports if not handled(one.text) and not noise(one.text)]
+    return [
+        one
+        for one in reports
+        if not HANDLED_ERROR.search(one.text) and not SHUTDOWN_NOISE.search(one.text)
+    ]
 
 
 def _drop_metrics(text: str) -> str:
-    return _PATTERNS["measured_error"].sub("", text) if "rror" in text else text
+    return _MEASURED_ERROR.sub("", text) if "rror" in text else text
 
 
 def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
@@ -93,12 +101,10 @@ def drop_teardown_noise(records: Iterable[LogRecord]) -> list[LogRecord]:
         elif block is not None:
             block.append(record)
             if not record.text[:1].isspace():
-                frames = [found for one in block if (found := _PATTERNS["frame"].search(one.text))]
+                frames = [found for one in block if (found := _LAST_FRAME.search(one.text))]
                 kept += [] if is_at_exit([frame["function"] for frame in frames]) else block
                 del blocks[record.label]
-        elif not _PATTERNS["teardown_noise"].search(record.text) and not is_continuation(
-            record.text
-        ):
+        elif not _TEARDOWN_NOISE.search(record.text) and not is_continuation(record.text):
             kept.append(record)
     kept += itertools.chain.from_iterable(blocks.values())
     return sorted(kept, key=lambda record: record.number)
@@ -111,10 +117,10 @@ def is_at_exit(functions: Sequence[str]) -> bool:
     Args:
         functions: names of a traceback's functions, the outermost first.
     """
-    if any(_PATTERNS["interpreter_exit"].fullmatch(name) for name in functions):
+    if any(_INTERPRETER_EXIT_NAME.fullmatch(name) for name in functions):
         return True
-    has_exit = any(_PATTERNS["exit_function"].fullmatch(name) for name in functions)
-    return has_exit and not any(_PATTERNS["work"].fullmatch(name) for name in functions)
+    has_exit = any(_EXIT_FUNCTION_NAME.fullmatch(name) for name in functions)
+    return has_exit and not any(_SAVING_FUNCTION.fullmatch(name) for name in functions)
 
 
 def drop_below_error(records: Iterable[LogRecord]) -> list[LogRecord]:

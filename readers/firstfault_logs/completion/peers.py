@@ -7,23 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.utils.toml import Patterns
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import Progress, progress_in
 from firstfault_logs.completion.words import is_noise
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault_logs.framing.named_ranks import DECLARED_RANK, LOGGED_RANK
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.labels import LogRecord
 
-_PATTERNS = Patterns(
-    {
-        "not_of_training": (
-            r"""(?i)
-            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
-            [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
-        """
-        ),
-    }
+_NOT_OF_TRAINING = LazyPattern(
+    r"""(?i)
+        \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+        [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
+    """
 )
 
 
@@ -32,7 +28,7 @@ def find_training_step(record: LogRecord) -> Progress | None:
     progress = progress_in(record)
     if progress is None or is_noise(record.text):
         return None
-    return None if _PATTERNS["not_of_training"].search(record.text) else progress
+    return None if _NOT_OF_TRAINING.search(record.text) else progress
 
 
 def drop_steps_of_peers(tail: Sequence[LogRecord], number: int) -> Sequence[LogRecord]:
@@ -74,6 +70,6 @@ def _find_rank(record: LogRecord) -> int | None:
     """Return the rank that a line names as that of its process; None: it names none."""
     if record.label.rank is not None:
         return record.label.rank
-    forms = (PATTERNS[name] for name in ("logged_rank", "declared_rank"))
+    forms = (LOGGED_RANK, DECLARED_RANK)
     named = next(filter(None, (form.match(record.text) for form in forms)), None)
     return int(named["rank"]) if named is not None else record.label.task

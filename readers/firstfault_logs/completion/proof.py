@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.credentials import redact
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
-from firstfault.utils.toml import Patterns
-from firstfault_logs.attempts import progress_in
+from firstfault_logs.attempts import VARYING_PART, progress_in
 from firstfault_logs.completion.later_starts import is_started_again
 from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
@@ -27,14 +27,16 @@ from firstfault_logs.completion.rounds import (
 )
 from firstfault_logs.completion.summary import find_summary
 from firstfault_logs.completion.words import (
+    FAILURE_REPORT,
+    NEGATION,
     CompletionKind,
     find_completion_kind,
     is_early_stop,
     is_noise,
     shows_more_work,
 )
+from firstfault_logs.framing.lines import EXCEPTION_LINE, FINISHED_BAR
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Stream
@@ -55,36 +57,34 @@ _MANY_STREAMS = 64
 _MAX_LINES_DOUBTED = 100
 """Lines above a result in which a failure takes its value away."""
 
-_PATTERNS = Patterns(
-    {
-        # a measure of what was done: "loss 0.1", "step_avg:173.82ms"
-        "measured": (
-            r"(?i)\b(?:\w*loss|\w*acc\w*|\w*time\w*|ppl|perplexity|score|reward|f1|\w*avg|error)\b\W{0,3}\d"
-        ),
-        # a counter without a total
-        "open_counter": (
-            r"(?i)\b(?P<what>epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)"
-        ),
-        # the last words of ranks that end
-        "last_words": (
-            r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b"
-        ),
-        "test_metric": (
-            r"""(?i)
+# A measure of what was done: "loss 0.1", "step_avg:173.82ms"
+_MEASURE = LazyPattern(
+    r"(?i)\b(?:\w*loss|\w*acc\w*|\w*time\w*|ppl|perplexity|score|reward|f1|\w*avg|error)\b\W{0,3}\d"
+)
+
+# A counter without a total
+_OPEN_COUNTER = LazyPattern(
+    r"(?i)\b(?P<what>epoch|step|iteration|iter|batch)\b\W{0,3}\d+(?![\d.]*\d?\s*(?:/|of\b))(?!\d)"
+)
+
+# The last words of ranks that end
+_LAST_WORDS = LazyPattern(
+    r"(?i)\b(?:done|finish\w*|complet\w*|exit\w*|bye|destroy\w*|shut\w*|succe\w+)\b"
+)
+_TEST_METRIC = LazyPattern(
+    r"""(?i)
             \btest(?:ing)?[ _](?:\w+[ _]){0,2}
             (?:accuracy|acc|loss|score|error|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse)\b
             [^\n]{0,20}\d
         """
-        ),
-        "one_of_several": (
-            r"(?i)\b(?:fold|trial|run|patient|subject|seed|split|repeat|task)\b\W{0,3}\d"
-        ),
-        "metric": (
-            r"""(?i)
+)
+_ONE_OF_SEVERAL = LazyPattern(
+    r"(?i)\b(?:fold|trial|run|patient|subject|seed|split|repeat|task)\b\W{0,3}\d"
+)
+_METRIC = LazyPattern(
+    r"""(?i)
             \b(?:accuracy|acc|loss|score|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|metric\w*)\b[^\n]{0,40}\d
         """
-        ),
-    }
 )
 
 
@@ -197,9 +197,7 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
 def _find_noise(records: Sequence[LogRecord]) -> str:
     """Return the last line about an exception that ended nothing; empty: there's none."""
     found = (
-        record.text
-        for record in reversed(records)
-        if PATTERNS["exception"].match(record.text.strip())
+        record.text for record in reversed(records) if EXCEPTION_LINE.match(record.text.strip())
     )
     return next(found, "")
 
@@ -258,7 +256,7 @@ def _list_candidates(
                 yield CompletionKind.COUNTER, record
         yield from ((CompletionKind.COUNTER, end) for end in _find_ends_of_rounds(stream, streams))
         # a test follows the last epoch, also where only the heading of that epoch has its number
-        has_tested = near_end and _PATTERNS["test_metric"].search(near_end[0].text) is not None
+        has_tested = near_end and _TEST_METRIC.search(near_end[0].text) is not None
         if has_tested and loop is not None and loop.number < near_end[0].number:
             yield CompletionKind.COUNTER, near_end[0]
         if stream.label.is_process and near_end:
@@ -281,10 +279,8 @@ def _ends_last_training(stream: Stream, stop: LogRecord) -> bool:
     below = [one for one in stream.tail if one.number > stop.number and not is_noise(one.text)]
     if any(get_shape(one.text) not in earlier for one in below):
         return True
-    has_tested = any(_PATTERNS["test_metric"].search(one.text) for one in below)
-    return has_tested and not any(
-        _PATTERNS["one_of_several"].search(one.text) for one in stream.tail
-    )
+    has_tested = any(_TEST_METRIC.search(one.text) for one in below)
+    return has_tested and not any(_ONE_OF_SEVERAL.search(one.text) for one in stream.tail)
 
 
 def _find_ends_of_rounds(stream: Stream, streams: Sequence[Stream]) -> Iterator[LogRecord]:
@@ -315,7 +311,7 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
         for stream in streams
     }
     ranks.discard(None)
-    shapes = {PATTERNS["varying_part"].sub("#", record.text.strip()) for record in last}
+    shapes = {VARYING_PART.sub("#", record.text.strip()) for record in last}
     if (
         len(shapes) != 1
         or len(ranks) < _MIN_RANKS
@@ -324,15 +320,15 @@ def _find_last_words(streams: Sequence[Stream], last: Sequence[LogRecord]) -> Lo
     ):
         return None
     text = last[0].text
-    is_end = _PATTERNS["last_words"].search(text) and progress_in(last[0]) is None
-    if not is_end or PATTERNS["failure_report"].search(text) or PATTERNS["negation"].search(text):
+    is_end = _LAST_WORDS.search(text) and progress_in(last[0]) is None
+    if not is_end or FAILURE_REPORT.search(text) or NEGATION.search(text):
         return None
     return max(last, key=lambda record: record.number)
 
 
 def _is_finished_bar(text: str) -> bool:
     """Whether a line has the bar of an outer loop at its end."""
-    found = PATTERNS["finished_bar"].match(text) if "100%|" in text else None
+    found = FINISHED_BAR.match(text) if "100%|" in text else None
     return found is not None and found["step"] == found["total"]
 
 
@@ -343,12 +339,12 @@ def _counts_all(text: str, loop: Loop) -> bool:
     A counter alone may be the heading of the last epoch, which begins. The epoch needs no end if
     the loop counts steps beyond the end of an epoch.
     """
-    if not _PATTERNS["measured"].search(text):
+    if not _MEASURE.search(text):
         return False
     pairs = re.findall(r"(?<![\d.])(\d{1,9}) ?/ ?(\d{1,9})(?![\d.])", text)
     if not all(int(step) >= int(total) for step, total in pairs):
         return False
-    counters = (found["what"].lower() for found in _PATTERNS["open_counter"].finditer(text))
+    counters = (found["what"].lower() for found in _OPEN_COUNTER.finditer(text))
     return all(what == "epoch" and loop.spans_epochs for what in counters)
 
 
@@ -372,8 +368,8 @@ def _has_failed_before(
 def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:
     """Whether little but noise follows a line, and no other work that isn't finished, too."""
     below = [record for record in tail if record.number > number and not is_noise(record.text)]
-    shapes = {PATTERNS["varying_part"].sub("#", record.text)[:80] for record in below}
+    shapes = {VARYING_PART.sub("#", record.text)[:80] for record in below}
     if len(shapes) > MAX_LATER_LINES:
         return False
     work = [at for at, record in enumerate(below) if shows_more_work(record.text)]
-    return not work or any(_PATTERNS["metric"].search(record.text) for record in below[work[-1] :])
+    return not work or any(_METRIC.search(record.text) for record in below[work[-1] :])

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from firstfault.utils.toml import Patterns
+from firstfault.utils.lazy_pattern import LazyPattern
+from firstfault_logs.attempts import TRAINING_STEP
 from firstfault_logs.completion.loops import list_counters
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault_logs.framing.lines import UNNAMED_BAR
 
 if TYPE_CHECKING:
     from firstfault_logs.completion.loops import Loop, Loops
@@ -23,18 +24,16 @@ _SHAPE_CHARS = 120
 
 _NUMBER = re.compile(r"(?i)(?<![a-z])(?:nan|inf)\b|[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
 _BLANKS = re.compile(r"\s+")
-_PATTERNS = Patterns(
-    {
-        "pair": r"(?<![\d./])(?P<step>\d{1,9})[ ]?/[ ]{0,3}(?P<total>\d{1,9})(?![\d./])",
-        # the batch in "[3][120]" and in "[3, 120]"
-        "batch_in_brackets": (
-            r"\[\s*\d{1,9}\s*\](?:\[\s*|\s*,\s*|,\s*)\d{1,9} | \[\s*\d{1,9},\s*\d{1,9}\s*\]"
-        ),
-        "digit": r"\d",
-        "letter": r"[^\W\d_]",
-        "eta": r"(?i)\beta\W{0,3}(?!0+:0+(?::0+)?\b|0+s?\b)\d",
-    }
+_STEP_OF_TOTAL = LazyPattern(
+    r"(?<![\d./])(?P<step>\d{1,9})[ ]?/[ ]{0,3}(?P<total>\d{1,9})(?![\d./])"
 )
+
+# The batch in "[3][120]" and in "[3, 120]"
+_BATCH_IN_BRACKETS = LazyPattern(
+    r"\[\s*\d{1,9}\s*\](?:\[\s*|\s*,\s*|,\s*)\d{1,9} | \[\s*\d{1,9},\s*\d{1,9}\s*\]"
+)
+_LETTER = LazyPattern(r"[^\W\d_]")
+_TIME_LEFT = LazyPattern(r"(?i)\beta\W{0,3}(?!0+:0+(?::0+)?\b|0+s?\b)\d")
 
 
 def get_shape(text: str) -> str:
@@ -73,7 +72,7 @@ def find_end_of_last_round(tail: Iterable[LogRecord], loop: Loop) -> LogRecord |
 
 def _has_words(record: LogRecord, end: LogRecord) -> bool:
     """Whether a line isn't below the end of a round, and no rule of dashes."""
-    return record.number <= end.number and _PATTERNS["letter"].search(record.text) is not None
+    return record.number <= end.number and _LETTER.search(record.text) is not None
 
 
 def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
@@ -84,7 +83,7 @@ def find_outer_bar(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     bars = [
         (int(found["total"]), record)
         for record in tail
-        if "100%|" in record.text and (found := PATTERNS["unnamed_bar"].match(record.text))
+        if "100%|" in record.text and (found := UNNAMED_BAR.match(record.text))
     ]
     counts = Counter(total for total, _ in bars)
     if loops.is_unfinished():
@@ -117,15 +116,13 @@ def is_within_round(text: str, loop: Loop) -> bool:
     """Whether a line was printed while a round of a loop went on: it counts batches,
     or has time left.
     """
-    if _PATTERNS["batch_in_brackets"].search(text) or _PATTERNS["eta"].search(text):
+    if _BATCH_IN_BRACKETS.search(text) or _TIME_LEFT.search(text):
         return True
-    for found in PATTERNS["step"].finditer(text):
+    for found in TRAINING_STEP.finditer(text):
         what = found["what"].lower()
         if what not in {loop.what, "epoch"} and "global" not in what and not found["total"]:
             return True
-    pairs = [
-        (int(found["step"]), int(found["total"])) for found in _PATTERNS["pair"].finditer(text)
-    ]
+    pairs = [(int(found["step"]), int(found["total"])) for found in _STEP_OF_TOTAL.finditer(text)]
     return any(step < total and (step, total) != (loop.step, loop.total) for step, total in pairs)
 
 

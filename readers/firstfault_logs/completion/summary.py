@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.utils.toml import Patterns
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import progress_in
 from firstfault_logs.completion.rounds import get_shape
 
@@ -25,10 +25,8 @@ _MIN_ROUNDS_OF_TEST = 10
 _MAX_CHARS = 300
 
 _PREFIX = r"^(?:[^\w\n]|\d|[TZ]\b|\b(?:INFO|root|main|__main__)\b){0,60}"
-_PATTERNS = Patterns(
-    {
-        "summary": (
-            rf"""(?i)
+_SUMMARY_LINE = LazyPattern(
+    rf"""(?i)
             {_PREFIX}(?:the[ ]|overall[ ]|final[ ])?best\b[ :=(]{{1,3}}
               (?:\w+[ _@.-]){{0,3}}(?:epoch|iter\w*|step|round|val\w*|test\w*|dev|acc\w*|loss|f1|score|metric\w*|m?ap
               |auc|bleu|wer|reward|result)\b[^\n]{{0,40}}\d
@@ -37,23 +35,23 @@ _PATTERNS = Patterns(
           | \b(?:elapsed|execution|running|run)[ ]?time\b[^\n]{{0,20}}\d | \btime[ ]elapsed\b[^\n]{{0,20}}\d
           | ^wandb:[ ](?:Run[ ]summary:|Synced[ ]\d|Find[ ]logs[ ]at)
         """
-        ),
-        # of a round
-        "passing": (
-            r"""(?i)
+)
+
+# Of a round
+_PASSING_RESULT = LazyPattern(
+    r"""(?i)
             \b(?:new|improv\w*|so[ ]far|updat\w*|current\w*|patience|until[ ]now|previous|prev|eta|remaining)\b
         """
-        ),
-        "test": (
-            r"""(?i)
+)
+_TEST_RESULT = LazyPattern(
+    r"""(?i)
             \b(?:test|testing)\b[^\n]{0,30}\b(?:acc\w*|loss|score|error|bleu|perplexity|ppl|m?ap|auc|wer|f1|rmse|mse|mae)\b
             [^\n]{0,30}\d
         """
-        ),
-        # an earlier step that is mentioned, and not run
-        "mentioned": r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|sav\w*)\b",
-    }
 )
+
+# An earlier step that is mentioned, and not run
+_MENTIONED_STEP = LazyPattern(r"(?i)\b(?:best|eval\w*|valid\w*|test\w*|load\w*|sav\w*)\b")
 
 
 def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
@@ -70,8 +68,7 @@ def find_summary(tail: Iterable[LogRecord], loops: Loops) -> LogRecord | None:
     steps = [
         (at, found)
         for at, record in enumerate(records)
-        if (found := progress_in(record)) is not None
-        and not _PATTERNS["mentioned"].search(record.text)
+        if (found := progress_in(record)) is not None and not _MENTIONED_STEP.search(record.text)
     ]
     counted = Counter(found.what.lower() for _, found in steps)
     unit = "epoch" if "epoch" in counted else next(iter(counted), "")
@@ -85,14 +82,10 @@ def _find_below(records: Sequence[LogRecord], begin: int, rounds: int) -> LogRec
     shapes = Counter(get_shape(record.text) for record in records)
     for record in records[begin:]:
         text = record.text
-        if (
-            len(text) > _MAX_CHARS
-            or shapes[get_shape(text)] > 1
-            or _PATTERNS["passing"].search(text)
-        ):
+        if len(text) > _MAX_CHARS or shapes[get_shape(text)] > 1 or _PASSING_RESULT.search(text):
             continue
-        if _PATTERNS["summary"].search(text):
+        if _SUMMARY_LINE.search(text):
             return record
-        if rounds >= _MIN_ROUNDS_OF_TEST and _PATTERNS["test"].search(text):
+        if rounds >= _MIN_ROUNDS_OF_TEST and _TEST_RESULT.search(text):
             return record
     return None

@@ -7,8 +7,7 @@ from __future__ import annotations
 import enum
 import re
 
-from firstfault.utils.toml import Patterns
-from firstfault_logs.vocabulary import PATTERNS
+from firstfault.utils.lazy_pattern import LazyPattern
 
 _MAX_REPORT_CHARS = 400
 """A sentence about a completion is short; a record of a structured log may be longer."""
@@ -25,6 +24,35 @@ _FURTHER_MARKS = (
 """One of them, or of those in `may_report_completion`, is in each line about a completion:
 most logs have few.
 """
+
+# What a line near the end of a failed job may have, whichever program printed it.
+FAILURE_REPORT = LazyPattern(r"""(?i)
+  rror\b | xception\b | fatal | critical | killed | abort(?:ed|ing) | \bfail(?:ed|ure)\b | \bXid\b | timed[ ]out
+| \breset\b
+| Traceback | RUNLIMIT | TERM_ | \bOOM | non-zero | \bcore[ ]dumped | \bcrash
+| \b(?:code|status)\W{0,4}[1-9] | \bsignal[ ]\d
+| \bcancel(?:l?ed)?\b | \bpreempt | \bevict | \bterminat(?:ed|ing)\b | ^[ ][ ]File[ ]" | \bunhealthy\b | \blost\b
+""")
+
+# What schedulers print about a job that failed; an exit code of 0 below is then another command's.
+JOB_FAILED = LazyPattern(
+    r"(?i)\b(?:job|trial|run|workflow|pipeline)\b[^\n]{0,40}\bfailed\b|\bstatus\W{1,3}failed"
+)
+
+# What schedulers and shells print about a job that succeeded, even if one of its processes died.
+JOB_SUCCEEDED = LazyPattern(r"""(?i)
+  \b(?:job|trial|run|workflow|pipeline)\b [^\n]{0,80} \bsucceeded\b
+| \b(?:Job)?State(?:=|:[ ]?)COMPLETED\b
+| \bCOMPLETED[ ]+0:0\b
+| ^[\w.-]+\s+\d+/\d+\s+Completed\b
+| ^(?:\+[ ])?exit(?:[ ]code|[ ]status)?:?[ ]0$
+| ^(?:jobset|job)\.[\w./-]+\s+(?:Completed\b|Complete\s+\d+/\d+)
+""")
+
+# Before the words of a success that didn't happen.
+NEGATION = LazyPattern(
+    r"(?i)\b(?:not|never|without|before|until|fail(?:ed|ure)?|abort(?:ed)?|un)\b"
+)
 
 
 class CompletionKind(enum.IntEnum):
@@ -60,70 +88,78 @@ _STAGE = r"""
 """
 """Words for parts of a job: the end of one is no end of the job."""
 
-_PATTERNS = Patterns(
-    {
-        # "training finished", "all epochs done"
-        "sentence": (
-            rf"(?i)(?<![\w/.-]) (?P<subject>{_SUBJECT}) \b (?P<between>[^.;!\n]{{0,60}}?)"
-            rf" \b{_END}\b(?![\w/-])"
-        ),
-        # "finished training", "done with the benchmark"
-        "inverted": (
-            rf"(?i)\b{_END}\b (?P<between>[^.;!\n]{{0,24}}?) (?<![\w/.-])"
-            rf" (?P<subject>{_SUBJECT}) \b"
-        ),
-        # what follows a sentence about one of many
-        "one_of_many": (
-            r"(?i)^\W{0,3}(?:(?:for|of|on|in)[ ])?(?:the[ ])?"
-            rf"(?: {_STAGE}\W{{0,3}}\d | (?:one|an?|each|this|first|current)[ ]{_STAGE} )"
-        ),
-        # in front of a message, below the name of a logger, which is no subject of the sentence
-        "level": r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b",
-        "counted_stage": (
-            r"(?i)\b(?:epoch|step|iteration|iter|batch|fold|stage|phase|round|cycle)\W{0,3}\d"
-        ),
-        "stage": r"(?i)" + _STAGE,
-        # a part of a whole, in a sentence about its end
-        "fraction": r"(?<![\d.])(?P<part>\d{1,9})[ ]?(?:/|of)[ ]?(?P<whole>\d{1,9})(?![\d.])",
-        "percentage": r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)[ ]?%",
-        # a line of source code or of a shell's script, in a traceback or a copy of the program
-        "source_code": (
-            r"""
+# "training finished", "all epochs done"
+_END_SENTENCE = LazyPattern(
+    rf"(?i)(?<![\w/.-]) (?P<subject>{_SUBJECT}) \b (?P<between>[^.;!\n]{{0,60}}?)"
+    rf" \b{_END}\b(?![\w/-])"
+)
+
+# "finished training", "done with the benchmark"
+_INVERTED_END_SENTENCE = LazyPattern(
+    rf"(?i)\b{_END}\b (?P<between>[^.;!\n]{{0,24}}?) (?<![\w/.-])"
+    rf" (?P<subject>{_SUBJECT}) \b"
+)
+
+# What follows a sentence about one of many
+_ONE_OF_MANY = LazyPattern(
+    r"(?i)^\W{0,3}(?:(?:for|of|on|in)[ ])?(?:the[ ])?"
+    rf"(?: {_STAGE}\W{{0,3}}\d | (?:one|an?|each|this|first|current)[ ]{_STAGE} )"
+)
+
+# In front of a message, below the name of a logger, which is no subject of the sentence
+_LOW_LEVEL = LazyPattern(r"\b(?:INFO|DEBUG|WARN(?:ING)?|NOTICE)\b")
+_COUNTED_STAGE = LazyPattern(
+    r"(?i)\b(?:epoch|step|iteration|iter|batch|fold|stage|phase|round|cycle)\W{0,3}\d"
+)
+_STAGE_WORD = LazyPattern(r"(?i)" + _STAGE)
+
+# A part of a whole, in a sentence about its end
+_FRACTION = LazyPattern(r"(?<![\d.])(?P<part>\d{1,9})[ ]?(?:/|of)[ ]?(?P<whole>\d{1,9})(?![\d.])")
+_PERCENTAGE = LazyPattern(r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)[ ]?%")
+
+# A line of source code or of a shell's script, in a traceback or a copy of the program
+_SOURCE_CODE = LazyPattern(
+    r"""
             \w\([ ]?[bfr]{0,2}["'] | ^\s*(?:\#|//) | ^\W*[│┃|]\W*\d+[ ]*[│┃|] | ^\s*\+?\s*(?:echo|printf)\b
           | ^\s+File[ ]"
         """
-        ),
-        # not yet
-        "pending": (
-            r"""(?i)
+)
+
+# Not yet
+_PENDING_WORD = LazyPattern(
+    r"""(?i)
             \b(?:when | once | if | after | will | should | wait(?:ing|s|ed)? | can(?:not)? | may | might | must
             | expect\w* | estimat\w* | remaining | to[ ]be | unless | would | while | during | whether | ETA | soon
             | \w+n't | please | almost | nearly | partial\w* )\b
         """
-        ),
-        # a pair of a record: "status": "success", state=completed
-        "status": (
-            r"""(?i)
+)
+
+# A pair of a record: "status": "success", state=completed
+_SUCCESS_STATUS = LazyPattern(
+    r"""(?i)
             ["']?\b(?:status | state | outcome | exit_?status | final_?status)["']?\s?[=:]\s?["']?
             (?:success\w* | succeeded | complete[d]? | finished | done | ok | passed)\b
         """
-        ),
-        # the event that such a record is about: the end of the whole
-        "event": (
-            r"""(?i)
+)
+
+# The event that such a record is about: the end of the whole
+_END_EVENT = LazyPattern(
+    r"""(?i)
             (?:^|["'=:])[ ]?["']?(?:run | job | train(?:ing)? | fit | experiment | session | workflow | benchmark
             | program | main | task | pipeline | process)
             [_. -]?(?:stop | end | finish | complete | done | close | exit | result | summary | status)
             (?:p?ed|d)?["'\s,]
         """
-        ),
-        "event_status": (
-            r"""(?i)
+)
+_STATUS_EVENT = LazyPattern(
+    r"""(?i)
             ["']?(?:key|event|name|type)["']?\s?[=:]\s?["']status["'].{0,40}["']success\w*["']
         """
-        ),
-        # results of the whole
-        "result": r"""
+)
+
+# Results of the whole
+_FINAL_RESULT = LazyPattern(
+    r"""
             ^\W{0,3}RESULTS?\b\W
           | (?i:\bfinal[ _](?:[\w@.]+[ _/]){0,3}(?:metrics? | results? | scores? | (?:\w+_)?loss | acc(?:uracy)?
             | reward | perplexity | ppl | bleu | m?ap | f1 | auc | wer | error)\b)[^\n]{0,80}\d
@@ -139,45 +175,51 @@ _PATTERNS = Patterns(
           | (?i:\bsignal+ing[ ]\w+[ ]to[ ]stop\b)
           | (?i:(?:^|[\]:|>]\s{0,3}|\d\W{1,3})early[ -]?stop(?:ping|ped)?\W*$)
           | (?i:\breached[ ](?:the[ ])?max(?:imum)?[ _](?:\w+[ _](?:of[ ])?)?(?:steps|epochs|iter\w*)\b)
-        """.replace("{WEIGHTS}", "(?:model|checkpoint|weights|ckpt|adapters?|policy)"),
-        "stopped_early": r"(?i)\bearly[ -]?stop",
-        # the process ended without an exception
-        "process_succeeded": (
-            r"^wandb:[ ]Waiting[ ]for[ ]W&B[ ]process[ ]to[ ]finish\W{0,6}\(success\)"
-        ),
-        "training_time": r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b",
-        "duration": r"(?i)\b(?:time|runtime|duration|took)\b",
-        # the mean of a loop, printed at the end of each epoch; a counter in a line of metrics
-        "per_item": r"(?i)\beta\b | /[ ]?it\b | \bsteps?\W{0,3}\d{1,9}[ ]?[|(,]",
-        # lines that mean nothing below a completion
-        "noise": (
-            r"""
+        """.replace("{WEIGHTS}", "(?:model|checkpoint|weights|ckpt|adapters?|policy)")
+)
+_STOPPED_EARLY = LazyPattern(r"(?i)\bearly[ -]?stop")
+
+# The process ended without an exception
+_PROCESS_SUCCEEDED = LazyPattern(
+    r"^wandb:[ ]Waiting[ ]for[ ]W&B[ ]process[ ]to[ ]finish\W{0,6}\(success\)"
+)
+_TRAINING_TIME = LazyPattern(
+    r"(?i)\b(?:total|overall)[ ](?:\w+[ ])?(?:pre-?)?train(?:ing)?[ ]time\b"
+)
+_DURATION = LazyPattern(r"(?i)\b(?:time|runtime|duration|took)\b")
+
+# The mean of a loop, printed at the end of each epoch; a counter in a line of metrics
+_PER_ITEM = LazyPattern(r"(?i)\beta\b | /[ ]?it\b | \bsteps?\W{0,3}\d{1,9}[ ]?[|(,]")
+
+# Lines that mean nothing below a completion
+_NOISE_LINE = LazyPattern(
+    r"""
             ^\s*$ | ^\W+$ | ^\++[ ] | \bNCCL[ ](?:INFO|WARN)\b | \bUCX[ ]{1,3}(?:WARN|INFO|DIAG)\b
           | ^\s*(?:\[\w*\]:?\s?)?\[?[WD]\d{3,4}[ ] | ^\W{0,3}(?:WARN(?:ING)?|DEBUG|TRACE)\b | [Ww]arning:
           | ^\s*frame[ ]\#\d | ^\s*<omitting | ^Exception[ ]raised[ ]from | ^wandb:(?!.*\(success\)) | ^[ ]{2,}
           | \bsrun:[ ]got[ ]SIGCONT
         """
-        ),
-        # what a process prints when a signal ends it: headings, numbered native frames, threads and
-        # their frames
-        "crash_report": (
-            r"""
+)
+
+# What a process prints when a signal ends it: headings, numbered native frames, threads and their
+# frames
+_CRASH_REPORT = LazyPattern(
+    r"""
             ^(?:C\+\+|Python|Native)[ ](?:Traceback|Call[ ]Stacks?)\b | ^Error[ ]Message[ ]Summary
           | ^\s*\#?\d{1,3}[ ]+(?:0x[0-9a-f]+\b|[\w~<>:*&(]+(?:::|\()) | ^\[[^\]\s]+:\d+\][ ](?:\*\*\*|\[[ ]?\d+\])[ ]
           | ^Fatal(?:[ ]Python[ ]error|Error): | ^(?:Current[ ]thread|Thread)[ ]0x[0-9a-f]+ | ^[ ]+\[\w+Info:[ ]
           | ^terminate[ ]called | ^[ ]+what\(\): | ^\*\*\*[ ] | ^Extension[ ]modules: | \(core[ ]dumped\)
         """
-        ),
-        # work that goes on
-        "more_work": (
-            r"""(?i)
+)
+
+# Work that goes on
+_MORE_WORK = LazyPattern(
+    r"""(?i)
             \b(?:start\w* | begin\w* | running | launch\w* | resum\w* | continu\w* | now)\b [^\n]{0,40}
             \b(?:train | eval | valid | test | infer | generat | predict | stage | phase | epoch | job)
           | \beta\W{0,3}(?!0:00:00)\d | ^\W*(?:working[ ]on | processing)\b
           | ^\W*(?:\w+[ ])?(?:evaluat | validat | test | infer | generat | predict)ing\b
         """
-        ),
-    }
 )
 
 _BELOW_ERROR = re.compile(
@@ -215,8 +257,8 @@ def find_completion_kind(text: str) -> CompletionKind | None:
     if not may_report_completion(text) and not any(mark in text for mark in _FURTHER_MARKS):
         return None
     text = text.removeprefix("[after ")  # a mark between two parts of a program
-    is_code = _PATTERNS["source_code"].search(text) is not None
-    if is_code or len(text) > _MAX_RECORD_CHARS or PATTERNS["job_failed"].search(text):
+    is_code = _SOURCE_CODE.search(text) is not None
+    if is_code or len(text) > _MAX_RECORD_CHARS or JOB_FAILED.search(text):
         return None
     if (
         "uccess" in text
@@ -225,15 +267,15 @@ def find_completion_kind(text: str) -> CompletionKind | None:
         or "inished" in text
         or "tatus" in text
     ):
-        if _PATTERNS["event_status"].search(text):
+        if _STATUS_EVENT.search(text):
             return CompletionKind.STATUS
-        if _PATTERNS["status"].search(text) and _PATTERNS["event"].search(text):
+        if _SUCCESS_STATUS.search(text) and _END_EVENT.search(text):
             return CompletionKind.STATUS
-    if len(text) > _MAX_REPORT_CHARS or PATTERNS["failure_report"].search(text):
+    if len(text) > _MAX_REPORT_CHARS or FAILURE_REPORT.search(text):
         return None
-    if PATTERNS["job_succeeded"].search(text) and not PATTERNS["negation"].search(text):
+    if JOB_SUCCEEDED.search(text) and not NEGATION.search(text):
         return CompletionKind.STATUS
-    if _PATTERNS["process_succeeded"].search(text) or _has_sentence(text):
+    if _PROCESS_SUCCEEDED.search(text) or _has_sentence(text):
         return CompletionKind.WORD
     return CompletionKind.RESULT if _has_result(text) else None
 
@@ -242,58 +284,70 @@ def _has_result(text: str) -> bool:
     """Whether a line has a result of the whole job, and not of an epoch,
     a step or an evaluation.
     """
-    found = _PATTERNS["result"].search(text)
+    found = _FINAL_RESULT.search(text)
     if found is None:
         return False
     # "epoch 6: early stopping" is about the epoch in which the training ended
-    is_counted = _PATTERNS["counted_stage"].search(text[: found.start()]) is not None
-    if is_counted and not _PATTERNS["stopped_early"].search(found[0]):
+    is_counted = _COUNTED_STAGE.search(text[: found.start()]) is not None
+    if is_counted and not _STOPPED_EARLY.search(found[0]):
         return False
-    if _PATTERNS["training_time"].search(text):
+    if _TRAINING_TIME.search(text):
         return True
-    is_of_stage = _PATTERNS["duration"].search(found[0]) and _PATTERNS["stage"].search(text)
-    return not is_of_stage and _PATTERNS["per_item"].search(text) is None
+    is_of_stage = _DURATION.search(found[0]) and _STAGE_WORD.search(text)
+    return not is_of_stage and _PER_ITEM.search(text) is None
+
+
+# What frameworks and launchers print at the end of a success, besides sentences such as "training
+# finished".
+_SUCCESS_REPORT = LazyPattern(r"""(?i)
+  \bsucceeded\b
+| \bsuccessfully\b [^\n]{0,20} \b(?:complet|finish|train|end)
+| \bexits?[ ]successfully\b
+| \b(?:complet|finish|train|end|exit)ed[ ]successfully\b
+| [-=*]{2,}[ ]?SUCCESS[ ]?[-=*]{2,}
+| \b(?:exit(?:ed)?(?:[ ]with)?(?:[ ]exit)?|return(?:ed)?)[ _-]?(?:code|status|value)?\W{0,4}0\b(?!:\d)
+| ^\W*(?:job[ ])?exit[_ ]?status[ =:\t]{1,30}0\s*$
+| `Trainer\.fit`[ ]stopped
+| max_(?:steps|epochs) [^\n]{0,12} \breached
+| \ball[ ]done\b
+| 训练(?:已)?(?:完成|结束)
+| \bAll[ ](?:\w+[ ])?(?:ranks|workers|processes|tasks)[ ](?:\w+[ ])?(?:finished|completed|exited[ ]normally)
+""")
 
 
 def _has_sentence(text: str) -> bool:
     """Whether a line has a sentence about the end of the training or the job,
     and not of a part of it.
     """
-    level = _PATTERNS["level"].search(text[:_MAX_HEADER_CHARS])
+    level = _LOW_LEVEL.search(text[:_MAX_HEADER_CHARS])
     begin = 0 if level is None else level.end()
-    for name in ("sentence", "inverted"):
-        found = _PATTERNS[name].search(text, begin)
+    for sentence in (_END_SENTENCE, _INVERTED_END_SENTENCE):
+        found = sentence.search(text, begin)
         if found is None:
             continue
         before, after = text[: found.start()], text[found.end() :]
         clause = re.split(r"[.;!\]|:>]\s", before)[-1]
-        of_stage = _PATTERNS["stage"].search
-        if (
-            of_stage(found["between"])
-            or of_stage(clause[-40:])
-            or _PATTERNS["one_of_many"].search(after)
-        ):
+        of_stage = _STAGE_WORD.search
+        if of_stage(found["between"]) or of_stage(clause[-40:]) or _ONE_OF_MANY.search(after):
             continue
-        if _PATTERNS["counted_stage"].search(before) or not _is_whole(text):
+        if _COUNTED_STAGE.search(before) or not _is_whole(text):
             continue
-        if _PATTERNS["pending"].search(clause + found[0]) or PATTERNS["negation"].search(
-            text[: found.end()]
-        ):
+        if _PENDING_WORD.search(clause + found[0]) or NEGATION.search(text[: found.end()]):
             continue
         return True
-    found = PATTERNS["succeeded"].search(text)
+    found = _SUCCESS_REPORT.search(text)
     return (
         found is not None
-        and PATTERNS["negation"].search(text[: found.end()]) is None
-        and _PATTERNS["pending"].search(text[: found.end()]) is None
+        and NEGATION.search(text[: found.end()]) is None
+        and _PENDING_WORD.search(text[: found.end()]) is None
         and _is_whole(text)
     )
 
 
 def _is_whole(text: str) -> bool:
     """Whether no number in a line is a part of a whole: 370 of 1000, 37 %."""
-    parts = (found for found in _PATTERNS["fraction"].finditer(text))
-    percents = (float(found["percent"]) for found in _PATTERNS["percentage"].finditer(text))
+    parts = (found for found in _FRACTION.finditer(text))
+    percents = (float(found["percent"]) for found in _PERCENTAGE.finditer(text))
     is_counted = all(int(found["part"]) >= int(found["whole"]) for found in parts)
     return is_counted and all(percent >= _ALL_PERCENT for percent in percents)
 
@@ -302,24 +356,24 @@ def is_early_stop(text: str) -> bool:
     """Whether a line is about a training that ended before its last epoch
     because it gained no more.
     """
-    return "arly" in text and _PATTERNS["stopped_early"].search(text) is not None
+    return "arly" in text and _STOPPED_EARLY.search(text) is not None
 
 
 def is_noise(text: str) -> bool:
     """Whether a line below a completion means nothing: a level below error, a frame,
     a command of a shell.
     """
-    return _PATTERNS["noise"].search(text) is not None
+    return _NOISE_LINE.search(text) is not None
 
 
 def is_crash_report(text: str) -> bool:
     """Whether a line is of what a process prints when a signal ends it."""
-    return _PATTERNS["crash_report"].search(text) is not None
+    return _CRASH_REPORT.search(text) is not None
 
 
 def shows_more_work(text: str) -> bool:
     """Whether a line below a completion shows that the program goes on with other work."""
-    return _PATTERNS["more_work"].search(text) is not None
+    return _MORE_WORK.search(text) is not None
 
 
 def is_below_error(text: str) -> bool:

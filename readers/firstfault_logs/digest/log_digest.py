@@ -22,14 +22,14 @@ from firstfault.brief.digest import (
 from firstfault.brief.folding import make_template
 from firstfault.evidence.signatures import Pattern
 from firstfault.evidence.texts import classify
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs import read_sources
-from firstfault_logs.attempts import Progress, progress_in
+from firstfault_logs.attempts import TRAINING_STEP, Progress, progress_in
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.framing.labels import Label, LogRecord
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import parse_report
 from firstfault_logs.outcome import is_success_report
-from firstfault_logs.vocabulary import PATTERNS
 
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
@@ -234,12 +234,18 @@ class _DigestCollector(LogCollector):
         self._open.clear()
 
 
+# A counter in brackets below that of the epochs: "Epoch: [3][ 120/5005]".
+_BATCH_OF_EPOCH = LazyPattern(
+    r"(?i)\bepoch\b\W{0,3}\d{1,9}(?:/\d{1,9})?\]?[ ]?\[\s{0,12}(?P<step>\d{1,9})\s{0,3}[/\]]"
+)
+
+
 def _find_place(progress: Progress, text: str) -> tuple[int, ...]:
     """Return the step of a line, behind the epoch if the line counts the steps of each epoch."""
     if progress.what.lower() != "epoch":
         return (progress.step,)
-    batch = PATTERNS["batch_of_epoch"].search(text)
-    inner = (found for found in PATTERNS["step"].finditer(text) if found["what"].lower() != "epoch")
+    batch = _BATCH_OF_EPOCH.search(text)
+    inner = (found for found in TRAINING_STEP.finditer(text) if found["what"].lower() != "epoch")
     found = batch or next(inner, None)
     return (progress.step,) if found is None else (progress.step, int(found["step"]))
 

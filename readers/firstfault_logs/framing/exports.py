@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.framing.lines import TRACEBACK, read_ahead, without_colors
-from firstfault_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:
     from firstfault_logs.framing.lines import NumberedLine
@@ -26,6 +26,47 @@ _MIN_TIMES = 4
 """A log with fewer different times doesn't show in which order its lines are."""
 _MIN_SHARE = 0.9
 """Share of the first lines that shows the form of a file."""
+
+# Begins a frame of a traceback, perhaps without its indentation.
+_FRAME_START = LazyPattern(r'File[ ]"[^"]+",[ ]line[ ]\d+')
+
+MESSAGE_KEYS = (
+    "message",
+    "msg",
+    "log",
+    "text",
+    "line",
+    "textPayload",
+    "@message",
+    "body",
+    "_raw",
+    "event",
+)
+"""Names that collectors give to the text of a record, in columns and objects."""
+TIME_KEYS = (
+    "time",
+    "timestamp",
+    "ts",
+    "@timestamp",
+    "asctime",
+)
+"""Names that programs and collectors give to the time of a record."""
+_PROGRAM_KEYS = (
+    "rank",
+    "global_rank",
+    "local_rank",
+    "level",
+    "levelname",
+    "severity",
+    "exc_info",
+    "exception",
+    "pod",
+    "pod_name",
+    "host",
+    "hostname",
+    "node",
+)
+"""Keys of a program's own records, or of its place: such an object is more than a wrapped line."""
 
 
 def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], bool]:
@@ -55,11 +96,17 @@ def read_export(lines: Iterable[NumberedLine]) -> tuple[Iterator[NumberedLine], 
     return everything, False
 
 
+# The time of a line: at its begin, or in a field.
+_LINE_TIME = LazyPattern(r"""
+  ^\W{0,3}(?P<begin>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)
+| "(?:@?timestamp|time|ts|receiveTimestamp)":[ ]?"?
+  (?P<field>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*|1\d{9,12}\b)
+""")
+
+
 def _is_newest_first(lines: Sequence[str]) -> bool:
     found = [
-        match["field"] or match["begin"]
-        for line in lines
-        if (match := PATTERNS["time_of_line"].search(line))
+        match["field"] or match["begin"] for line in lines if (match := _LINE_TIME.search(line))
     ]
     times = [time for time, _ in itertools.groupby(found)]
     # processes that start together print the same lines in any order within a second
@@ -75,12 +122,16 @@ def _cut_to_seconds(time: str) -> str:
     return time[: len("2025-03-18T13:21:50")] if "-" in time else time[: len("1742304110")]
 
 
+# The name of a column.
+_COLUMN_NAME = LazyPattern(r"[@_\w][\w .-]{0,40}")
+
+
 def _find_message_column(header: str) -> int | None:
     columns = next(csv.reader([header]), [])
-    if len(columns) > 1 and all(map(PATTERNS["column"].fullmatch, columns)):
+    if len(columns) > 1 and all(map(_COLUMN_NAME.fullmatch, columns)):
         lowered = [column.lower() for column in columns]
         return next(
-            (lowered.index(key.lower()) for key in WORDS["message_keys"] if key.lower() in lowered),
+            (lowered.index(key.lower()) for key in MESSAGE_KEYS if key.lower() in lowered),
             None,
         )
     return None
@@ -134,12 +185,12 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
         return ""
     values: dict[str, set[str]] = defaultdict(set)
     for fields in objects:
-        is_of_program = not fields.keys().isdisjoint(WORDS["program_keys"])
+        is_of_program = not fields.keys().isdisjoint(_PROGRAM_KEYS)
         if is_of_program or any(isinstance(value, dict) for value in fields.values()):
             return ""
         for key, value in fields.items():
             values[key] |= {value} if isinstance(value, str) else set()
-    known = [key for key in WORDS["message_keys"] if key in values]
+    known = [key for key in MESSAGE_KEYS if key in values]
     return max(
         known or values,
         key=lambda key: len({text for text in values[key] if " " in text}),
@@ -147,11 +198,15 @@ def _find_wrapping_key(lines: Sequence[str]) -> str:
     )
 
 
+# Begins a time in a collector's record.
+_ISO_TIME = LazyPattern(r"\d{4}-\d\d-\d\d[T ]\d\d:")
+
+
 def _unwrap_object(numbered: NumberedLine, key: str) -> Iterable[NumberedLine]:
     number, line = numbered
     fields = parse_object(line)
-    times = (str(fields[name]) for name in WORDS["time_keys"] if name in fields)
-    stamp = next((f"{time} " for time in times if PATTERNS["iso_time"].match(time)), "")
+    times = (str(fields[name]) for name in TIME_KEYS if name in fields)
+    stamp = next((f"{time} " for time in times if _ISO_TIME.match(time)), "")
     texts = str(fields.get(key, line)).removesuffix("\n").split("\n")
     return ((number, stamp + without_colors(text)) for text in texts)
 
@@ -175,33 +230,54 @@ def _join_exit_status(lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
         is_asked = "echo" in line and line.rstrip().endswith("$?")
 
 
+# A line break in a record that holds several lines as one string
+_ESCAPED_NEWLINE = LazyPattern(r"\\+r?\\*n")
+
+# A tab in such a record
+_ESCAPED_TAB = LazyPattern(r"\\+t")
+
+# A quote in such a record
+_ESCAPED_QUOTE = LazyPattern(r'\\+"')
+
+# Where a line of a traceback begins if all were pasted as one.
+_JOINED_LINE = LazyPattern(r"""
+  [ ]+(?=File[ ]"[^"]+",[ ]line[ ]\d)
+| [ ](?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit):[ ])
+| [ ](?=[WE]\d{4}[ ]\d\d:\d\d:)
+""")
+
+# Where the source below a frame begins if all lines were pasted as one
+_JOINED_SOURCE = LazyPattern(r'(File[ ]"[^"]+",[ ]line[ ]\d+,[ ]in[ ]\S+)[ ]+')
+
+# What pytest puts before each line of an exception, and the indentation of the test.
+_PYTEST_PREFIX = LazyPattern(r"^E[ ]{3}(?:[ ]{4})?")
+
+
 def _unescape(numbered: NumberedLine) -> Iterable[NumberedLine]:
     """Return the lines of a traceback that a record holds as one string: escaped,
     or with spaces for line breaks.
     """
     number, line = numbered
     if line.startswith("E   "):
-        return ((number, PATTERNS["pytest_prefix"].sub("", line)),)
+        return ((number, _PYTEST_PREFIX.sub("", line)),)
     if TRACEBACK not in line or ('{"' in line and line.rstrip().endswith("}")):
         return (numbered,)
     if "\\n" not in line:
         prefix, _, rest = line.partition(TRACEBACK)
         rest = (rest.replace(prefix, "") if prefix.strip() else rest).lstrip(": ")
-        if not PATTERNS["frame_start"].match(rest):
+        if not _FRAME_START.match(rest):
             return (numbered,)
-        text = PATTERNS["joined_source"].sub(r"\1\n    ", PATTERNS["joined_line"].sub("\n", rest))
-        parts = (
-            f"  {part}" if PATTERNS["frame_start"].match(part) else part
-            for part in text.split("\n")
-        )
+        text = _JOINED_SOURCE.sub(r"\1\n    ", _JOINED_LINE.sub("\n", rest))
+        parts = (f"  {part}" if _FRAME_START.match(part) else part for part in text.split("\n"))
         return ((number, prefix + part) for part in (f"{TRACEBACK}:", *parts))
-    for name, character in {
-        "escaped_newline": "\n",
-        "escaped_tab": "\t",
-        "escaped_quote": '"',
-    }.items():
-        line = PATTERNS[name].sub(character, line)
+    line = _ESCAPED_NEWLINE.sub("\n", line)
+    line = _ESCAPED_TAB.sub("\t", line)
+    line = _ESCAPED_QUOTE.sub('"', line)
     return ((number, part) for part in line.split("\n"))
+
+
+# A line of a traceback that isn't indented.
+_UNINDENTED_LINE = LazyPattern(r"[\w.]*[A-Z]\w*(?::|$)|Traceback[ ]|The[ ]above|During[ ]handling")
 
 
 class FrameIndenter:
@@ -212,13 +288,13 @@ class FrameIndenter:
 
     def indent(self, label: object, text: str) -> str:
         """Return a line of a traceback as Python printed it."""
-        if 'File "' in text[:12] and PATTERNS["frame_start"].match(text.lstrip()):
+        if 'File "' in text[:12] and _FRAME_START.match(text.lstrip()):
             text = text.replace("\\", "/")  # of Windows
             if text.startswith('File "'):
                 self._labels_in_frame.add(label)
                 return f"  {text}"
         if label in self._labels_in_frame:
             self._labels_in_frame.discard(label)
-            if text[:1].strip() and not PATTERNS["unindented_line"].match(text):
+            if text[:1].strip() and not _UNINDENTED_LINE.match(text):
                 return f"    {text}"
         return text

@@ -16,14 +16,28 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs import launchers
-from firstfault_logs.framing.exports import parse_object
+from firstfault_logs.framing.exports import MESSAGE_KEYS, TIME_KEYS, parse_object
 from firstfault_logs.framing.lines import TRACEBACK, without_bars, without_colors
-from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
 
 _NEAR = 100
-_LABEL_FORMS = tuple(map(re.compile, ALTERNATIVES["label_forms"]))
-"""The forms of labels that are learned if most lines have one."""
+_LABEL_FORMS = tuple(
+    map(
+        re.compile,
+        (
+            r"\s{0,5}(?P<name>\d{1,5}): ?",
+            r"\[(?P<name>\d{1,5})\] ",
+            r"[<\[](?P<name>[^\s\]>\[]{1,120})[>\]]:? ?",
+            r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}): ?",
+            r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120})[ \t]*[|>][ \t]?",
+            r"(?P<name>[A-Za-z0-9][\w./#@-]{0,120}) \[std(?:err|out)\](?: |$)",
+            "(?P<name>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+){1,12}-[a-z0-9]{1,10} [a-z][a-z0-9-]{1,62})(?: |$)",
+            r"(?P<name>[a-z][a-z0-9]{0,40}(?:-[a-z0-9]{1,20}){0,6}-\d{1,5})[ \t]",
+        ),
+    )
+)
+"""The forms of labels that are learned if most lines have one; the first two are numbers."""
 _MIN_LABEL_SHARE = 0.6
 """Share of the lines that have a label."""
 _NEARLY_ALL = 0.9
@@ -32,6 +46,83 @@ _LEAST_LINES, _FEW_LINES = 4, 2
 _HOURS = 24
 _MINUTES = re.compile(r"[0-5]\d(?=[:\s.,\]]|$)")
 """Behind an hour and a colon."""
+
+# Ends the name of a log.
+LOG_SUFFIX = LazyPattern(r"\.(?:log|out|err|txt|stderr|stdout|gz)$")
+
+# A rank in the name of a log, or in a label.
+RANK_WORD = LazyPattern(r"(?i)(?:^|[^a-z])(?:global[_-]?)?rank[^a-z0-9]{0,2}(\d{1,6})(?!\d)")
+
+# A date and a time, at the begin of a line.
+_STAMP = LazyPattern(r"""
+\s*[\[(]?
+(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ]
+(?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?
+(?P<zone>Z|[+-]\d\d:?\d\d)?
+[\])]?(?=[\s:|,]|$)[ \t]?(?:[-|:,][ \t])?
+""")
+
+# Other forms of times: without a date, without a year, or seconds since 1970.
+_OTHER_STAMP = LazyPattern(r"""
+\s*[\[(]?
+(?:
+  \d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?
+| (?:\w{3}[ ])?\w{3}[ ]+\d{1,2}[ ]\d\d:\d\d:\d\d(?:[ ]\d{4})?
+| \d{2}/\d{2}(?:/\d{2,4})?[ ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?
+| 1\d{9}(?:\.\d{1,9})?
+)
+[\])]?(?:[ \t](?:[-|][ \t])?|(?=\[\d{1,6}\]<std))
+""")
+
+# Begins a line of native code: level, date without a year, time.
+GLOG_STAMP = LazyPattern(
+    r"\[?[EWFI](?P<month>\d{1,2}?)(?P<day>\d\d)[ ](?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9})"
+)
+
+# Words and times before a colon, which label no process.
+_NO_LABEL = LazyPattern(r"""(?i)
+^(?:
+  \w*(?:info|warn|warning|error|debug|critical|trace|notice|fatal|note|step|epoch|iter|loss|file|usage|http|https
+    |srun|slurmstepd|traceback|torch|python)
+| \d{4}-.*
+| .*\d\d:\d\d.*
+| [EWFI]\d{3,4}
+)$
+| Error$
+| Exception$
+""")
+
+_TRACEBACK_KEYS = (
+    "exc_info",
+    "exception",
+    "traceback",
+    "stack_trace",
+    "stacktrace",
+    "stack",
+    "error.stack_trace",
+    "exc_text",
+)
+"""Names that programs and collectors give to a traceback."""
+_RANK_KEYS = (
+    "rank",
+    "global_rank",
+    "RANK",
+    "worker_rank",
+    "process_index",
+)
+"""The same for a rank."""
+_NODE_KEYS = (
+    "pod",
+    "pod_name",
+    "host",
+    "hostname",
+    "node",
+    "node_name",
+    "instance",
+    "machine",
+    "task_name",
+)
+"""The same for a node."""
 
 
 class Label(NamedTuple):
@@ -64,8 +155,8 @@ class Label(NamedTuple):
 
 def get_file_label(path: str) -> Label:
     """Return the label of a log according to its name: a rank, or a node and perhaps its number."""
-    name = PATTERNS["log_suffix"].sub("", path.rpartition("/")[2])
-    if ranked := PATTERNS["rank_word"].search(name):
+    name = LOG_SUFFIX.sub("", path.rpartition("/")[2])
+    if ranked := RANK_WORD.search(name):
         return Label(rank=int(ranked[1]))
     numbers = re.findall(r"\d+", name)
     return Label(node=name, node_index=int(numbers[0]) if len(numbers) == 1 else None)
@@ -80,6 +171,19 @@ class LogRecord(NamedTuple):
     time_ns: int | None
     by_torch: bool = False
     """Whether torch put the rank before it: of a traceback, that it was uncaught."""
+
+
+# What Kubernetes' containers write behind the time
+_CRI_PREFIX = LazyPattern(r"(?:stdout|stderr)[ ][FP][ ]")
+
+# A label with a node and the number of a task on it or in the job: "10.0.0.249 [0]".
+_NUMBERED_NODE = LazyPattern(r"(?P<node>[\w.-]{1,120})[ ]?[\[(\#](?P<number>\d{1,5})[\])]?:?")
+
+# A level in a label: what stands before it is a logger's name.
+_LEVEL_IN_LABEL = LazyPattern(r"\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b")
+
+# A level before a date, at the begin of a line.
+_LEVEL_BEFORE_DATE = LazyPattern(r"[A-Z]{4,8}[ ]\d\d-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +228,7 @@ class Prefixes:
                 or "|" in text[:100]
                 or "]<std" in text[:40]
                 or text[6:7] == " "
-                or PATTERNS["level_before_date"].match(text)
+                or _LEVEL_BEFORE_DATE.match(text)
             ):
                 prefix = launchers.TABLE.prefix.match(text)
                 if prefix is not None:
@@ -132,7 +236,7 @@ class Prefixes:
                     text = text[prefix.end() :]
                     by_torch = by_torch or is_of_torch
                     continue
-            match = PATTERNS["stamp"].match(text)
+            match = _STAMP.match(text)
             if match is not None:
                 time_ns = time_ns or _to_ns(
                     match["date"],
@@ -144,9 +248,7 @@ class Prefixes:
                     text = text[match.end() :]
                     continue
                 break
-            if self.stamped and (
-                other := PATTERNS["other_stamp"].match(text) or PATTERNS["cri_prefix"].match(text)
-            ):
+            if self.stamped and (other := _OTHER_STAMP.match(text) or _CRI_PREFIX.match(text)):
                 text = text[other.end() :]
                 continue
             if (
@@ -169,11 +271,7 @@ class Prefixes:
 
     def _glogs(self, text: str) -> int | None:
         """Return the time in a line of native code, which has no year."""
-        found = (
-            PATTERNS["glog_stamp"].match(text)
-            if self.year and text[:2].lstrip("[")[:1] in "EWFI"
-            else None
-        )
+        found = GLOG_STAMP.match(text) if self.year and text[:2].lstrip("[")[:1] in "EWFI" else None
         if found is None:
             return None
         return _to_ns(
@@ -186,15 +284,13 @@ class Prefixes:
     def _apply_label(self, label: Label, name: str) -> Label:
         if self.is_number:
             return label._replace(task=int(name))
-        named = PATTERNS["rank_word"].search(name)
+        named = RANK_WORD.search(name)
         if named is not None:
             return label._replace(rank=int(named[1]))
-        if (numbered := PATTERNS["numbered_node"].fullmatch(name)) is not None:
+        if (numbered := _NUMBERED_NODE.fullmatch(name)) is not None:
             self.learned_names.add(numbered["node"])
             return label._replace(node=label.node or numbered["node"], task=int(numbered["number"]))
-        if PATTERNS["no_label"].search(name.strip("[]<>() :")) or PATTERNS["level_in_label"].search(
-            name
-        ):
+        if _NO_LABEL.search(name.strip("[]<>() :")) or _LEVEL_IN_LABEL.search(name):
             return label
         self.learned_names.add(name.partition(" ")[0])
         return label._replace(node=label.node or name.partition(" ")[0])  # stern: "pod container"
@@ -218,14 +314,25 @@ def learn_prefixes(lines: Sequence[str]) -> Prefixes:
     return replace(outer, inner=inner) if inner.stamped or inner.learned_form is not None else outer
 
 
+# The program's own words before a traceback.
+_NO_PREFIX = LazyPattern(r"""(?i)
+\s*(?:
+  Original
+| traceback[ ]*:
+| [EWFI]\d{4}[ ].*
+| \w*(?:ERROR|WARN\w*|INFO|CRITICAL)\b.*
+| .*\b[a-z]{2,}[ ][a-z]{2,}\b[^\[\]()]*:
+)\s*$
+""")
+
+# What stands before a frame in the same line.
+_BEFORE_FRAME = LazyPattern(r'^(?P<before>.{1,120}?)[ ][ ]File[ ]"[^"]+",[ ]line[ ]\d+')
+
+
 def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
-    years = Counter(
-        found["date"][:4] for line in lines if (found := PATTERNS["stamp"].search(line))
-    )
+    years = Counter(found["date"][:4] for line in lines if (found := _STAMP.search(line)))
     year = int(years.most_common(1)[0][0]) if years else 0
-    of_frames = [
-        found["before"] for line in lines if (found := PATTERNS["before_frame"].match(line))
-    ]
+    of_frames = [found["before"] for line in lines if (found := _BEFORE_FRAME.match(line))]
     above = (line.partition(TRACEBACK)[0].partition('{"')[0] for line in lines if TRACEBACK in line)
     of_frames += list(above)
     texts = [line for line in lines if line.strip()]
@@ -235,7 +342,7 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     known = Prefixes(stamped=stamped, year=year)
     bare = [record.text for line in texts for record in known.parse(0, line, Label())]
     rests = [record.text for before in of_frames for record in known.parse(0, before, Label())]
-    rests = [rest for rest in rests if rest.strip(" |+") and not PATTERNS["no_prefix"].match(rest)]
+    rests = [rest for rest in rests if rest.strip(" |+") and not _NO_PREFIX.match(rest)]
     for form in _LABEL_FORMS:
         if _fits(form, bare, rests):
             return replace(
@@ -247,16 +354,20 @@ def _learn_prefixes(lines: Sequence[str]) -> Prefixes:
     return replace(known, is_learned=True, learned_form=_skeleton([_outer(rest) for rest in rests]))
 
 
+# torch's own prefix, anywhere in a line.
+_TORCH_PREFIX = LazyPattern(r"(?:^|[\s:>|])\[rank(?P<rank>\d{1,6})\]:[ ]?")
+
+
 def _find_torch_prefix(label: Label, text: str) -> tuple[Label, str, bool]:
     """Find torch's own prefix behind one that is too rare to be learned."""
-    found = PATTERNS["torch_prefix"].search(text[: _NEAR + 20])
+    found = _TORCH_PREFIX.search(text[: _NEAR + 20])
     if found is None:
         return label, text, False
     return label._replace(rank=int(found["rank"])), text[found.end() :], True
 
 
 def _is_stamped(text: str) -> bool:
-    return (PATTERNS["stamp"].match(text) or PATTERNS["other_stamp"].match(text)) is not None
+    return (_STAMP.match(text) or _OTHER_STAMP.match(text)) is not None
 
 
 def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str]) -> bool:
@@ -264,9 +375,7 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     matches = [match for line in lines if line.strip() and (match := form.match(line))]
     if _are_times_or_counters(matches):
         return False
-    names = Counter(
-        match["name"] for match in matches if not PATTERNS["no_label"].search(match["name"])
-    )
+    names = Counter(match["name"] for match in matches if not _NO_LABEL.search(match["name"]))
     is_of_each_rank = form in _LABEL_FORMS[:2] and len(matches) >= _NEARLY_ALL * len(lines)
     least = _FEW_LINES if is_of_each_rank else _LEAST_LINES
     count = names.total()
@@ -274,7 +383,7 @@ def _fits(form: re.Pattern[str], lines: Sequence[str], of_frames: Sequence[str])
     if of_frames:
         found = [(text, match) for text in of_frames if (match := form.match(f"{text} "))]
         before = [match for text, match in found if _is_prefix(text[match.end() :])]
-        names_none = map(PATTERNS["no_label"].search, (match["name"] for match in before))
+        names_none = map(_NO_LABEL.search, (match["name"] for match in before))
         return len(before) * 2 > len(of_frames) and not any(names_none)
     # a single name that only a part of the lines has is that of a program which writes between
     # others
@@ -322,12 +431,16 @@ def _skeleton(prefixes: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?P<name>{pattern})(?: |$)")
 
 
+# A rank in the name that a program gave to an actor of Ray.
+_ACTOR_RANK = LazyPattern(r"\brank[ =:]{1,2}(?P<rank>\d{1,6})")
+
+
 @lru_cache(maxsize=10_000)
 def read_prefix(label: Label, prefix: str) -> tuple[Label, bool]:
     """Return a label with what a launcher's prefix contains, and whether torch put it there."""
     parts = launchers.TABLE.read_prefix(prefix)
     rank = parts.get("torch_rank", parts.get("rank"))
-    if rank is None and (named := PATTERNS["rank_of_actor"].search(parts.get("actor", ""))):
+    if rank is None and (named := _ACTOR_RANK.search(parts.get("actor", ""))):
         rank = named["rank"]
     numbers: dict[str, int] = {
         name: int(parts[name]) for name in ("local_rank", "pid", "node_index") if name in parts
@@ -366,7 +479,7 @@ def parse_time_ns(text: str) -> int | None:
     """Return the time with which a text begins, nanoseconds since the Unix epoch; None:
     it begins with none.
     """
-    found = PATTERNS["stamp"].match(text)
+    found = _STAMP.match(text)
     return _to_ns(found["date"], found["time"], found["part"], found["zone"]) if found else None
 
 
@@ -374,6 +487,12 @@ _SUCCESSES = {"success", "successful", "succeeded", "completed", "finished", "ok
 """Values of the field "status" that are kept:
 the message of a record may have no word on its outcome.
 """
+
+# A level at which an object of JSON is about a failure.
+_FAILURE_LEVEL = LazyPattern(r"(?i)error|fatal|critical")
+
+# Begins a line of a text that is a traceback.
+_TRACEBACK_LINE = LazyPattern(r"\s|\[|Traceback|\w+:[ ]")
 
 
 # --- lines of JSON --------------------------------------------------------------------------------
@@ -393,33 +512,29 @@ def _split_json(
     ]
     known = {key: value for part in (*inner, fields) for key, value in part.items()}
     known |= {key.lower(): value for key, value in known.items() if key.lower() not in known}
-    rank = next(
-        (known[name] for name in WORDS["rank_keys"] if str(known.get(name, "")).isdecimal()), None
-    )
-    node = next(
-        (str(known[name]) for name in WORDS["node_keys"] if isinstance(known.get(name), str)), ""
-    )
+    rank = next((known[name] for name in _RANK_KEYS if str(known.get(name, "")).isdecimal()), None)
+    node = next((str(known[name]) for name in _NODE_KEYS if isinstance(known.get(name), str)), "")
     label = label._replace(rank=label.rank if rank is None else int(rank), node=label.node or node)
     if str(known.get("local_rank", "")).isdecimal():
         label = label._replace(local_rank=int(known["local_rank"]))
-    for name in WORDS["time_keys"]:
+    for name in TIME_KEYS:
         time_ns = time_ns or parse_time_ns(str(known.get(name, "")))
     texts = [value for value in known.values() if isinstance(value, str) and " " in value]
-    named = (known[name] for name in WORDS["message_keys"] if isinstance(known.get(name), str))
+    named = (known[name] for name in MESSAGE_KEYS if isinstance(known.get(name), str))
     message = next(named, max(texts, key=len, default=""))
     outcome = str(known.get("status") or known.get("outcome") or "")
     if outcome.lower() in _SUCCESSES and "\n" not in message:
         message = f"{message} status={outcome}"
     level = str(known.get("level", known.get("levelname", known.get("severity", ""))))
-    traces = (known[name] for name in WORDS["traceback_keys"] if isinstance(known.get(name), str))
+    traces = (known[name] for name in _TRACEBACK_KEYS if isinstance(known.get(name), str))
     trace = next(filter(str.strip, traces), "")
     # a collector's level is about the stream that a line was printed to
-    is_program_level = PATTERNS["level_of_failure"].fullmatch(level) and known.keys().isdisjoint(
+    is_program_level = _FAILURE_LEVEL.fullmatch(level) and known.keys().isdisjoint(
         {"severity", "log"}
     )
     head = (
         f"{level}: {message}"
-        if is_program_level and not PATTERNS["traceback_line"].match(message)
+        if is_program_level and not _TRACEBACK_LINE.match(message)
         else message
     )
     for line in (*head.split("\n"), *(trace.split("\n") if trace != message else ())):

@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 from firstfault.errors import BadDocumentError
 from firstfault.evidence.signatures import Pattern
 from firstfault.layout import RUN_MARK
-from firstfault_logs.vocabulary import ALTERNATIVES, PATTERNS, WORDS
+from firstfault.utils.lazy_pattern import LazyPattern
 
 _BLOCK = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -52,6 +52,77 @@ TRACEBACK = "Traceback (most recent call last)"
 
 NumberedLine = tuple[int, str]
 """The number of a line, from 1, and its text without colors and progress bars."""
+
+# The bar of a whole training, or whatever a program calls its outer loop, at its end.
+FINISHED_BAR = LazyPattern(r"""(?i)
+^\W{0,3}
+(?P<name>(?![^|]{0,60}\b(?:eval|valid|test|load|sav|map|data|download|generat|infer|predict))
+  [^|\d\n]{0,40}?\b(?:train\w*|fit\w*|total|overall|progress|epochs|steps|iterations)\b[^|\d\n]{0,20}?)
+\s*100%\|[^|\n]*\|\s*(?P<step>\d{1,9})/(?P<total>\d{1,9})\s\[[^\]\n]{0,80}\]?
+""")
+
+# A bar without a name at its end that took at least a minute.
+UNNAMED_BAR = LazyPattern(r"""
+^\W{0,3}100%\|[^|\n]*\|\s*(?P<step>\d{2,9})/(?P<total>\d{2,9})\s
+\[(?:\d+:\d\d:\d\d|0[1-9]:\d\d|[1-5]\d:\d\d)<[^\]\n]{0,80}\]?
+""")
+
+# The last line of a traceback; the lines above may be missing.
+EXCEPTION_LINE = LazyPattern(r"""
+^\s{0,2}(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Killed))
+(?::[ ](?P<message>\S.*))?$
+""")
+
+# A frame of a traceback.
+FRAME_LINE = LazyPattern(
+    r'\s+File[ ]"(?P<file>[^"]+)",[ ]line[ ](?P<line>\d+),[ ]in[ ](?P<function>\S+)'
+)
+
+_FAILURE_WORDS = (
+    "error",
+    "exception",
+    "fatal",
+    "fail",
+    "signal",
+    "exit",
+    "kill",
+    "abort",
+    "terminat",
+    "cancel",
+    "watchdog",
+    "timeout",
+    "ccl",
+    "assert",
+    "panic",
+    "interrupt",
+    "memory",
+    "oom",
+    "evict",
+    "preempt",
+    "lost",
+    "dead",
+    "died",
+    "restart",
+    "nranks",
+    "unhealthy",
+    "refused",
+    "quota",
+    "stalled",
+    "crashloop",
+)
+"""Words in lines that report a failure or the job's size."""
+_FAILURE_TEXTS = (
+    "traceback",
+    r'  file "',
+    r"\bsig[a-z]{3,4}\b",
+    "timed? out",
+    "xid",
+    "segfault",
+    "core dumped",
+    "reset by",
+    "no space",
+)
+"""Expressions of RE2, found, in any case, in such lines, too."""
 
 
 def open_log(path: Path) -> IO[bytes]:
@@ -166,8 +237,8 @@ def is_text(begin: bytes) -> bool:
 
 @cache
 def _failure_pattern(usual: frozenset[str]) -> Pattern:
-    words = (word for word in WORDS["failure_words"] if word not in usual)
-    return Pattern("|".join((*words, *ALTERNATIVES["failure_texts"])))
+    words = (word for word in _FAILURE_WORDS if word not in usual)
+    return Pattern("|".join((*words, *_FAILURE_TEXTS)))
 
 
 def has_failure_word(text: str) -> bool:
@@ -197,7 +268,7 @@ class _FailureFilter:
             if all(count == 0 or count >= enough for count in counts.values()):
                 return False
         self._usual = frozenset(
-            word for word in WORDS["failure_words"] if text.count(word.encode()) >= enough
+            word for word in _FAILURE_WORDS if text.count(word.encode()) >= enough
         )
         return _failure_pattern(self._usual).search(block) is not None
 
@@ -263,9 +334,17 @@ def _numbered(block: bytes, number: int) -> Iterator[NumberedLine]:
             yield at, line
 
 
+# A terminal's escape sequences.
+_ESCAPE_SEQUENCE = LazyPattern(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[()][A-B0-2]")
+
+
 def without_colors(line: str) -> str:
     """Return a line without a terminal's escape sequences."""
-    return PATTERNS["colors"].sub("", line)
+    return _ESCAPE_SEQUENCE.sub("", line)
+
+
+# A progress bar of tqdm, which another process may have written on after.
+_PROGRESS_BAR = LazyPattern(r"^[^|\n]{0,80}?\d{1,3}%\|[^|\n]*\|\s*\S{1,40}\s\[[^\]\n]{0,80}\]\s?")
 
 
 def without_bars(line: str) -> Iterator[str]:
@@ -278,10 +357,10 @@ def without_bars(line: str) -> Iterator[str]:
     if "\r" in line or "%|" in line:
         for part in line.split("\r"):
             if "100%|" in part:
-                bar = PATTERNS["finished_bar"].match(part) or PATTERNS["unnamed_bar"].match(part)
+                bar = FINISHED_BAR.match(part) or UNNAMED_BAR.match(part)
                 if bar is not None:
                     yield bar[0]
-            if (rest := PATTERNS["progress_bar"].sub("", part)).strip():
+            if (rest := _PROGRESS_BAR.sub("", part)).strip():
                 yield rest
     else:
         yield line

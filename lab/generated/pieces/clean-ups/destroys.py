@@ -1,0 +1,2 @@
+def clean_up():
+    dist.destroy_process_group()

@@ -1,0 +1,2 @@
+def clean_up():
+    pass

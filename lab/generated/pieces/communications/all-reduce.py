@@ -1,0 +1,2 @@
+def communicate(step):
+    dist.all_reduce(torch.ones(3))

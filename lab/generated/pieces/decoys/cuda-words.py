@@ -1,0 +1,1 @@
+logging.warning("CUDA error: out of memory; trying a smaller batch")

@@ -1,0 +1,1 @@
+subprocess.run([sys.executable, "-S", "-c", "raise SystemExit('no GPU here')"], check=False)

@@ -1,0 +1,4 @@
+try:
+    open("/no/such/cache")
+except OSError:
+    logging.exception("no cache, going on without")

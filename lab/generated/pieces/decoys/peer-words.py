@@ -1,0 +1,1 @@
+logging.error("Connection closed by peer; connecting again to the metrics server")

@@ -1,0 +1,1 @@
+warnings.warn("this API will go away", FutureWarning)

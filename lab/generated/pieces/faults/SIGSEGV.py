@@ -1,0 +1,1 @@
+ctypes.string_at(0)

@@ -1,0 +1,1 @@
+assert STEPS < 0, "the loss is not finite"

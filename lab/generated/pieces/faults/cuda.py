@@ -1,0 +1,1 @@
+raise RuntimeError("CUDA error: an illegal memory access was encountered")

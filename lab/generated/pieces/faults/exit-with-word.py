@@ -1,0 +1,2 @@
+print("fatal: the license server does not answer", file=sys.stderr)
+sys.exit(7)

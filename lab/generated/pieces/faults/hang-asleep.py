@@ -1,0 +1,1 @@
+time.sleep(LONG_S)

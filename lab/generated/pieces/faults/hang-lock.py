@@ -1,0 +1,3 @@
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()

@@ -1,0 +1,1 @@
+{"weights": 1}["learning_rate"]

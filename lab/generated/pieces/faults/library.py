@@ -1,0 +1,1 @@
+torch.ones(3) @ torch.ones(4)

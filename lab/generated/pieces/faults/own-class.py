@@ -1,0 +1,1 @@
+raise ShardError("shard 17 is truncated")

@@ -1,0 +1,1 @@
+raise RecoverableError("shard 7 is not there yet")

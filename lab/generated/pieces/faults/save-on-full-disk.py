@@ -1,0 +1,1 @@
+torch.save({"weights": torch.ones(1 << 18)}, "/dev/full")

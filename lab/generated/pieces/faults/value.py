@@ -1,0 +1,1 @@
+raise ValueError("batch 4 has no labels")

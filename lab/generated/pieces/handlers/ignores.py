@@ -1,0 +1,1 @@
+signal.signal(signal.SIGTERM, lambda number, frame: logging.warning("signal %d is ignored", number))

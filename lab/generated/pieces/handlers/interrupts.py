@@ -1,0 +1,1 @@
+signal.signal(signal.SIGTERM, signal.default_int_handler)

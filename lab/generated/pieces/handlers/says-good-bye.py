@@ -1,0 +1,1 @@
+atexit.register(lambda: print(f"rank {RANK} says good-bye", file=sys.stderr))

@@ -1,0 +1,5 @@
+def train():
+    start()
+    for step, batch in enumerate(loader()):
+        turn(step, batch)
+    finish()

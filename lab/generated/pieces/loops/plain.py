@@ -1,0 +1,5 @@
+def train():
+    start()
+    for step in range(STEPS):
+        turn(step)
+    finish()

@@ -1,0 +1,5 @@
+def main():
+    try:
+        train()
+    finally:
+        os.remove("no-such-lock")

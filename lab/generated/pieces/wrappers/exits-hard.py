@@ -1,0 +1,7 @@
+def main():
+    try:
+        train()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

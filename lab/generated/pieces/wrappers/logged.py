@@ -1,0 +1,6 @@
+def main():
+    try:
+        train()
+    except Exception:
+        logging.exception("training failed")
+        raise

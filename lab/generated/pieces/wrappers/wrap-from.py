@@ -1,0 +1,5 @@
+def main():
+    try:
+        train()
+    except Exception as error:
+        raise TrainingError("training failed") from error

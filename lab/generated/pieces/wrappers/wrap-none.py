@@ -1,0 +1,5 @@
+def main():
+    try:
+        train()
+    except Exception:
+        raise TrainingError("training failed") from None
