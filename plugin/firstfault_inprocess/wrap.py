@@ -29,13 +29,13 @@ from firstfault_inprocess.exception import (
     HealthCheckError,
     InternalError,
     RankLost,
-    RankShouldRestart,
     RestartAbort,
     RestartError,
     one_line,
 )
 from firstfault_inprocess.hooks import Compose, destroy_process_groups
-from firstfault_inprocess.monitor import MonitorThread, Watcher
+from firstfault_inprocess.monitor.process import MonitorProcess
+from firstfault_inprocess.monitor.thread import MonitorThread, find_own_error
 from firstfault_inprocess.options import InProcessOptions
 from firstfault_inprocess.progress import ProgressStamper, RankPhase, SharedProgress, find_position
 from firstfault_inprocess.rank_assignment import Mode, RankAssignmentCtx, RankDiscarded, State
@@ -51,7 +51,7 @@ from firstfault_inprocess.store import (
 from firstfault_inprocess.store_host import Connections, StoreHost
 from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
-from firstfault_torch.guard import iter_chain, logger, suppress_internal_errors, try_call
+from firstfault_torch.guard import logger, suppress_internal_errors, try_call
 from firstfault_torch.time_limits import (
     SIGNAL_HANDLER_INTERVAL_SECONDS,
     THREAD_JOIN_TIMEOUT_SECONDS,
@@ -159,11 +159,11 @@ class CallWrapper:
         # If a step below fails, the steps before it are undone in reverse order; `pop_all` hands
         # them to `__exit__`.
         with contextlib.ExitStack() as opening:
-            # The forks come first, in StoreHost and Watcher: their children must not inherit a
-            # connection to the store, nor be forked while the stamping thread runs.
+            # The forks come first, in StoreHost and MonitorProcess: their children must not inherit
+            # a connection to the store, nor be forked while the stamping thread runs.
             meeting = StoreHost(options, self.state.rank, self._prefix)
             initial_rank = self.state.initial_rank
-            self._monitor = Watcher(
+            self._monitor = MonitorProcess(
                 self._progress,
                 initial_rank,
                 self._prefix,
@@ -307,7 +307,7 @@ class CallWrapper:
         )
         deadlines = watchdog.begun()
         try:
-            value, error = _called(monitor, partial(self._enter, function, before))
+            value, error = monitor.call(partial(self._enter, function, before))
             if os.getpid() != self._process:  # a child that the function forked
                 if error is not None:
                     raise error
@@ -460,7 +460,7 @@ class CallWrapper:
         error: BaseException | None,
     ) -> Interruption:
         options, state = self._options, self.state
-        self._last_error = own = _own(error, is_interrupted=monitor.known.is_set())
+        self._last_error = own = find_own_error(error, is_interrupted=monitor.known.is_set())
         learned = self._progress.interrupted or time.monotonic()
         # From here the monitor process no longer measures stalls, only the way to the barrier
         # (`ending_seconds`).
@@ -635,57 +635,6 @@ class CallWrapper:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what `call` returns and None, or None and what it raised;
-    nothing is raised in this thread afterwards.
-
-    RankShouldRestart may be raised between any two instructions, also of this function.
-    """
-    value, error, began = None, None, False
-    while True:
-        try:
-            # Set before begin(): after an interruption between begin() and the call, the function
-            # must not be started.
-            if not began:
-                began = True
-                monitor.begin()
-                try:
-                    value = call()
-                except BaseException as raised:  # noqa: BLE001 - judged by the caller
-                    error = raised
-            # An interruption may also hit here, or inside stop_raising(), so this repeats until it
-            # has returned.
-            monitor.stop_raising()
-        except RankShouldRestart as late:
-            # The function's own exception counts. It is the context if the interruption came before
-            # it was assigned above.
-            error = next(one for one in (error, late.__context__, late) if one is not None)
-        else:
-            return (None, error) if error is not None else (value, None)
-
-
-def _own(error: BaseException | None, *, is_interrupted: bool) -> BaseException | None:
-    """Return what the function raised of itself; None if it was only interrupted.
-
-    Code on the way out may make another exception of the interruption: asyncio's task groups an
-    ExceptionGroup, a framework's ``except BaseException`` a SystemExit.
-    """
-    if isinstance(error, RankShouldRestart) or error is None:
-        return None
-    if isinstance(error, Exception):
-        return error
-    if isinstance(getattr(error, "exceptions", None), tuple):
-        interruptions, others = error.split(RankShouldRestart)  # type: ignore[attr-defined]
-        if interruptions is None:
-            return error
-        return None if is_interrupted else others
-    return (
-        None
-        if is_interrupted and any(isinstance(one, RankShouldRestart) for one in iter_chain(error))
-        else error
-    )
 
 
 class Wrapper(InProcessOptions):

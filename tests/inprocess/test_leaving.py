@@ -15,7 +15,7 @@ from firstfault_inprocess import wrap as call_module
 from firstfault_inprocess.detached import DetachedProcess
 from firstfault_inprocess.exception import RankLost
 from firstfault_inprocess.job import find_root_fault
-from firstfault_inprocess.monitor import Watcher
+from firstfault_inprocess.monitor.process import MonitorProcess
 from firstfault_inprocess.progress import RankPhase, SharedProgress, find_position
 from firstfault_inprocess.store import Fault, FaultKind, Iteration, IterationEnd
 from firstfault_inprocess.wrap import CallWrapper
@@ -86,7 +86,7 @@ class _Failing:
         return self._store
 
 
-def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
+def _watcher(connect: _Failing, soft: float, hard: float) -> MonitorProcess:
     progress = SharedProgress()
     progress.begin(0, 0, 2)
     progress.automatic -= 10.0
@@ -96,7 +96,7 @@ def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
         monitor_process_interval=0.1,
         progress_watchdog_interval=0.1,
     )
-    watcher = Watcher(progress, 0, "p/0", connect, options)
+    watcher = MonitorProcess(progress, 0, "p/0", connect, options)
     watcher.begin()
     return watcher
 
@@ -132,7 +132,7 @@ def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher._look()
     iteration = Iteration(store, "p/0", 0, 2)
     assert iteration.outcome() is None
-    watcher._with_store(watcher._report_death, patient=True)
+    watcher._store_calls.make(watcher._report_death, patient=True)
     assert iteration.outcome() is IterationEnd.INTERRUPTED
     assert [str(fault) for fault in iteration.faults()] == ["rank 0: terminated, its process ended"]
 
