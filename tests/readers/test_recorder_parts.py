@@ -77,8 +77,8 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
 
 
 _UNCOMPILED = """
-from firstfault.recorder import server
-server._load_document_writer()
+from firstfault.recorder.agent_death import load_document_writer
+load_document_writer()
 from firstfault.credentials import literals, shapes
 print([name for table in (literals, shapes) for name in table.PATTERNS._texts if name not in table.PATTERNS])
 """
