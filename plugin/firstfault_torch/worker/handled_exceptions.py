@@ -28,14 +28,16 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from firstfault.exceptions import source_files
 from firstfault.model import HandledException
+from firstfault_torch import time_limits
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.copied_exception import (
     CopiedException,
@@ -43,7 +45,7 @@ from firstfault_torch.failures.copied_exception import (
     copy_exception,
     get_traceback,
 )
-from firstfault_torch.guard import iter_chain
+from firstfault_torch.guard import call_with_timeout, iter_chain
 from firstfault_torch.worker.in_flight import handled_exception, may_fail
 
 _TOOL = "firstfault"
@@ -365,6 +367,31 @@ class HandledExceptions:
             found += 1
             if found == _MAX_LISTED:
                 return
+
+
+def list_within(
+    seconds: float,
+    handled: HandledExceptions,
+    current: BaseException | None,
+    calls: Sequence[int],
+    *,
+    is_ending: bool = True,
+) -> tuple[HandledException, ...]:
+    """Return what `HandledExceptions.list` returns; `calls` are the times of the recorded
+    collectives.
+
+    It takes at most `seconds`, and no longer than `HANDLED_EXCEPTIONS_TIMEOUT_SECONDS`.
+    """
+    limit = min(seconds, time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS)
+    if limit <= 0:
+        return ()
+
+    def count_since(when_ns: int) -> int | None:
+        return sum(called > when_ns for called in calls) if calls else None
+
+    # reads source files, on a file system that may not answer
+    read = partial(handled.list, current, count_since, is_ending=is_ending)
+    return call_with_timeout(read, limit, "listing handled exceptions", local=True) or ()
 
 
 def _close(reference: weakref.ref[HandledExceptions]) -> None:
