@@ -27,8 +27,6 @@ from firstfault.evidence.classification import (
 from firstfault.evidence.diagnosis import (
     Candidate,
     Diagnosis,
-    find_ranks_without_failure,
-    find_self_ended_ranks,
 )
 from firstfault.evidence.progress import (
     Progress,
@@ -40,6 +38,7 @@ from firstfault.evidence.progress import (
     parse_reported_wait,
 )
 from firstfault.evidence.texts import PATTERNS
+from firstfault.evidence.unreported import find_ranks_without_failure, find_self_ended_ranks
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread

@@ -13,8 +13,9 @@ from firstfault.evidence.classification import (
     FailureClass,
     aborted_without_reason,
 )
-from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
+from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault
 from firstfault.evidence.texts import has_reached_end
+from firstfault.evidence.unreported import are_unlisted
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception

@@ -34,12 +34,6 @@ from firstfault.evidence.diagnosis import (
     Candidate,
     Diagnosis,
     diagnose,
-    find_blamed_nodes,
-    find_broadcast_cause,
-    find_lost_documents,
-    find_spread_errors,
-    find_terminated_nodes,
-    find_unreported_nodes,
 )
 from firstfault.evidence.faults import came_after_long_wait, find_faults
 from firstfault.evidence.handled import find_handled_fault
@@ -53,6 +47,14 @@ from firstfault.evidence.hangs import (
     find_unfinished_collective,
 )
 from firstfault.evidence.positions import describe_positions
+from firstfault.evidence.unreported import (
+    find_blamed_nodes,
+    find_broadcast_cause,
+    find_lost_documents,
+    find_spread_errors,
+    find_terminated_nodes,
+    find_unreported_nodes,
+)
 from firstfault.model import (
     DocumentsNeeded,
     JobErrors,
