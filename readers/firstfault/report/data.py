@@ -27,7 +27,8 @@ from firstfault.model import (
     WorkerError,
 )
 from firstfault.report.answers import Answers, build_answers
-from firstfault.report.cascade import build_cascade, clocks_text, coverage_text, followers_text
+from firstfault.report.cascade import build_cascade
+from firstfault.report.cascade.sentences import clocks_text, coverage_text, followers_text
 from firstfault.report.case import Case
 from firstfault.report.engine_words import FLYTE, EngineWords, find_engine_words
 from firstfault.report.facts import Fact, list_facts, list_raw_facts
