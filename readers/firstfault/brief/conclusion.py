@@ -77,7 +77,7 @@ def list_groups(subject: Subject) -> Iterator[str]:
             [ref.name for ref in group.first.failure.documents] if group.first is not None else []
         )
         lines = f", {', '.join(names[:2])}" if names else ""
-        yield _item(group.label, f"{who}{count}{lines}: {group.said}")
+        yield _item(group.label, f"{who}{count}{lines}: {group.description}")
     if len(groups) > _MAX_GROUPS:
         yield f"- and {len(groups) - _MAX_GROUPS} more groups"
 

@@ -139,7 +139,9 @@ def _list_events(subject: Subject) -> Iterator[WeightedLine]:
             at,
             cut(
                 " ".join(
-                    filter(None, (format_clock(event.failure.timestamp_ns), event.brief, what))
+                    filter(
+                        None, (format_clock(event.failure.timestamp_ns), event.short_delay, what)
+                    )
                 ),
                 _LINE_CHARS,
             ),

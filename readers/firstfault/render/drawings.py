@@ -54,7 +54,7 @@ class Lane:
     """False: its clock could not be compared with the clocks of its peers."""
     band: tuple[float, float] | None
     """x and width of the bounds of its time; None: they are too close to be seen."""
-    later: str
+    delay: str
     is_origin: bool
     is_open: bool
     """It began at an unknown time before the origin: its band fades in from the left edge."""
@@ -232,7 +232,7 @@ def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]
         ),
         is_sure=event.bounds is not None,
         band=(left, width) if width >= 1 else None,
-        later="since before this" if is_open else event.brief,
+        delay="since before this" if is_open else event.short_delay,
         is_open=is_open,
         is_origin=event.is_origin,
     )

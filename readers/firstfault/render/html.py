@@ -278,7 +278,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 _shorten(group.line, room),
                 group.count,
                 format_ranks(group.ranks, _RANKS),
-                group.first.later if group.first is not None else "",
+                group.first.delay if group.first is not None else "",
             ]
             for group in cascade.groups
         ],
@@ -289,7 +289,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 place[item.node],
                 item.local_rank,
                 item.group,
-                item.later,
+                item.delay,
                 # empty: the same as its group's
                 "" if item.line == lines.get(item.group or 0) else _shorten(item.line, room),
             ]

@@ -105,7 +105,7 @@ def _markdown_groups(report: Report) -> Iterator[str]:
         # the text is cut before it is escaped: a cut inside of an escape would leave a lone
         # backslash
         ranks = format_ranks(group.ranks, 60) or escape(group.who())
-        yield f"| {group.label} | {group.count} | {ranks} | {escape(group.said[:_CELL])} |"
+        yield f"| {group.label} | {group.count} | {ranks} | {escape(group.description[:_CELL])} |"
     if len(groups) > MAX_GROUPS:
         yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"
 

@@ -230,12 +230,12 @@ def _print_groups(
     lines = []
     for group, name in zip(groups, names, strict=True):
         # paths of build machines, as in gloo's messages, help least
-        text = group.said if whole else _FOLDERS.sub(".../", group.said)
+        text = group.description if whole else _FOLDERS.sub(".../", group.description)
         if group.state is State.ROOT:
             cause = report.answers.what
             text = "" if cause.startswith(text) or repeats_cause(f": {text}", cause) else text
-        elif whole and group.first is not None and group.first.later:
-            text = f"{text} ({group.first.later})"
+        elif whole and group.first is not None and group.first.delay:
+            text = f"{text} ({group.first.delay})"
         row = f"{group.label:<{state_width}}  {name:<{name_width}}  {text}".rstrip()
         lines.append(row if whole else printer.short(row))
     if left := report.cascade.groups[len(groups) :]:

@@ -49,7 +49,7 @@ def list_ranks(
                 event.state,
                 failure.node,
                 local,
-                later=event.later,
+                delay=event.delay,
                 line=line,
             )
     finished = {

@@ -42,7 +42,7 @@ class Event:
         return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
 
     @property
-    def brief(self) -> str:
+    def short_delay(self) -> str:
         """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s";
         "about +42 ms" if clocks weren't compared.
         """
@@ -58,7 +58,7 @@ class Event:
         return f"{format_signed(self.bounds.low)} to {format_signed(self.bounds.high)}"
 
     @property
-    def later(self) -> str:
+    def delay(self) -> str:
         """How much later, in words; empty if unknown, and for the origin."""
         if self.at_ns is None or self.is_origin:
             return ""
@@ -96,7 +96,7 @@ class Group:
     """Counted from 1."""
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What happened to the first of them, or the failure's name if nothing more is known."""
         return self.line or self.what
 
@@ -129,7 +129,7 @@ class RankState:
     local_rank: int | None = None
     group: int | None = None
     """Number of its group; None: it has no error."""
-    later: str = ""
+    delay: str = ""
     line: str = ""
 
 

@@ -52,8 +52,8 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
     bounds = [event.bounds for event in timed if event.bounds is not None]
     if len(bounds) < len(timed):
         # the clocks weren't compared: times and order are a guess
-        if first.later:
-            yield f"the first {first.later}"
+        if first.delay:
+            yield f"the first {first.delay}"
         return
     # the bounds of the first and the last failure are known even if their order isn't
     low = min(item.low for item in bounds)
