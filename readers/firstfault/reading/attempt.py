@@ -339,7 +339,7 @@ class _Look:
         # suspects depend on
         for _ in range(selection.MAX_STEPS):
             wanted = list(
-                {*wanted, *selection.find_documents_of_processes(wanted, self._current)}.difference(
+                {*wanted, *selection.find_related_documents(wanted, self._current)}.difference(
                     self._opened
                 )
             )

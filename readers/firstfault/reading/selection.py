@@ -89,7 +89,7 @@ def group_by_fault(documents: Iterable[ListedDocument]) -> dict[str, list[Listed
     return groups
 
 
-def find_documents_of_processes(
+def find_related_documents(
     documents: Iterable[ListedDocument], among: Iterable[ListedDocument]
 ) -> Iterator[ListedDocument]:
     """Yield the documents in `among` about the same processes as `documents`,

@@ -32,12 +32,14 @@ from firstfault.render.drawings import build_timeline, node_map
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
 from firstfault.report.cascade import Cascade, NodeState, RankState
-from firstfault.report.data import Report, log_lines, message_text, recovered_lines
+from firstfault.report.data import Report
 from firstfault.report.engine_words import is_retried
 from firstfault.report.first_line import shorten_pod_name
 from firstfault.report.formatting import format_ranks, format_time, shorten_names
 from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity
+from firstfault.report.parts.quoted_output import log_lines, message_text
+from firstfault.report.parts.restart_lines import recovered_lines
 from firstfault.report.states import State
 from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import elide, printable

@@ -11,9 +11,10 @@ from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import WorkerError
 from firstfault.model.failure import TEARDOWN
-from firstfault.report.data import AttemptSummary, Report, log_lines, stack_lines
+from firstfault.report.data import AttemptSummary, Report
 from firstfault.report.engine_words import PLAIN
 from firstfault.report.job_identity import JobIdentity
+from firstfault.report.parts.quoted_output import log_lines, stack_lines
 from firstfault.report.states import State
 from firstfault.utils.text import elide
 from firstfault.wire.codecs import FieldTable

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from firstfault.render.plain_lines import MAX_GROUPS
-from firstfault.report.data import Report, Section, Sections, build_sections
+from firstfault.report.data import Report
 from firstfault.report.facts import Fact
 from firstfault.report.formatting import format_ranks, shorten_list
+from firstfault.report.parts.sections import Section, Sections, build_sections
 from firstfault.utils.text import counted, elide, printable
 
 _TEXT = 20_000

@@ -15,15 +15,10 @@ from firstfault.model import WorkerError
 from firstfault.render.folding import count_columns, expand_tabs, fold
 from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group
-from firstfault.report.data import (
-    Report,
-    Sections,
-    build_sections,
-    log_lines,
-    quoted_failures,
-    repeats_cause,
-)
+from firstfault.report.data import Report
 from firstfault.report.formatting import shorten_list
+from firstfault.report.parts.quoted_output import log_lines, quoted_failures
+from firstfault.report.parts.sections import Sections, build_sections, repeats_cause
 from firstfault.report.states import State
 from firstfault.utils.text import elide, one_line, printable
 
