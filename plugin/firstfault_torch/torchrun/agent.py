@@ -53,14 +53,9 @@ from firstfault_torch.time_limits import (
     TORCHRUN_STOP_GRACE_SECONDS,
 )
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
-from firstfault_torch.torchrun.job import (
-    chosen_folder,
-    drop_invalid,
-    keeps_torch_box,
-    read_options,
-    root_folder,
-    who,
-)
+from firstfault_torch.torchrun.job_folder import chosen_folder, root_folder
+from firstfault_torch.torchrun.job_names import read_job_names
+from firstfault_torch.torchrun.settings import drop_invalid, keeps_torch_box, read_options
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
@@ -196,7 +191,7 @@ class TorchrunAgent(LocalElasticAgent):
 
     def _engine(self, kind: Callable[..., PlainEngine], handler: RendezvousHandler) -> PlainEngine:
         """Return the engine of this node; its folder is chosen by now."""
-        this = who(handler.get_run_id())
+        this = read_job_names(handler.get_run_id())
         chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
         self._mark = chosen.mark
         # One node is enough, and the one that publishes a verdict does it again. Now, because all
@@ -204,7 +199,7 @@ class TorchrunAgent(LocalElasticAgent):
         if os.environ.get("SLURM_NODEID", "0") == "0":
             _point_to(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
         run, attempt = split_name(chosen.folder)
-        told = this.told(split_name(run)[1])
+        told = this.describe(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
         return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
 

@@ -56,7 +56,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     with without_collections():
         from firstfault_torch.guard import try_call  # noqa: PLC0415 - loads torch
         from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
-        from firstfault_torch.torchrun.job import set_variables  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.settings import set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
     sys.argv[0] = _NAME
@@ -73,9 +73,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add firstfault's options to torch's parser, and examples at the end of its help."""
-    from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - the list of commands doesn't need it
-        add_options,
-    )
+    from firstfault_torch.torchrun.settings import add_options  # noqa: PLC0415 - the list of commands doesn't need it
 
     add_options(parser)
     parser.epilog = _EXAMPLES

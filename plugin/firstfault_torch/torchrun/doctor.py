@@ -164,15 +164,11 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     also where its documents go.
     """
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
-    from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - as above
-        ATTEMPT_VARIABLE,
-        is_named_by_start,
-        name_run,
-        root_folder,
-        who,
-    )
+    from firstfault_torch.torchrun.job_folder import is_named_by_start, name_run, root_folder  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun.job_names import read_job_names  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE  # noqa: PLC0415 - as above
 
-    this = who(os.environ.get("PET_RDZV_ID", ""))
+    this = read_job_names(os.environ.get("PET_RDZV_ID", ""))
     unnamed = "no variable names it: torchrun's --rdzv-id, else the start's time, host and process"
     yield _FACT, "job", str(this.job) if this.job.value else unnamed
     yield (
@@ -391,9 +387,9 @@ def _check_callbacks() -> Iterator[_Check]:
 def _check_storage() -> tuple[_Check, BaseException | None]:
     """Try the folder of the documents; return the row, and the error if it can't be used."""
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
-    from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun import job_folder, settings  # noqa: PLC0415 - as above
 
-    folder = job.root_folder()
+    folder = job_folder.root_folder()
     began = time.monotonic()
     probe = partial(
         try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception
@@ -402,7 +398,11 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
         None,
         TimeoutError(),
     )
-    name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
+    name = (
+        settings.FOLDER_VARIABLE
+        if job_folder.given_folder()
+        else f"{settings.FOLDER_VARIABLE} is not set"
+    )
     if error is None:
         took = time.monotonic() - began
         return (_OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"), None
@@ -412,7 +412,7 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
         else str(error)
     )
     text = f"{folder}: {why} ({name}); documents go to {describe_fallback_folder()} instead"
-    return (_NO if job.given_folder() else _FACT, "storage", text), error
+    return (_NO if job_folder.given_folder() else _FACT, "storage", text), error
 
 
 def _try_local(folder: str) -> None:

@@ -34,7 +34,7 @@ from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.torchrun.agent import TorchrunEngine
 from firstfault_torch.torchrun.exit_codes import FAILED
-from firstfault_torch.torchrun.job import FOLDER_VARIABLE, JOB_VARIABLE
+from firstfault_torch.torchrun.settings import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
     from firstfault.report import Report
