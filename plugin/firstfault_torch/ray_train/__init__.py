@@ -138,8 +138,8 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
                     # next attempt begins.
                     conclude = partial(self._conclude, previous)
                     doing = "concluding on a failed attempt"
-                    found = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
-                    text, self._previous = found or ("", _Previous())
+                    conclusion = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
+                    text, self._previous = conclusion or ("", _Previous())
         if text:
             raise TrainingStoppedError(text)
 

@@ -157,8 +157,8 @@ class TorchrunAgent(LocalElasticAgent):
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
-        given = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE)
-        seconds = given or TORCHRUN_STOP_GRACE_SECONDS
+        grace_seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE)
+        seconds = grace_seconds or TORCHRUN_STOP_GRACE_SECONDS
         try:
             results = run_node(
                 job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds))
@@ -199,9 +199,11 @@ class TorchrunAgent(LocalElasticAgent):
         if os.environ.get("SLURM_NODEID", "0") == "0":
             _point_to(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
         run, attempt = split_name(chosen.folder)
-        told = this.describe(split_name(run)[1])
+        description = this.describe(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
-        return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
+        return kind(
+            run, int(attempt), this.node.value, is_shared, this.namespace.value, description
+        )
 
 
 def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> None:
@@ -330,8 +332,8 @@ class TorchrunEngine(PlainEngine):
         """Return where this verdict was left among temporary files; None: nowhere."""
         for runs in find_fallback_folders():
             # the bytes, because an older run may have had this name
-            found, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
-            if found == verdict.document:
+            document, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
+            if document == verdict.document:
                 return runs / self._on_node
         return None
 

@@ -62,10 +62,10 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.argv[0] = _NAME
     parser = get_args_parser()
     add_help(parser)
-    given = parser.parse_args(arguments)
-    set_variables(given)
+    parsed = parser.parse_args(arguments)
+    set_variables(parsed)
     # torch's `record` writes the error file for an outer agent, as its own torchrun does.
-    _, error = try_call(partial(record(run), given), Exception)
+    _, error = try_call(partial(record(run), parsed), Exception)
     if error is not None and not is_told(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's

@@ -98,8 +98,8 @@ def doctor(as_json: bool) -> None:
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
-        found = {"recorded": is_recorded, "plain_torchrun": is_plain_recorded, "checks": rows}
-        lines = [json.dumps({"schema": "firstfault.doctor/v1", **found})]
+        result = {"recorded": is_recorded, "plain_torchrun": is_plain_recorded, "checks": rows}
+        lines = [json.dumps({"schema": "firstfault.doctor/v1", **result})]
     click.echo("\n".join(lines))
     sys.stdout.flush()
     # a thread may wait for a folder that doesn't answer
@@ -214,12 +214,12 @@ def _check_versions() -> _Check:
         for first, last in (TRIED[name],)
         if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
     ]
-    found = (
+    versions = (
         f"firstfault was not tested with {', '.join(new)}"
         if new
         else "firstfault was tested with these releases"
     )
-    return _FACT, "versions", found
+    return _FACT, "versions", versions
 
 
 def _check_recorder() -> _Check:
@@ -228,8 +228,8 @@ def _check_recorder() -> _Check:
     """
     probe = partial(try_call, _record, Exception)
     seconds = DOCTOR_TIMEOUT_SECONDS
-    found, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
-    return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
+    counted, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
+    return _FACT, "recorder", counted or f"couldn't call a collective: {error or 'timed out'}"
 
 
 def _record() -> str:

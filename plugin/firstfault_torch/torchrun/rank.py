@@ -195,13 +195,13 @@ def _build_engine() -> PlainEngine | None:
             job = Name(job.value, f"{job.source} and SLURM_STEP_ID")
             name = f"{name}.{this.step}"
         run = join(folder, name)
-        told = this._replace(job=job).describe(split_name(run)[1])
+        description = this._replace(job=job).describe(split_name(run)[1])
         return PlainEngine(
             run,
             int(this.number),
             this.node.value,
             namespace=this.namespace.value,
-            task=told,
+            task=description,
         )
     if OWN_RANK[-1][0] == 0:
         logger.warning(

@@ -226,7 +226,7 @@ class HandledExceptions:
         noted = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
         # raised again as the cause of another one
         chain |= {cause.identity: cause.kind for item in noted for cause in item.copies[1:]}
-        found = []
+        handled = []
         for item in noted:
             if chain.get(item.identity) is item.copies[0].kind:
                 continue
@@ -235,14 +235,14 @@ class HandledExceptions:
             ):
                 continue
             since = count_since(item.last_ns)
-            found.append(
+            handled.append(
                 HandledException(item.last_ns, build_exception(item.copies), item.times, since)
             )
         if self._tool is None and is_ending:
-            found += self._list_held(
+            handled += self._list_held(
                 current, {item.identity: item.copies[0].kind for item in noted}
             )
-        return tuple(found[-_MAX_LISTED:])
+        return tuple(handled[-_MAX_LISTED:])
 
     # --- Python 3.12 and later --------------------------------------------------------------------
 
@@ -312,9 +312,9 @@ class HandledExceptions:
         # a program that generates code has ever more of them
         if len(self._is_own_file) >= _MAX_FILES:
             self._is_own_file.clear()
-        found = not (source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS))
-        self._is_own_file[file] = found
-        return found
+        is_own = not (source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS))
+        self._is_own_file[file] = is_own
+        return is_own
 
     def _keep(
         self,
@@ -345,7 +345,7 @@ class HandledExceptions:
         active = set(map(id, frames))
         chain = {id(link) for link in iter_chain(current)}
         chain |= {id(link) for link in iter_chain(handled_exception(self._main))}
-        found = 0
+        count = 0
         for error in _search_exceptions(frames):
             entry = get_traceback(error)
             # the traceback begins in the frame that handled it
@@ -364,8 +364,8 @@ class HandledExceptions:
             ):
                 continue
             yield HandledException(None, capture(error))
-            found += 1
-            if found == _MAX_LISTED:
+            count += 1
+            if count == _MAX_LISTED:
                 return
 
 

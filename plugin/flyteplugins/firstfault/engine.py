@@ -190,12 +190,12 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
         "checkpoint": "checkpoint-path",
         "previous_checkpoint": "prev-checkpoint",
     }
-    found = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
+    paths = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
     if _USERS_JOB:
         _name_job(os.environ.get("JOBSET_NAME", ""))
     # "{{": a placeholder that Flyte has not filled
     return _configure(
-        is_clustered=True, **{name: "" if "{{" in path else path for name, path in found.items()}
+        is_clustered=True, **{name: "" if "{{" in path else path for name, path in paths.items()}
     )
 
 

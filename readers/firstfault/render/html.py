@@ -229,13 +229,13 @@ def _find_first_rank(cascade: Cascade) -> int:
     of_node = {node.name: node.state for node in cascade.nodes if node.name}
     states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
     wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))
-    found = (
+    indexes = (
         index
         for whose, state in wanted
         for index, pair in enumerate(states)
         if pair[whose] is state
     )
-    return next(found, 0)
+    return next(indexes, 0)
 
 
 def _list_first_rows(
@@ -243,10 +243,10 @@ def _list_first_rows(
 ) -> list[tuple[NodeState | None, str, list[RankState]]]:
     """Return the ranks of the initial page by node: (the node, its name, its ranks)."""
     nodes = {node.name: node for node in cascade.nodes}
-    found: dict[str, list[RankState]] = defaultdict(list)
+    by_node: dict[str, list[RankState]] = defaultdict(list)
     for item in cascade.ranks[first : first + PAGE_SIZE]:
-        found[item.node].append(item)
-    return [(nodes.get(name), name, ranks) for name, ranks in found.items()]
+        by_node[item.node].append(item)
+    return [(nodes.get(name), name, ranks) for name, ranks in by_node.items()]
 
 
 def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
@@ -399,10 +399,10 @@ def _list_logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
     logs = ((failure, "\n".join(log_lines(failure)[-_LOG_LINES:])) for failure in _in_order(report))
-    found = (
+    quoted = (
         _Quoted(name_process(failure), log, is_root=failure is root) for failure, log in logs if log
     )
-    return list(itertools.islice(found, _OTHERS))
+    return list(itertools.islice(quoted, _OTHERS))
 
 
 def _list_documents(report: Report) -> tuple[_Document, ...]:
@@ -446,7 +446,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
     """Return the lines around a frame: number, and text before,
     inside and after what Python marks with carets.
     """
-    found = []
+    lines = []
     for number, text in enumerate(frame.context, frame.context_line):
         indent = len(text) - len(text.lstrip())
         # the columns come from a document and may not fit the line: then nothing is marked
@@ -456,8 +456,8 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
         since, until = (
             (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
         )
-        found.append((number, text[:since], text[since:until], text[until:]))
-    return found
+        lines.append((number, text[:since], text[since:until], text[until:]))
+    return lines
 
 
 def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:

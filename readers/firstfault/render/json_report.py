@@ -182,9 +182,10 @@ def _build_fields(table: FieldTable, part: Any) -> dict[str, Any]:
     """Return the fields of a part by their names in JSON;
     null for an empty text that may be missing.
     """
-    found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
+    values = {field.json: getattr(part, field.name) for field in table.fields if field.json}
     return {
-        name: None if value == "" and name not in _TEXTS else value for name, value in found.items()
+        name: None if value == "" and name not in _TEXTS else value
+        for name, value in values.items()
     }
 
 

@@ -319,8 +319,8 @@ def _shorten(lines: Sequence[str]) -> list[str]:
     half = _TEXT_LINES // 2
     left = len(lines) - 2 * half
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
-    found = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
-    return found if left <= 1 and found == list(lines) else [*found, f"({_TO_SEE_ALL})"]
+    shortened = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
+    return shortened if left <= 1 and shortened == list(lines) else [*shortened, f"({_TO_SEE_ALL})"]
 
 
 # --- rows -----------------------------------------------------------------------------------------

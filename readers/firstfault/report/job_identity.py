@@ -63,8 +63,8 @@ class JobIdentity:
     @property
     def commit(self) -> str:
         """The commit of its source code; empty if the address names none."""
-        found = _COMMIT.search(self.source_url)
-        return found[0] if found else ""
+        match = _COMMIT.search(self.source_url)
+        return match[0] if match else ""
 
     def _describe_size(self, engine: EngineWords) -> str:
         ranks = counted(self.ranks, "rank") if self.ranks else ""

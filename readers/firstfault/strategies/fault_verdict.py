@@ -140,12 +140,12 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
         if others and not verdict.ranks and first.failure.node
         else probably
     )
-    said = (
+    explanation = (
         describe_early_end(first.failure, get_failures(classified))
         if has_reached_end(first.failure)
         else ""
     )
-    headline = build_headline(first.failure, verdict.ranks, probably, said)
+    headline = build_headline(first.failure, verdict.ranks, probably, explanation)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 
