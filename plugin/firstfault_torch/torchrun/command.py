@@ -73,7 +73,9 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add firstfault's options to torch's parser, and examples at the end of its help."""
-    from firstfault_torch.torchrun.settings import add_options  # noqa: PLC0415 - the list of commands doesn't need it
+    from firstfault_torch.torchrun.settings import (  # noqa: PLC0415 - the list of commands doesn't need it
+        add_options,
+    )
 
     add_options(parser)
     parser.epilog = _EXAMPLES

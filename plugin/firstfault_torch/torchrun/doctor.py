@@ -164,7 +164,11 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     also where its documents go.
     """
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
-    from firstfault_torch.torchrun.job_folder import is_named_by_start, name_run, root_folder  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun.job_folder import (  # noqa: PLC0415 - as above
+        is_named_by_start,
+        name_run,
+        root_folder,
+    )
     from firstfault_torch.torchrun.job_names import read_job_names  # noqa: PLC0415 - as above
     from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE  # noqa: PLC0415 - as above
 

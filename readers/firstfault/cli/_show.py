@@ -356,7 +356,11 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     """Print the restarts and stalls within an attempt and the seconds that they cost,
     also if it succeeded.
     """
-    from firstfault.report.parts.restart_lines import list_stalls, restart_line, stalls_line  # noqa: PLC0415 - as above
+    from firstfault.report.parts.restart_lines import (  # noqa: PLC0415 - as above
+        list_stalls,
+        restart_line,
+        stalls_line,
+    )
     from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
     restarts = [record for record in read.job.restarts if record.restart]

@@ -200,7 +200,8 @@ def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
 def _describe_wrong_clock(offset: Offset) -> str:
     where = "ahead of" if offset.low > 0 else "behind"
     if offset.is_known:
-        return f"{where} the storage's by about {abs(offset.low + offset.high) / 2 / NS_PER_SECOND:.0f} s"
+        seconds = abs(offset.low + offset.high) / 2 / NS_PER_SECOND
+        return f"{where} the storage's by about {seconds:.0f} s"
     return (
         f"{where} the storage's by at least {max(offset.low, -offset.high) / NS_PER_SECOND:.0f} s"
     )
