@@ -10,12 +10,12 @@ import sys
 from firstfault_inprocess import (
     exception as exception,
     hooks,
-    monitor,
     rank_assignment as rank_assignment,
     store as store,
 )
 from firstfault_inprocess.hooks import Compose as Compose
 from firstfault_inprocess.job import InProcessRestart as InProcessRestart
+from firstfault_inprocess.monitor import thread
 from firstfault_inprocess.rank_assignment import (
     FrozenState as FrozenState,
     Mode as Mode,
@@ -28,11 +28,11 @@ from firstfault_inprocess.wrap import (
 )
 
 abort = completion = compose = finalize = health_check = initialize = terminate = hooks
-monitor_thread = monitor
+monitor_thread = thread
 state = rank_assignment
 # NVRx's modules: also ``from firstfault_inprocess.abort import Abort`` works
 _NAMES = dict.fromkeys(
     ("abort", "completion", "compose", "finalize", "health_check", "initialize", "terminate"), hooks
 )
-for _name, _module in {**_NAMES, "monitor_thread": monitor, "state": rank_assignment}.items():
+for _name, _module in {**_NAMES, "monitor_thread": thread, "state": rank_assignment}.items():
     sys.modules[f"{__name__}.{_name}"] = _module

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import Place, RestartKind, RestartRecord
+from firstfault_inprocess.call.recovery import Interruption
 from firstfault_inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_inprocess.options import InProcessOptions
 from firstfault_inprocess.store import BarrierTimeout, Fault, FaultKind
-from firstfault_inprocess.wrap import CallWrapper, Interruption, current_call
+from firstfault_inprocess.wrap import CallWrapper, current_call
 from firstfault_torch.guard import call_with_timeout, try_call
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ class InProcessRestart(InProcessOptions):
 
     def by_last_rank(self, results: Mapping[int, Restarted | None]) -> dict[int, Any]:
         """Return what the workers returned, by the rank that each had in the last iteration."""
-        found = {
+        values = {
             item.rank: item.value
             for item in results.values()
             if item is not None and item.rank is not None
         }
         # none: each of them called sys.exit(0)
-        return found or dict.fromkeys(results)
+        return values or dict.fromkeys(results)
 
     def survivors(
         self,

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from firstfault.errors import UsageError
+from firstfault_inprocess.call.recovery import Interruption
 from firstfault_inprocess.exception import one_line
 from firstfault_inprocess.job import RecordedFaults, find_root_fault
 from firstfault_inprocess.store import GONE, Fault, FaultKind
-from firstfault_inprocess.wrap import Interruption
 from firstfault_torch.guard import suppress_internal_errors
 from firstfault_torch.worker.worker_monitor import current_monitor
 

@@ -256,15 +256,15 @@ class Iteration:
 
     def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
         """Return the faults; those without progress with the position that their rank has given."""
-        found = []
+        located = []
         for fault in faults:
             key = f"{_POSITION}{fault.rank}"
             if fault.kind is FaultKind.SOFT_TIMEOUT and self._store.check([key]):
                 position = Position(**json.loads(self._store.get(key)))
                 what = f"{fault.what}, at {position.text}"
                 fault = replace(fault, what=what, waits=position.waits, begun=position.begun)  # noqa: PLW2901
-            found.append(fault)
-        return tuple(found)
+            located.append(fault)
+        return tuple(located)
 
     # --- who continues ----------------------------------------------------------------------------
 

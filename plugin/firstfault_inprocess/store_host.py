@@ -250,12 +250,12 @@ class Connections:
 
 def open_sockets() -> set[tuple[int, int]]:
     """Return file descriptor and inode of each socket of this process."""
-    found = set()
+    sockets = set()
     for file in Path("/proc/self/fd").iterdir():
         try:
             target = str(file.readlink())
         except OSError:
             continue  # closed since, or the listing's own
         if target.startswith("socket:["):
-            found.add((int(file.name), int(target[8:-1])))
-    return found
+            sockets.add((int(file.name), int(target[8:-1])))
+    return sockets

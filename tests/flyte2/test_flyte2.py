@@ -23,7 +23,7 @@ from flyte._internal.runtime.convert import (
 from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument, ExecutionError
 
 from firstfault.model import Action
-from firstfault_torch.torchrun.job import who
+from firstfault_torch.torchrun.job_names import read_job_names
 from flyteplugins.firstfault.engine import Flyte2Engine, find_clustered
 from lab.cascades.cases import Way
 from tests.flyte2 import tasks
@@ -202,7 +202,7 @@ def test_a_name_for_all_jobs_of_an_image(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("run-a0", "run-a1"):
         monkeypatch.setenv("JOBSET_NAME", name)
         find_clustered(SimpleNamespace(args=("--outputs-path", "s3://bucket/outputs")))
-        assert who("").job.value == f"team-{name}"
+        assert read_job_names("").job.value == f"team-{name}"
 
 
 @pytest.mark.skipif(

@@ -1,5 +1,6 @@
 """A rank that leaves, and a monitor process whose store fails: what the others learn of it."""
 
+import dataclasses
 import datetime as dt
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import torch.distributed as dist
 
 import firstfault_inprocess as inprocess
 from firstfault_inprocess import wrap as call_module
+from firstfault_inprocess.call.rank_iteration import RankIteration
 from firstfault_inprocess.detached import DetachedProcess
 from firstfault_inprocess.exception import RankLost
 from firstfault_inprocess.job import find_root_fault
-from firstfault_inprocess.monitor import Watcher
+from firstfault_inprocess.monitor.process import MonitorProcess
 from firstfault_inprocess.progress import RankPhase, SharedProgress, find_position
 from firstfault_inprocess.store import Fault, FaultKind, Iteration, IterationEnd
 from firstfault_inprocess.wrap import CallWrapper
@@ -39,21 +41,24 @@ def test_a_rank_that_was_taken_for_lost(phase: RankPhase, call: CallWrapper) -> 
     """The others have continued without it: it interrupts none of their iterations,
     and is not counted again.
     """
-    iteration = Iteration(call._store, call._prefix, 0, 4)
+    session = call._session
+    state = dataclasses.replace(call.state, world_size=4)
+    taking_part = RankIteration(session, state, None)
+    taking_part.call(lambda: None)
+    iteration = session.open_iteration(0, 4)
     iteration.leave(0)
     iteration.arrive()
-    call._progress.phase = phase
-    call._leave(iteration, RankLost("taken for lost"))
-    assert [Iteration(call._store, call._prefix, number, 4).outcome() for number in (0, 1)] == [
-        None,
-        None,
-    ]
+    session.progress.phase = phase
+    taking_part.leave(RankLost("taken for lost"))
+    assert [session.open_iteration(number, 4).outcome() for number in (0, 1)] == [None, None]
     assert iteration._store.add("arrived", 0) == 1
+    session.open_iteration(0, 1).complete()  # ends the monitor thread
+    taking_part.close()
 
 
 def test_a_rank_that_learns_that_it_is_gone(call: CallWrapper) -> None:
     """Before it arrives: another one has arrived for it, and would be counted twice."""
-    iteration = Iteration(call._store.clone(), call._prefix, 0, 1)
+    iteration = Iteration(call._session.store.clone(), call._session.prefix, 0, 1)
 
     def train() -> None:
         iteration.leave(0)
@@ -66,7 +71,7 @@ def test_a_rank_that_learns_that_it_is_gone(call: CallWrapper) -> None:
 
 def test_a_rank_that_leaves_is_one_fault(call: CallWrapper) -> None:
     """It is told once, so that it does not push others out of the list."""
-    iteration = Iteration(call._store.clone(), call._prefix, 0, 1)
+    iteration = Iteration(call._session.store.clone(), call._session.prefix, 0, 1)
     with pytest.raises(SystemExit):
         call(sys.exit, (3,), {})
     assert [str(fault) for fault in iteration.faults()] == ["rank 0: left, SystemExit: 3"]
@@ -86,7 +91,7 @@ class _Failing:
         return self._store
 
 
-def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
+def _watcher(connect: _Failing, soft: float, hard: float) -> MonitorProcess:
     progress = SharedProgress()
     progress.begin(0, 0, 2)
     progress.automatic -= 10.0
@@ -96,7 +101,7 @@ def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
         monitor_process_interval=0.1,
         progress_watchdog_interval=0.1,
     )
-    watcher = Watcher(progress, 0, "p/0", connect, options)
+    watcher = MonitorProcess(progress, 0, "p/0", connect, options)
     watcher.begin()
     return watcher
 
@@ -132,7 +137,7 @@ def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher._look()
     iteration = Iteration(store, "p/0", 0, 2)
     assert iteration.outcome() is None
-    watcher._with_store(watcher._report_death, patient=True)
+    watcher._store_calls.make(watcher._report_death, patient=True)
     assert iteration.outcome() is IterationEnd.INTERRUPTED
     assert [str(fault) for fault in iteration.faults()] == ["rank 0: terminated, its process ended"]
 

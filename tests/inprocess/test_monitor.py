@@ -39,7 +39,7 @@ def _harm_monitor(found: Any) -> None:
     @inprocess.Wrapper(**OPTIONS)
     def train(call: inprocess.CallWrapper | None = None) -> int:
         assert call is not None
-        iteration = call._iteration
+        iteration = call._session.iteration
         assert iteration is not None
 
         def await_heartbeats() -> None:
@@ -48,14 +48,14 @@ def _harm_monitor(found: Any) -> None:
 
         for _ in range(2):
             await_heartbeats()
-            killed = call._monitor.pid
+            killed = call._session.monitor.pid
             os.kill(killed, signal.SIGKILL)
-            until(lambda killed=killed: call._monitor.pid != killed, "no other takes over")
+            until(lambda killed=killed: call._session.monitor.pid != killed, "no other takes over")
         await_heartbeats()
-        limited = call._monitor.pid
+        limited = call._session.monitor.pid
         resource.prlimit(limited, resource.RLIMIT_NPROC, (0, 0))
         await_heartbeats()
-        assert call._monitor.pid == limited
+        assert call._session.monitor.pid == limited
         return limited
 
     monitor = train()
@@ -82,7 +82,7 @@ import firstfault_inprocess as inprocess
 from firstfault_inprocess.wrap import CallWrapper
 
 call = CallWrapper(inprocess.InProcessRestart())
-monitor = call._monitor.pid
+monitor = call._session.monitor.pid
 with open(f"/proc/{monitor}/task/{monitor}/children") as children:
     standby = [int(pid) for pid in children.read().split()]
 for pid in (*standby, monitor):
@@ -92,7 +92,7 @@ with open("/proc/sys/kernel/ns_last_pid", "w") as last:
     last.write(str(monitor - 1))
 other = subprocess.Popen(["sleep", "100"])
 assert other.pid == monitor, (other.pid, monitor)
-call._monitor.close()
+call._session.monitor.close()
 time.sleep(0.2)
 assert other.poll() is None, "the end of a call has killed another process"
 if standby:

@@ -141,7 +141,7 @@ def test_a_rank_that_cannot_be_interrupted(caplog: pytest.LogCaptureFixture) -> 
     def train(call: inprocess.CallWrapper | None = None) -> None:
         assert call is not None
         if call.iteration == 0:
-            call._iteration.interrupt(peer)
+            call._session.iteration.interrupt(peer)
             lock.acquire()  # one call of C
 
     handler = Releasing(lock)
@@ -173,7 +173,7 @@ def test_a_machine_that_is_frozen_for_a_while() -> None:
             assert call is not None
             # the monitor process has sent its heartbeat, and sleeps nearly all the time
             time.sleep(1.0)
-            its.send((os.getpid(), call._monitor.pid))
+            its.send((os.getpid(), call._session.monitor.pid))
             until(its.poll)
             for _ in range(30):
                 time.sleep(0.01)
@@ -202,7 +202,7 @@ def test_a_block_in_which_no_time_counts() -> None:
 
     @inprocess.Wrapper(**FAST)
     def train(call: CallWrapper) -> int:
-        progress = call._progress
+        progress = call._session.progress
         call.ping()
         with call.disable_hang_protection():
             progress.manual = progress.interrupted = 1e-9  # when the machine was started
@@ -241,7 +241,7 @@ def test_a_child_that_the_function_forked(how: str) -> None:
                 sys.exit(3)
             return -1
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        assert Path(f"/proc/{call._monitor.pid}").exists()
+        assert Path(f"/proc/{call._session.monitor.pid}").exists()
         return call.iteration
 
     parent = os.getpid()
@@ -273,11 +273,11 @@ def test_an_interruption_while_an_exception_is_recorded() -> None:
 
     def train() -> int:
         call = current_call()
-        assert call._iteration is not None
+        assert call._session.iteration is not None
         if call.iteration:
             return call.iteration
         try:
-            call._iteration.interrupt(Fault(0, FaultKind.EXCEPTION, "another rank's", 0))
+            call._session.iteration.interrupt(Fault(0, FaultKind.EXCEPTION, "another rank's", 0))
             raise ConnectionError("the peer is gone")
         finally:
             dist.destroy_process_group(dist.GroupMember.NON_GROUP_MEMBER)
@@ -402,7 +402,7 @@ def test_deadlines_of_an_interrupted_rank(server: TimerServer) -> None:
         **{**FAST, "initialize": inprocess.initialize.RetryController(max_iterations=9)}
     )
     def train(call: inprocess.CallWrapper | None = None) -> None:
-        iteration = call._iteration
+        iteration = call._session.iteration
         assert iteration is not None
         if call.iteration < 8:
             iteration.interrupt(Fault(0, FaultKind.SOFT_TIMEOUT, "", 0))

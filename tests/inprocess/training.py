@@ -71,7 +71,7 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
     if kind == "blocked":
         ctypes.PyDLL(None).sleep(1000)  # holds the GIL
     if kind == "frozen":  # with its monitor process, as on a machine that is gone
-        os.kill(call._monitor.pid, signal.SIGSTOP)
+        os.kill(call._session.monitor.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind.startswith("store:"):
         os.kill(int(kind.partition(":")[2]), signal.SIGKILL)
@@ -119,7 +119,7 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
     """
     say("enter", call.iteration)
     if kind == "frozen":
-        say("monitor", call._monitor.pid)
+        say("monitor", call._session.monitor.pid)
     rank = int(os.environ["RANK"])
     if kind == "again and again" and call.iteration == 1 and rank == 2:
         raise ValueError("a fault during the recovery")

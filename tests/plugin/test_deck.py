@@ -28,9 +28,10 @@ from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_torch.worker.worker_monitor import WorkerMonitor
-from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints
-from flytekitplugins.firstfault.deck import DeckKeeper, elected, publish_deck
+from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, entrypoints, rank_decks
+from flytekitplugins.firstfault.deck import elected, publish_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
+from flytekitplugins.firstfault.rank_decks import DeckKeeper
 from tests.prefix import Prefix
 from tests.recordings import recording_at
 from tests.waiting import until
@@ -192,7 +193,9 @@ def _deck(name: str, text: str) -> Deck:
 
 
 def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
-    return [(item.name, item.html) for item in deck.kept_decks(NodeFolder(folder), round_)]
+    return [
+        (item.name, item.html) for item in rank_decks.read_kept_decks(NodeFolder(folder), round_)
+    ]
 
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_too_large_decks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Decks over the limit are left out with one log line; the others are kept."""
-    monkeypatch.setattr(deck, "_MAX_BYTES", 100)
+    monkeypatch.setattr(rank_decks, "_MAX_DECK_BYTES", 100)
     decks += [_deck("small", "1"), _deck("large", "x" * 100), _deck("last", "2")]
     keeper.look_now(LONG_S)
     decks[2].append("3")

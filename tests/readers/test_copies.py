@@ -22,7 +22,7 @@ from firstfault.layout import (
 )
 from firstfault.model import Verdict
 from firstfault.reading.fetch import StoreWithCopies
-from firstfault.reading.listing import Listing, begin, list_everything
+from firstfault.reading.listing import Listing, begin_listing, list_everything
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence, pack, unpack
 from lab.cascades.objects import Objects
@@ -250,10 +250,10 @@ def test_a_listing_in_parts_is_the_same(names: set[str], cuts: set[str]) -> None
     layout = Layout.of("memory://root")
 
     async def listed(cuts: Sequence[str]) -> Listing:
-        return await list_everything(store, layout, await begin(store, layout), cuts)
+        return await list_everything(store, layout, await begin_listing(store, layout), cuts)
 
     whole = asyncio.run(listed(()))
     in_parts = asyncio.run(listed(sorted(cuts)))
-    assert in_parts.change_mark() == whole.change_mark()
+    assert in_parts.get_state() == whole.get_state()
     assert len(whole.documents) == sum("errors/e1-" in name for name in names)
     assert len(whole.roster) == sum("roster/r1-" in name for name in names)

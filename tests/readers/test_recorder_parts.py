@@ -77,8 +77,8 @@ def test_withdrawn_documents(tmp_path: Path) -> None:
 
 
 _UNCOMPILED = """
-from firstfault.recorder import server
-server._load_document_writer()
+from firstfault.recorder.agent_death import load_document_writer
+load_document_writer()
 from firstfault import credentials
 from firstfault.utils.lazy_pattern import find_patterns
 patterns = find_patterns(credentials) | credentials.shapes.PATTERNS

@@ -30,7 +30,7 @@ GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.utils.run_sync": "`attempted`: storage clients and strategies raise anything",
     "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",
-    "firstfault_inprocess.wrap": (
+    "firstfault_inprocess.monitor.thread": (
         "the call judges what the wrapped function raised, or was interrupted by"
     ),
     "firstfault.cli._main": "the exit code of an error of firstfault's own",

@@ -497,8 +497,9 @@ def test_one_pass_compares_all(failures: list[model.WorkerError], other: model.W
     assert clocks.before_all(failures)(other) is all(
         clocks.before(other, failure) for failure in failures
     )
-    contenders = [not any(clocks.before(one, failure) for one in failures) for failure in failures]
-    assert clocks.may_be_first(failures) == contenders
+    assert clocks.may_be_first(failures) == [
+        not any(clocks.before(one, failure) for one in failures) for failure in failures
+    ]
 
 
 # --- time -----------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_ms", "bounds", "later", "brief"),
+    ("at_ms", "bounds", "delay", "short_delay"),
     [
         (31, (31, 31), "31 ms later", "+31 ms"),
         (0, (0, 0), "at the same time", "0"),
@@ -234,8 +234,8 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
 def test_how_much_later(
     at_ms: float | None,
     bounds: tuple[float, float] | None,
-    later: str,
-    brief: str,
+    delay: str,
+    short_delay: str,
 ) -> None:
     """A time is shown as exactly as the clocks allow."""
     interval = None if bounds is None else Interval(*(int(bound * _MS) for bound in bounds))
@@ -245,7 +245,7 @@ def test_how_much_later(
         None if at_ms is None else int(at_ms * _MS),
         interval,
     )
-    assert (event.later, event.brief) == (later, brief)
+    assert (event.delay, event.short_delay) == (delay, short_delay)
 
 
 def _time_after(root: WorkerError, other: WorkerError) -> Event:
@@ -266,7 +266,7 @@ def test_processes_of_one_boot_need_no_wall_clock() -> None:
     event = _time_after(
         root, make_error(1, node="w-1", at_ms=-9_000, monotonic_ns=10_031 * _MS, **_BOOT)
     )
-    assert (event.at_ns, event.later) == (31 * _MS, "31 ms later")
+    assert (event.at_ns, event.delay) == (31 * _MS, "31 ms later")
 
 
 def test_a_death_may_have_been_before_it_was_noticed() -> None:
@@ -373,9 +373,9 @@ def test_a_hang() -> None:
         State.STOPPED,
         State.ROOT,
     ]
-    later = [event.later for event in report.cascade.events if event.state is State.VICTIM]
-    assert later[0] == ""
-    assert later[1].endswith(" later, counted from the first failure")
+    delays = [event.delay for event in report.cascade.events if event.state is State.VICTIM]
+    assert delays[0] == ""
+    assert delays[1].endswith(" later, counted from the first failure")
     assert not report.cascade.from_root
     assert "earlier" not in report.followers
     assert [lane.is_origin for lane in _drawn(report.cascade).lanes].count(True) == 1
@@ -396,8 +396,8 @@ def test_the_time_line_is_within_its_drawing() -> None:
         bands += [lane.band for lane in timeline.lanes if lane.band is not None]
         places += [end for x, width in bands for end in (x, x + width)]
         assert 222 <= min(places) <= max(places) <= timeline.text
-        later = max((len(lane.later) for lane in timeline.lanes), default=0)
-        assert later * _CHARACTER <= timeline.width - timeline.text
+        longest = max((len(lane.delay) for lane in timeline.lanes), default=0)
+        assert longest * _CHARACTER <= timeline.width - timeline.text
         assert max((len(lane.label) for lane in timeline.lanes), default=0) * _CHARACTER <= min(
             places
         )

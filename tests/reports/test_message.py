@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from firstfault import model
 from firstfault.render.terminal import terminal_text
 from firstfault.report import Report, build_report, flyte_message, markdown
-from firstfault.report.data import build_sections
 from firstfault.report.engine_words import FLYTE, PLAIN, find_engine_words
 from firstfault.report.fault_owner import FaultOwner, describe_fault_owner
 from firstfault.report.first_line import first_line
+from firstfault.report.parts.sections import build_sections
 from firstfault.retry import decide
 from firstfault.strategies import build_undetermined_verdict, get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence

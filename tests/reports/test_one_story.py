@@ -17,8 +17,9 @@ from firstfault.conclude import conclude
 from firstfault.model import Kind, NodeSetup, Origin, Phase, Scope, Subject, Writer
 from firstfault.render.json_report import json_report
 from firstfault.report import Report
-from firstfault.report.data import AttemptSummary, build_report, build_sections
+from firstfault.report.data import AttemptSummary, build_report
 from firstfault.report.fault_owner import FaultOwner
+from firstfault.report.parts.sections import build_sections
 from firstfault.report.states import State
 from firstfault.strategies import build_undetermined_verdict
 from firstfault.testing import make_error, make_job, make_presence

@@ -38,7 +38,7 @@ from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.compat.torch_agent import unfinished
 from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.rounds.roster_poller import RosterPoller
-from firstfault_torch.watchdog import Timer
+from firstfault_torch.watchdog.timers import Timer
 from tests.prefix import Prefix
 from tests.waiting import until
 

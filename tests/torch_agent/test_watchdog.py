@@ -25,7 +25,7 @@ from firstfault.errors import UsageError
 from firstfault.recorder.folder import NodeFolder
 from firstfault_torch import Watchdog, watchdog
 from firstfault_torch.agent.timers import TimerServer, open_timers, resolve_watchdog
-from firstfault_torch.watchdog import Timer, parse_line, timer_line
+from firstfault_torch.watchdog.timers import Timer, build_line, parse_line
 from tests.plugin.running import short_folder
 from tests.waiting import until
 
@@ -187,7 +187,7 @@ def test_blocks_that_end(expired: Expired) -> None:
 @pytest.mark.parametrize("scope", ["x" * 5000, "\U0001f525" * 5000, 'a "quoted"\n\x00 name'])
 def test_an_odd_name(scope: str) -> None:
     """Any name fits into one write to a FIFO, and is one line."""
-    line = timer_line(Timer(1, "1", scope, 5.0, 3.0))
+    line = build_line(Timer(1, "1", scope, 5.0, 3.0))
     assert len(line) <= 4096
     assert line.count(b"\n") == 1
     assert parse_line(line).seconds == 3.0
@@ -243,7 +243,7 @@ def test_a_heartbeat_that_continues(expired: Expired) -> None:
 
 def test_the_wall_clock_does_not_count() -> None:
     """A deadline is one of the monotonic clock, whatever the wall clock was when it was sent."""
-    fields = json.loads(timer_line(Timer(1, "7", "step", 123.5, 3.0)))
+    fields = json.loads(build_line(Timer(1, "7", "step", 123.5, 3.0)))
     assert parse_line(json.dumps({**fields, "expiration_time": 5.0}).encode()).deadline == 123.5
     assert parse_line(json.dumps({**fields, "deadline": None}).encode()).deadline is None
 
@@ -427,7 +427,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
     expired.start()
     with expired.server.path.open("wb") as fifo, caplog.at_level(logging.WARNING):
         fifo.write(b'{"pid": 1}\n[]\nnonsense\n' + b"[" * 4_000 + b"\n")
-        fifo.write(timer_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
+        fifo.write(build_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
         fifo.flush()
         until(lambda: "(not killed: not a worker of this node)" in caplog.text)
     assert caplog.text.count("invalid line") == 4

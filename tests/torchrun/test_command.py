@@ -14,7 +14,7 @@ from firstfault.cli import main
 from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.command import add_help
-from firstfault_torch.torchrun.job import drop_invalid, read_options, set_variables
+from firstfault_torch.torchrun.settings import drop_invalid, read_options, set_variables
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 

@@ -14,8 +14,9 @@ from firstfault.attempt_data import read_attempt
 from firstfault.layout import RUN_MARK
 from firstfault.slurm_pointer import find_pointers
 from firstfault_start import rank_of
-from firstfault_torch.torchrun.job import HOST as HOST_NAME
-from firstfault_torch.torchrun.job import SOURCES, Source, chosen_folder, who
+from firstfault_torch.torchrun.job_folder import chosen_folder
+from firstfault_torch.torchrun.job_names import HOST as HOST_NAME
+from firstfault_torch.torchrun.job_names import SOURCES, Source, read_job_names
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
@@ -36,7 +37,7 @@ def test_a_source(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
         "HOSTNAME": "other-3"
     }
     value = {HOST_NAME: "train-3", "JOB_COMPLETION_INDEX": "train"}.get(source.variables[-1])
-    found = getattr(who(run_id, environment), source.of)
+    found = getattr(read_job_names(run_id, environment), source.of)
     assert found.value == (source.value or value or "_".join("7" for _ in source.variables))
     assert found.source == " and ".join(source.variables)
 
@@ -67,12 +68,12 @@ def test_the_table_on_the_page() -> None:
 )
 def test_names_of_folders(value: str, cleaned: str | None) -> None:
     """A name is one folder below the user's; a name that torchrun drew is none."""
-    assert who(value, {}).job.value == (cleaned or "")
+    assert read_job_names(value, {}).job.value == (cleaned or "")
 
 
 def test_an_attempt_that_is_not_a_number() -> None:
     """It does not count."""
-    found = who("", {"FIRSTFAULT_ATTEMPT": "two", "SLURM_RESTART_COUNT": "3"})
+    found = read_job_names("", {"FIRSTFAULT_ATTEMPT": "two", "SLURM_RESTART_COUNT": "3"})
     assert found.attempt == ("3", "SLURM_RESTART_COUNT")
 
 
@@ -83,7 +84,7 @@ def _folder(
     **environment: str,
 ) -> str:
     monkeypatch.setenv("FIRSTFAULT_FOLDER", str(root))
-    chosen = chosen_folder(who(environment.pop("run_id", ""), environment), meet)  # type: ignore[arg-type]
+    chosen = chosen_folder(read_job_names(environment.pop("run_id", ""), environment), meet)  # type: ignore[arg-type]
     if chosen.mark is not None:
         os.close(chosen.mark)
     return chosen.folder

@@ -33,7 +33,7 @@ from firstfault_torch.options import with_node
 from firstfault_torch.rounds.failure_broadcast import FailureNotice
 from firstfault_torch.rounds.rendezvous_fixes import PatchedRendezvous
 from firstfault_torch.rounds.round_store import begin_round, has_shared_store
-from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
+from firstfault_torch.watchdog.timers import TORCH_ENABLED_VARIABLE
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _NO_PAUSE = 1e-6

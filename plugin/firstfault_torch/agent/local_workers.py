@@ -47,7 +47,8 @@ from firstfault_torch.guard import (
 from firstfault_torch.node.channel import AgentChannel, from_message, handled_from_message
 from firstfault_torch.node.stderr_relay import StderrRelay
 from firstfault_torch.node_context import LOCAL_RANK_VARIABLE, WORKER_VARIABLE, NodeContext
-from firstfault_torch.watchdog import Timer, Watchdog
+from firstfault_torch.watchdog import Watchdog
+from firstfault_torch.watchdog.timers import Timer
 
 _STAT_FLAGS_INDEX = 5
 """Index of the kernel's flags of a process among the fields after its state: proc(5), field 9."""

@@ -20,8 +20,17 @@ from functools import partial
 from pathlib import Path
 
 from firstfault.recorder.folder import NodeFolder
-from firstfault_torch import time_limits, watchdog
+from firstfault_torch import time_limits
 from firstfault_torch.guard import logger, run_loop, start_daemon, suppress_internal_errors
+from firstfault_torch.watchdog import Watchdog
+from firstfault_torch.watchdog.timers import (
+    HEARTBEAT_VARIABLE,
+    TIMERS_VARIABLE,
+    TORCH_ENABLED_VARIABLE,
+    TORCH_FILE_VARIABLE,
+    Timer,
+    parse_line,
+)
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8
@@ -29,13 +38,13 @@ _ANCESTORS = 8
 
 
 def resolve_watchdog(
-    asked: watchdog.Watchdog | None, environment: Mapping[str, str] = os.environ
-) -> watchdog.Watchdog | None:
+    asked: Watchdog | None, environment: Mapping[str, str] = os.environ
+) -> Watchdog | None:
     """Return the watchdog of this agent: what the user asked for, also by torch's variable; None:
     none.
     """
-    if asked is None and environment.get(watchdog.TORCH_ENABLED_VARIABLE) == "1":
-        return watchdog.Watchdog()
+    if asked is None and environment.get(TORCH_ENABLED_VARIABLE) == "1":
+        return Watchdog()
     return asked
 
 
@@ -46,7 +55,7 @@ def open_timers(
 
     It tries the path that the user gave to torch, then the node's folder.
     """
-    users = environment.get(watchdog.TORCH_FILE_VARIABLE)
+    users = environment.get(TORCH_FILE_VARIABLE)
     paths = [Path(users)] if users else []
     paths += [files.timers(round_)] if files is not None else []
     problems: list[str] = []
@@ -70,8 +79,8 @@ class TimerServer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._timers: dict[tuple[int, str], watchdog.Timer] = {}
-        self._expired: Callable[[dict[int, watchdog.Timer]], None] = lambda _: None
+        self._timers: dict[tuple[int, str], Timer] = {}
+        self._expired: Callable[[dict[int, Timer]], None] = lambda _: None
         self._pids: frozenset[int] = frozenset()
         self._rest = b""
         self._thread: threading.Thread | None = None
@@ -90,17 +99,13 @@ class TimerServer:
         self._stop_reader, self._stop_writer = os.pipe()
         _living.add(self)
 
-    def environment(self, asked: watchdog.Watchdog) -> dict[str, str]:
+    def environment(self, asked: Watchdog) -> dict[str, str]:
         """Return the variables for the workers."""
         timeout = "" if asked.heartbeat_timeout is None else str(asked.heartbeat_timeout)
-        paths = dict.fromkeys(
-            (watchdog.TIMERS_VARIABLE, watchdog.TORCH_FILE_VARIABLE), str(self.path)
-        )
-        return {**paths, watchdog.HEARTBEAT_VARIABLE: timeout}
+        paths = dict.fromkeys((TIMERS_VARIABLE, TORCH_FILE_VARIABLE), str(self.path))
+        return {**paths, HEARTBEAT_VARIABLE: timeout}
 
-    def start(
-        self, pids: Iterable[int], expired: Callable[[dict[int, watchdog.Timer]], None]
-    ) -> None:
+    def start(self, pids: Iterable[int], expired: Callable[[dict[int, Timer]], None]) -> None:
         """Watch the workers with these process ids, after they were forked:
         they must not inherit the thread's locks.
 
@@ -208,22 +213,22 @@ class TimerServer:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 try:
-                    self._register(watchdog.parse_line(line))
+                    self._register(parse_line(line))
                 except ValueError as error:
                     logger.warning("the watchdog received an invalid line: %s", error)
 
-    def _register(self, timer: watchdog.Timer) -> None:
+    def _register(self, timer: Timer) -> None:
         key = (timer.pid, timer.number)
         if timer.deadline is None:
             self._timers.pop(key, None)
         else:
             self._timers[key] = timer
 
-    def _take_expired(self, now: float) -> dict[int, watchdog.Timer]:
+    def _take_expired(self, now: float) -> dict[int, Timer]:
         """Return the earliest expired deadline of each worker,
         and forget all deadlines of those workers.
         """
-        expired: dict[int, watchdog.Timer] = {}
+        expired: dict[int, Timer] = {}
         timers = self._timers.values()
         due = [timer for timer in timers if timer.deadline is not None and timer.deadline <= now]
         for timer in sorted(due, key=lambda timer: timer.deadline or 0.0):

@@ -45,13 +45,9 @@ from firstfault_torch.time_limits import (
     RAY_SETTLE_SECONDS,
 )
 from firstfault_torch.torchrun import rank
-from firstfault_torch.torchrun.job import (
-    ATTEMPT_VARIABLE,
-    FOLDER_VARIABLE,
-    JOB_VARIABLE,
-    given_folder,
-    who,
-)
+from firstfault_torch.torchrun.job_folder import given_folder
+from firstfault_torch.torchrun.job_names import read_job_names
+from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE, FOLDER_VARIABLE, JOB_VARIABLE
 
 
 class _Previous(NamedTuple):
@@ -96,7 +92,9 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
             folder = self._folder or join(
                 str(config.storage_path), str(config.name), "firstfault-runs"
             )
-            job = who("", {JOB_VARIABLE: f"{config.name}-{train_run_context.run_id[:8]}"}).job.value
+            job = read_job_names(
+                "", {JOB_VARIABLE: f"{config.name}-{train_run_context.run_id[:8]}"}
+            ).job.value
             self._run = join(folder, job)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
@@ -140,8 +138,8 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
                     # next attempt begins.
                     conclude = partial(self._conclude, previous)
                     doing = "concluding on a failed attempt"
-                    found = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
-                    text, self._previous = found or ("", _Previous())
+                    conclusion = call_with_timeout(conclude, RAY_CONCLUDE_TIMEOUT_SECONDS, doing)
+                    text, self._previous = conclusion or ("", _Previous())
         if text:
             raise TrainingStoppedError(text)
 

@@ -53,14 +53,9 @@ from firstfault_torch.time_limits import (
     TORCHRUN_STOP_GRACE_SECONDS,
 )
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
-from firstfault_torch.torchrun.job import (
-    chosen_folder,
-    drop_invalid,
-    keeps_torch_box,
-    read_options,
-    root_folder,
-    who,
-)
+from firstfault_torch.torchrun.job_folder import chosen_folder, root_folder
+from firstfault_torch.torchrun.job_names import read_job_names
+from firstfault_torch.torchrun.settings import drop_invalid, keeps_torch_box, read_options
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"
@@ -162,8 +157,8 @@ class TorchrunAgent(LocalElasticAgent):
         handler.shutdown = lambda: True  # torch's launcher closes it in any case, and may wait long
         signals = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT_SIGNALS)
         job = Job(self.min_nodes, spec.max_restarts, signals, lambda: prepared)
-        given = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE)
-        seconds = given or TORCHRUN_STOP_GRACE_SECONDS
+        grace_seconds = self._arguments.get("shutdown_timeout") or os.environ.get(_TIMEOUT_VARIABLE)
+        seconds = grace_seconds or TORCHRUN_STOP_GRACE_SECONDS
         try:
             results = run_node(
                 job, engine=engine, options=read_options(terminated_stop_seconds=float(seconds))
@@ -196,7 +191,7 @@ class TorchrunAgent(LocalElasticAgent):
 
     def _engine(self, kind: Callable[..., PlainEngine], handler: RendezvousHandler) -> PlainEngine:
         """Return the engine of this node; its folder is chosen by now."""
-        this = who(handler.get_run_id())
+        this = read_job_names(handler.get_run_id())
         chosen = chosen_folder(this, partial(job_store, handler) if self.max_nodes > 1 else None)
         self._mark = chosen.mark
         # One node is enough, and the one that publishes a verdict does it again. Now, because all
@@ -204,9 +199,11 @@ class TorchrunAgent(LocalElasticAgent):
         if os.environ.get("SLURM_NODEID", "0") == "0":
             _point_to(chosen.folder, RUN_FOLDER_TIMEOUT_SECONDS)
         run, attempt = split_name(chosen.folder)
-        told = this.told(split_name(run)[1])
+        description = this.describe(split_name(run)[1])
         is_shared = chosen.is_shared or self.max_nodes == 1
-        return kind(run, int(attempt), this.node.value, is_shared, this.namespace.value, told)
+        return kind(
+            run, int(attempt), this.node.value, is_shared, this.namespace.value, description
+        )
 
 
 def _end_program(failed: NodeFailedError, code: int, *, is_durable: bool) -> None:
@@ -335,8 +332,8 @@ class TorchrunEngine(PlainEngine):
         """Return where this verdict was left among temporary files; None: nowhere."""
         for runs in find_fallback_folders():
             # the bytes, because an older run may have had this name
-            found, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
-            if found == verdict.document:
+            document, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
+            if document == verdict.document:
                 return runs / self._on_node
         return None
 

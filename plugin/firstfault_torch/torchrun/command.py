@@ -56,16 +56,16 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     with without_collections():
         from firstfault_torch.guard import try_call  # noqa: PLC0415 - loads torch
         from firstfault_torch.torchrun.agent import is_told, stand_in  # noqa: PLC0415 - loads torch
-        from firstfault_torch.torchrun.job import set_variables  # noqa: PLC0415 - loads torch
+        from firstfault_torch.torchrun.settings import set_variables  # noqa: PLC0415 - loads torch
 
     stand_in()
     sys.argv[0] = _NAME
     parser = get_args_parser()
     add_help(parser)
-    given = parser.parse_args(arguments)
-    set_variables(given)
+    parsed = parser.parse_args(arguments)
+    set_variables(parsed)
     # torch's `record` writes the error file for an outer agent, as its own torchrun does.
-    _, error = try_call(partial(record(run), given), Exception)
+    _, error = try_call(partial(record(run), parsed), Exception)
     if error is not None and not is_told(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's
@@ -73,7 +73,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """Add firstfault's options to torch's parser, and examples at the end of its help."""
-    from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - the list of commands doesn't need it
+    from firstfault_torch.torchrun.settings import (  # noqa: PLC0415 - the list of commands doesn't need it
         add_options,
     )
 

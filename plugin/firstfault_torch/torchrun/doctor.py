@@ -98,8 +98,8 @@ def doctor(as_json: bool) -> None:
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
         rows = [{"name": name, "ok": state, "text": text} for state, name, text in checks]
-        found = {"recorded": is_recorded, "plain_torchrun": is_plain_recorded, "checks": rows}
-        lines = [json.dumps({"schema": "firstfault.doctor/v1", **found})]
+        result = {"recorded": is_recorded, "plain_torchrun": is_plain_recorded, "checks": rows}
+        lines = [json.dumps({"schema": "firstfault.doctor/v1", **result})]
     click.echo("\n".join(lines))
     sys.stdout.flush()
     # a thread may wait for a folder that doesn't answer
@@ -164,15 +164,15 @@ def _describe_names(*, is_stored: bool) -> Iterator[_Check]:
     also where its documents go.
     """
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - loads strategies
-    from firstfault_torch.torchrun.job import (  # noqa: PLC0415 - as above
-        ATTEMPT_VARIABLE,
+    from firstfault_torch.torchrun.job_folder import (  # noqa: PLC0415 - as above
         is_named_by_start,
         name_run,
         root_folder,
-        who,
     )
+    from firstfault_torch.torchrun.job_names import read_job_names  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun.settings import ATTEMPT_VARIABLE  # noqa: PLC0415 - as above
 
-    this = who(os.environ.get("PET_RDZV_ID", ""))
+    this = read_job_names(os.environ.get("PET_RDZV_ID", ""))
     unnamed = "no variable names it: torchrun's --rdzv-id, else the start's time, host and process"
     yield _FACT, "job", str(this.job) if this.job.value else unnamed
     yield (
@@ -218,12 +218,12 @@ def _check_versions() -> _Check:
         for first, last in (TRIED[name],)
         if version and not first <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= last
     ]
-    found = (
+    versions = (
         f"firstfault was not tested with {', '.join(new)}"
         if new
         else "firstfault was tested with these releases"
     )
-    return _FACT, "versions", found
+    return _FACT, "versions", versions
 
 
 def _check_recorder() -> _Check:
@@ -232,8 +232,8 @@ def _check_recorder() -> _Check:
     """
     probe = partial(try_call, _record, Exception)
     seconds = DOCTOR_TIMEOUT_SECONDS
-    found, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
-    return _FACT, "recorder", found or f"couldn't call a collective: {error or 'timed out'}"
+    counted, error = call_with_timeout(probe, seconds, "trying the recorder") or (None, None)
+    return _FACT, "recorder", counted or f"couldn't call a collective: {error or 'timed out'}"
 
 
 def _record() -> str:
@@ -391,9 +391,9 @@ def _check_callbacks() -> Iterator[_Check]:
 def _check_storage() -> tuple[_Check, BaseException | None]:
     """Try the folder of the documents; return the row, and the error if it can't be used."""
     from firstfault.run_folder import describe_fallback_folder  # noqa: PLC0415 - as above
-    from firstfault_torch.torchrun import job  # noqa: PLC0415 - as above
+    from firstfault_torch.torchrun import job_folder, settings  # noqa: PLC0415 - as above
 
-    folder = job.root_folder()
+    folder = job_folder.root_folder()
     began = time.monotonic()
     probe = partial(
         try_call, partial(_try_remote if is_remote(folder) else _try_local, folder), Exception
@@ -402,7 +402,11 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
         None,
         TimeoutError(),
     )
-    name = job.FOLDER_VARIABLE if job.given_folder() else f"{job.FOLDER_VARIABLE} is not set"
+    name = (
+        settings.FOLDER_VARIABLE
+        if job_folder.given_folder()
+        else f"{settings.FOLDER_VARIABLE} is not set"
+    )
     if error is None:
         took = time.monotonic() - began
         return (_OK, "storage", f"wrote, listed and read {folder} in {took:.2f} s ({name})"), None
@@ -412,7 +416,7 @@ def _check_storage() -> tuple[_Check, BaseException | None]:
         else str(error)
     )
     text = f"{folder}: {why} ({name}); documents go to {describe_fallback_folder()} instead"
-    return (_NO if job.given_folder() else _FACT, "storage", text), error
+    return (_NO if job_folder.given_folder() else _FACT, "storage", text), error
 
 
 def _try_local(folder: str) -> None:

@@ -45,7 +45,8 @@ from firstfault_torch.node_context import NodeContext
 from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.places import get_worker_place, look_up_address
 from firstfault_torch.time_limits import ANNOUNCE_TIMEOUT_SECONDS
-from firstfault_torch.torchrun.job import Name, given_folder, who
+from firstfault_torch.torchrun.job_folder import given_folder
+from firstfault_torch.torchrun.job_names import Name, read_job_names
 from firstfault_torch.worker.worker_monitor import WorkerMonitor, current_monitor, open_monitor
 
 _SILENT = "ended without an exception: SIGKILL ended it, or os._exit, which looks the same"
@@ -187,20 +188,20 @@ def _start_monitor(began_ns: int) -> WorkerMonitor | None:
 @cache
 def _build_engine() -> PlainEngine | None:
     folder = given_folder()
-    this = who("")
+    this = read_job_names("")
     if folder:
         job, name = this.job, this.run
         if this.step:  # each srun is a separate run
             job = Name(job.value, f"{job.source} and SLURM_STEP_ID")
             name = f"{name}.{this.step}"
         run = join(folder, name)
-        told = this._replace(job=job).told(split_name(run)[1])
+        description = this._replace(job=job).describe(split_name(run)[1])
         return PlainEngine(
             run,
             int(this.number),
             this.node.value,
             namespace=this.namespace.value,
-            task=told,
+            task=description,
         )
     if OWN_RANK[-1][0] == 0:
         logger.warning(

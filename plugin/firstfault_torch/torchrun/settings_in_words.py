@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from firstfault_torch.options import DEFAULT_HANG, PORT_VARIABLE, parse_hang
 from firstfault_torch.torchrun.exit_codes import CODES_VARIABLE, parse_exit_codes
-from firstfault_torch.torchrun.job import HANG_VARIABLE, find_problems
+from firstfault_torch.torchrun.settings import HANG_VARIABLE, find_problems
 
 
 def describe_settings() -> Iterator[tuple[bool, str, str]]:

@@ -28,14 +28,16 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from firstfault.exceptions import source_files
 from firstfault.model import HandledException
+from firstfault_torch import time_limits
 from firstfault_torch.failures.capture import capture
 from firstfault_torch.failures.copied_exception import (
     CopiedException,
@@ -43,7 +45,7 @@ from firstfault_torch.failures.copied_exception import (
     copy_exception,
     get_traceback,
 )
-from firstfault_torch.guard import iter_chain
+from firstfault_torch.guard import call_with_timeout, iter_chain
 from firstfault_torch.worker.in_flight import handled_exception, may_fail
 
 _TOOL = "firstfault"
@@ -224,7 +226,7 @@ class HandledExceptions:
         noted = sorted(dict(self._by_place).values(), key=lambda item: item.last_ns)
         # raised again as the cause of another one
         chain |= {cause.identity: cause.kind for item in noted for cause in item.copies[1:]}
-        found = []
+        handled = []
         for item in noted:
             if chain.get(item.identity) is item.copies[0].kind:
                 continue
@@ -233,14 +235,14 @@ class HandledExceptions:
             ):
                 continue
             since = count_since(item.last_ns)
-            found.append(
+            handled.append(
                 HandledException(item.last_ns, build_exception(item.copies), item.times, since)
             )
         if self._tool is None and is_ending:
-            found += self._list_held(
+            handled += self._list_held(
                 current, {item.identity: item.copies[0].kind for item in noted}
             )
-        return tuple(found[-_MAX_LISTED:])
+        return tuple(handled[-_MAX_LISTED:])
 
     # --- Python 3.12 and later --------------------------------------------------------------------
 
@@ -310,9 +312,9 @@ class HandledExceptions:
         # a program that generates code has ever more of them
         if len(self._is_own_file) >= _MAX_FILES:
             self._is_own_file.clear()
-        found = not (source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS))
-        self._is_own_file[file] = found
-        return found
+        is_own = not (source_files.is_library_file(file) or file.startswith(_OWN_FOLDERS))
+        self._is_own_file[file] = is_own
+        return is_own
 
     def _keep(
         self,
@@ -343,7 +345,7 @@ class HandledExceptions:
         active = set(map(id, frames))
         chain = {id(link) for link in iter_chain(current)}
         chain |= {id(link) for link in iter_chain(handled_exception(self._main))}
-        found = 0
+        count = 0
         for error in _search_exceptions(frames):
             entry = get_traceback(error)
             # the traceback begins in the frame that handled it
@@ -362,9 +364,34 @@ class HandledExceptions:
             ):
                 continue
             yield HandledException(None, capture(error))
-            found += 1
-            if found == _MAX_LISTED:
+            count += 1
+            if count == _MAX_LISTED:
                 return
+
+
+def list_within(
+    seconds: float,
+    handled: HandledExceptions,
+    current: BaseException | None,
+    calls: Sequence[int],
+    *,
+    is_ending: bool = True,
+) -> tuple[HandledException, ...]:
+    """Return what `HandledExceptions.list` returns; `calls` are the times of the recorded
+    collectives.
+
+    It takes at most `seconds`, and no longer than `HANDLED_EXCEPTIONS_TIMEOUT_SECONDS`.
+    """
+    limit = min(seconds, time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS)
+    if limit <= 0:
+        return ()
+
+    def count_since(when_ns: int) -> int | None:
+        return sum(called > when_ns for called in calls) if calls else None
+
+    # reads source files, on a file system that may not answer
+    read = partial(handled.list, current, count_since, is_ending=is_ending)
+    return call_with_timeout(read, limit, "listing handled exceptions", local=True) or ()
 
 
 def _close(reference: weakref.ref[HandledExceptions]) -> None:

@@ -5,7 +5,7 @@ its sockets: the root cause is recorded before any peer fails. The way of an exc
 
     recorded()                  the block around the task function
       WorkerMonitor.fails()     is it a failure, or an answer to the agent's signal?
-        describe_and_record()   exception -> ExceptionInfo -> WorkerError; torch's error.json
+        ExceptionDocuments      exception -> ExceptionInfo -> WorkerError; torch's error.json
           record_error()        `node.document_writer`: bytes; spool, recorder, storage; returns the
                                 receipt, too
 """
@@ -18,47 +18,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from firstfault.exceptions.first_cause import find_own_frames, join_frames
-from firstfault.exceptions.traceback_format import format_exception
-from firstfault.model import (
-    CollectiveProgress,
-    ExceptionInfo,
-    HandledException,
-    Place,
-    Receipt,
-    Resources,
-    Subject,
-    SystemState,
-    WorkerError,
-    Writer,
-)
-from firstfault.model.failure import CTRL_C
-from firstfault.recorder.client import RecorderClient
+from firstfault.model import Place
 from firstfault_torch import time_limits, watchdog
 from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.engine import Engine
 from firstfault_torch.failures import torch_error_file
-from firstfault_torch.failures.capture import bare, before_exit, capture, safe_text
-from firstfault_torch.failures.failure_records import ErrorClass, failure_record, lost_agent
-from firstfault_torch.guard import (
-    call_with_timeout,
-    ignore_worker_signals,
-    suppress_internal_errors,
-)
+from firstfault_torch.failures.capture import bare, before_exit
+from firstfault_torch.failures.failure_records import lost_agent
+from firstfault_torch.guard import ignore_worker_signals, suppress_internal_errors
 from firstfault_torch.node.channel import PULSE, STATE, WorkerChannel, to_message
-from firstfault_torch.node.document_writer import open_worker_spool, record_error, spool_for_agent
+from firstfault_torch.node.document_writer import record_error, spool_for_agent
 from firstfault_torch.node.fork_gate import wait_until_all_forked
 from firstfault_torch.node.stacks import register_stacks, restore_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node_context import OTHERS_CONTINUE, Moment, NodeContext
-from firstfault_torch.places import get_worker_place, is_in_foreground
+from firstfault_torch.places import get_worker_place
 from firstfault_torch.worker import process_state
-from firstfault_torch.worker.handled_exceptions import HandledExceptions
+from firstfault_torch.worker.exception_documents import ExceptionDocuments
+from firstfault_torch.worker.handled_exceptions import HandledExceptions, list_within
 from firstfault_torch.worker.in_flight import (
     InFlight,
     get_moment,
@@ -67,8 +49,6 @@ from firstfault_torch.worker.in_flight import (
     watch_process_groups,
 )
 from firstfault_torch.worker.pulse import pulse, snapshot
-
-T = TypeVar("T")
 
 _monitors: list[WorkerMonitor] = []
 
@@ -146,7 +126,8 @@ def record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None
                 monitor.exits(error)
             elif _is_answer_to_signal(error) and _has_died(agent):
                 # terminated because the agent died: the worker reports it
-                monitor.loses_agent(agent)
+                if monitor.node_context is not None:
+                    _record_agent_death(monitor.node_context, monitor.place, agent)
             else:
                 monitor.fails(error)
         monitor.close()
@@ -199,6 +180,11 @@ class WorkerMonitor:
         """
         self.in_flight = InFlight(partial(self._write, in_flight=True), self._withdraw)
         self._handled = HandledExceptions()
+        self._documents = (
+            ExceptionDocuments(engine, self.node_context, self._handled)
+            if self.node_context is not None
+            else None
+        )
 
     def open(self, *, is_program: bool = False) -> None:
         """Begin to watch; without a recording nothing is watched."""
@@ -326,23 +312,6 @@ class WorkerMonitor:
         else:
             self._channel.report_finished()
 
-    def loses_agent(self, agent_pid: int) -> None:
-        """Write a document about the agent's death instead."""
-        node_context = self.node_context
-        moment = Moment.now()
-        if node_context is None:
-            return
-        place = replace(self.place, rank=None, local_rank=None, pid=agent_pid)
-        failure = replace(
-            lost_agent(place), timestamp_ns=moment.wall_ns, monotonic_ns=moment.monotonic_ns
-        )
-        record_error(
-            failure,
-            node_context,
-            spool_for_agent(node_context),
-            node_context.upload_deadline_seconds,
-        )
-
     def answer(self, question: str = STATE) -> dict[str, Any]:
         """Return what the agent asks for; before it stops this process,
         also record the exception in flight.
@@ -371,8 +340,11 @@ class WorkerMonitor:
         # The rest of the time: an answer that came too late would lose the collectives as well.
         limit = time_limits.WORKER_QUERY_TIMEOUT_SECONDS - time_limits.ANSWER_DELIVERY_SECONDS
         left = began + limit - time.monotonic()
-        handled = self._list_handled(
-            handled_exception(threading.main_thread().ident or 0), calls, left
+        handled = list_within(
+            left,
+            self._handled,
+            handled_exception(threading.main_thread().ident or 0),
+            calls,
         )
         answer = to_message(progress, process_state.thread_failures(), raised_at, handled)
         # Before the answer is sent: the signal may follow it immediately.
@@ -381,51 +353,19 @@ class WorkerMonitor:
 
     def _write(self, error: BaseException, *, in_flight: bool = False, held: bool = False) -> str:
         """Write a document about `error` and return its name; empty: recording is off."""
-        if self.node_context is None:
+        if self._documents is None:
             return ""
-        context, place = self.node_context, self.place
-        _, receipt = describe_and_record(
+        _, receipt = self._documents.write(
             error,
-            context,
-            place,
-            self._engine,
+            self.place,
             in_flight=in_flight,
             held=held,
-            list_handled=partial(self._list_handled, error, is_ending=not in_flight),
         )
         return receipt.name
 
-    def _list_handled(
-        self,
-        current: BaseException | None,
-        calls: Sequence[int],
-        seconds: float = time_limits.UPLOAD_DEADLINE_SECONDS,
-        *,
-        is_ending: bool = True,
-    ) -> tuple[HandledException, ...]:
-        """Return the exceptions that the program handled;
-        `calls` are the times of the recorded collectives.
-
-        It takes at most `seconds`, and no longer than `HANDLED_EXCEPTIONS_TIMEOUT_SECONDS`.
-        """
-        limit = min(seconds, time_limits.HANDLED_EXCEPTIONS_TIMEOUT_SECONDS)
-        if limit <= 0:
-            return ()
-
-        def count_since(when_ns: int) -> int | None:
-            return sum(called > when_ns for called in calls) if calls else None
-
-        # reads source files, on a file system that may not answer
-        read = partial(self._handled.list, current, count_since, is_ending=is_ending)
-        return call_with_timeout(read, limit, "listing handled exceptions", local=True) or ()
-
     def _withdraw(self, name: str) -> None:
-        if self.node_context is None:
-            return
-        error_file = os.environ.get(torch_error_file.ERROR_FILE_VARIABLE)
-        spool = open_worker_spool(self.node_context, self.place.local_rank, error_file)
-        if spool is not None:
-            spool.withdraw(name)
+        if self._documents is not None:
+            self._documents.withdraw(name, self.place)
 
 
 def _has_children() -> bool:
@@ -444,116 +384,6 @@ def _do_nothing() -> None:
 def _finish_after_threads(channel: WorkerChannel, worker: int) -> None:
     if os.getpid() == worker:  # a forked child inherits the registered functions
         channel.report_finished()
-
-
-# --- from an exception to its document ------------------------------------------------------------
-
-
-def describe_and_record(  # noqa: PLR0913 - keywords
-    error: BaseException,
-    node_context: NodeContext,
-    place: Place,
-    engine: Engine,
-    *,
-    in_flight: bool = False,
-    held: bool = False,
-    list_handled: Callable[[Sequence[int]], tuple[HandledException, ...]] = lambda _: (),
-) -> tuple[bytes, Receipt]:
-    """Write a document about `error`, and torch's error.json; return the document and its receipt.
-
-    Bounded by the upload deadline. Half of it may go into reading the exception: its ``__str__`` is
-    the user's code and may block. An exception that is `in_flight` hasn't left the task function
-    yet; torch's error.json is left alone. A document that is `held` stays on the node; the agent
-    uploads it if the node fails. `list_handled` returns the exceptions that the program handled
-    before, given the times of this process's collectives.
-    """
-    began = time.monotonic_ns()
-    process_state.release_files()
-    wall_ns, monotonic_ns = get_moment(error)
-    deadline_ns = began + int(node_context.upload_deadline_seconds * 1e9)
-    source = error if is_clean_exit(error) else before_exit(error)
-    half = node_context.upload_deadline_seconds / 2
-    read = partial(_read, source, error, in_flight=in_flight)
-    exception = call_with_timeout(read, half, "reading an exception", local=True)
-    if exception is None:
-        exception = replace(bare(source), message="<no text: reading the exception took too long>")
-    place = replace(place, gpu=_asked(process_state.gpu_uuid, "", "the GPU"))
-    system = _asked(partial(process_state.system_state, source, exception), SystemState(), "limits")
-    resources = Resources()
-    if system != SystemState() and node_context.files is not None:
-        ask = partial(
-            RecorderClient(node_context.files).resources,
-            time_limits.CONTAINER_MEMORY_TIMEOUT_SECONDS,
-        )
-        resources = _asked(ask, resources, "the container's memory")
-    no_state: tuple[tuple[CollectiveProgress, ...], tuple[int, ...]] = ((), ())
-    progress, calls = _asked(process_state.collective_state, no_state, "the collectives")
-    failure = replace(
-        _describe(source, exception, place, engine),
-        timestamp_ns=wall_ns,
-        monotonic_ns=monotonic_ns,
-        in_flight=in_flight,
-        collectives=progress,
-        thread_failures=process_state.thread_failures(),
-        handled_exceptions=list_handled(calls),
-        resources=resources,
-        system=system,
-    )
-    error_file = os.environ.get(torch_error_file.ERROR_FILE_VARIABLE)
-    if error_file and not in_flight and not held:
-        with suppress_internal_errors("writing torch's error.json"):
-            data = torch_error_file.error_file_data(
-                exception.type,
-                exception.message,
-                failure.message,
-                wall_ns,
-            )
-            torch_error_file.write_error_file(error_file, data)
-    failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
-    left = (deadline_ns - time.monotonic_ns()) / 1e9
-    spool = open_worker_spool(node_context, place.local_rank, error_file)
-    return record_error(failure, node_context, spool, left, held=held)
-
-
-def _asked(call: Callable[[], T], default: T, about: str) -> T:
-    """Return what `call` returns; the default if it raises."""
-    with suppress_internal_errors(f"asking for {about}"):
-        return call()
-    return default
-
-
-def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:
-    exception = capture(source, in_flight=in_flight)
-    if source is error:
-        return exception
-    # a library caught it, as argparse does: the program's line is in the exit
-    if not find_own_frames(exception):
-        exception = replace(
-            exception, frames=join_frames((capture(error, in_flight=in_flight), exception))
-        )
-    note = f"The program then called sys.exit({safe_text(error)})."
-    return replace(exception, notes=(*exception.notes, note))
-
-
-def _describe(
-    error: BaseException,
-    exception: ExceptionInfo,
-    place: Place,
-    engine: Engine,
-) -> WorkerError:
-    """Return the failure record of an exception in this process, without its time."""
-    name = engine.name_error(error, exception)
-    left = {"category": "exit"} if isinstance(error, SystemExit) else {}
-    return failure_record(
-        ErrorClass.RECOVERABLE_EXCEPTION if name.recoverable else ErrorClass.WORKER_FAILURE,
-        place,
-        code=CTRL_C if isinstance(error, KeyboardInterrupt) and is_in_foreground() else name.code,
-        message=format_exception(exception),
-        writer=Writer.WORKER,
-        subject=Subject.WORKER,
-        exception=exception,
-        **left,
-    )
 
 
 # --- the ends of processes ------------------------------------------------------------------------
@@ -585,6 +415,22 @@ def _has_died(agent: int) -> bool:
             return False
         time.sleep(time_limits.PARENT_DEATH_POLL_SECONDS)
     return True
+
+
+def _record_agent_death(node_context: NodeContext, place: Place, agent_pid: int) -> None:
+    """Write a document about the agent's death."""
+    moment = Moment.now()
+    failure = replace(
+        lost_agent(replace(place, rank=None, local_rank=None, pid=agent_pid)),
+        timestamp_ns=moment.wall_ns,
+        monotonic_ns=moment.monotonic_ns,
+    )
+    record_error(
+        failure,
+        node_context,
+        spool_for_agent(node_context),
+        node_context.upload_deadline_seconds,
+    )
 
 
 def _is_answer_to_signal(error: BaseException) -> bool:

@@ -114,7 +114,9 @@ def _store_decks(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     node_context, place = monitor.node_context, monitor.place
     if node_context is None or place.rank != 0 or node_context.files is None:
         return
-    from flytekitplugins.firstfault.deck import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
+    from flytekitplugins.firstfault.rank_decks import (  # noqa: PLC0415 - rank 0 alone needs it
+        DeckKeeper,
+    )
 
     keeper = DeckKeeper(node_context.files, place.round, decks)
     # Two ways to the last check: the task function ends, or the agent is about to stop this rank

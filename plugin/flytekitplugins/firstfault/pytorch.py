@@ -26,8 +26,8 @@ from firstfault_torch.node_setup import read_node_setup
 from firstfault_torch.options import Options
 from firstfault_torch.places import get_worker_place
 from firstfault_torch.run import build_node_context
+from firstfault_torch.worker.exception_documents import ExceptionDocuments
 from firstfault_torch.worker.in_flight import is_clean_exit
-from firstfault_torch.worker.worker_monitor import describe_and_record
 from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _conclude(
     """Record an exception of the task function; return the sealed verdict on the job."""
     # The document first, then the roster entry with its receipt: peers that read the entry find the
     # document. If this pod is killed in between, readers see a document without an entry.
-    document, receipt = describe_and_record(error, node_context, place, engine)
+    document, receipt = ExceptionDocuments(engine, node_context).write(error, place)
     _announce(node_context, place, Phase.FAILED, (receipt,))
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
     # This pod's own document, in case the storage took it too late or not at all.

@@ -34,7 +34,7 @@ from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
 from firstfault_torch.torchrun.agent import TorchrunEngine
 from firstfault_torch.torchrun.exit_codes import FAILED
-from firstfault_torch.torchrun.job import FOLDER_VARIABLE, JOB_VARIABLE
+from firstfault_torch.torchrun.settings import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
     from firstfault.report import Report
@@ -190,12 +190,12 @@ def find_clustered(spec: Any) -> Callable[..., TorchrunEngine]:
         "checkpoint": "checkpoint-path",
         "previous_checkpoint": "prev-checkpoint",
     }
-    found = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
+    paths = {name: str(values.get(f"--{option}", "")) for name, option in options.items()}
     if _USERS_JOB:
         _name_job(os.environ.get("JOBSET_NAME", ""))
     # "{{": a placeholder that Flyte has not filled
     return _configure(
-        is_clustered=True, **{name: "" if "{{" in path else path for name, path in found.items()}
+        is_clustered=True, **{name: "" if "{{" in path else path for name, path in paths.items()}
     )
 
 

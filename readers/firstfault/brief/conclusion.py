@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from firstfault.render.markdown import escape
-from firstfault.report.data import Report, build_sections, restart_line
+from firstfault.report.data import Report
 from firstfault.report.formatting import format_ranks, shorten_list
+from firstfault.report.parts.restart_lines import restart_line
+from firstfault.report.parts.sections import build_sections
 from firstfault.utils.text import one_line
 
 _MAX_GROUPS, _MAX_REASONS, _MAX_STEPS, _MAX_UNKNOWN = 10, 5, 2, 8
@@ -77,7 +79,7 @@ def list_groups(subject: Subject) -> Iterator[str]:
             [ref.name for ref in group.first.failure.documents] if group.first is not None else []
         )
         lines = f", {', '.join(names[:2])}" if names else ""
-        yield _item(group.label, f"{who}{count}{lines}: {group.said}")
+        yield _item(group.label, f"{who}{count}{lines}: {group.description}")
     if len(groups) > _MAX_GROUPS:
         yield f"- and {len(groups) - _MAX_GROUPS} more groups"
 

@@ -21,7 +21,8 @@ from firstfault.brief.quotes import (
 from firstfault.brief.timeline import WeightedLine, build_timeline, list_processes
 from firstfault.brief.tokens import count_tokens, estimate_tokens, select_lines, share_tokens
 from firstfault.render.markdown import format_code_block
-from firstfault.report.data import Report, log_lines, message_text
+from firstfault.report.data import Report
+from firstfault.report.parts.quoted_output import log_lines, message_text
 from firstfault.utils.text import counted
 
 MAX_TOKENS = 6_000

@@ -10,9 +10,10 @@ from firstfault.brief.conclusion import Subject
 from firstfault.brief.digest import FoldedLine, LogDigest, ProcessOutput, QuotedLine, Weight
 from firstfault.brief.folding import describe_differences, make_template
 from firstfault.brief.quotes import cut, format_clock, format_date, format_numbered, hide_secrets
-from firstfault.report.data import Report, log_lines
+from firstfault.report.data import Report
 from firstfault.report.formatting import format_ranks
 from firstfault.report.headline import summarize_failure
+from firstfault.report.parts.quoted_output import log_lines
 from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import duration
 
@@ -139,7 +140,9 @@ def _list_events(subject: Subject) -> Iterator[WeightedLine]:
             at,
             cut(
                 " ".join(
-                    filter(None, (format_clock(event.failure.timestamp_ns), event.brief, what))
+                    filter(
+                        None, (format_clock(event.failure.timestamp_ns), event.short_delay, what)
+                    )
                 ),
                 _LINE_CHARS,
             ),

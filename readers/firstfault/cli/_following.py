@@ -169,7 +169,7 @@ class Progress:
     def show(self, job: JobErrors) -> None:
         """Print what has changed."""
         from firstfault.model.job import nodes_done  # noqa: PLC0415 - as above
-        from firstfault.report.data import list_stalls  # noqa: PLC0415
+        from firstfault.report.parts.restart_lines import list_stalls  # noqa: PLC0415
 
         for record in list_stalls(job)[self._stalls :]:
             self.note(record.reason)

@@ -356,7 +356,7 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     """Print the restarts and stalls within an attempt and the seconds that they cost,
     also if it succeeded.
     """
-    from firstfault.report.data import (  # noqa: PLC0415 - as above
+    from firstfault.report.parts.restart_lines import (  # noqa: PLC0415 - as above
         list_stalls,
         restart_line,
         stalls_line,
@@ -394,7 +394,7 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
 
 def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     """Print that the log has no error, and the restarts in it; return the exit code."""
-    from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
+    from firstfault.report.parts.restart_lines import restart_line  # noqa: PLC0415 - as above
 
     has_succeeded, why = _explain_no_error(read)
     restarts = [restart_line(record) for record in read.job.restarts] if read.is_of_logs else []

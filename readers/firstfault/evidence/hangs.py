@@ -27,8 +27,6 @@ from firstfault.evidence.classification import (
 from firstfault.evidence.diagnosis import (
     Candidate,
     Diagnosis,
-    find_ranks_without_failure,
-    find_self_ended_ranks,
 )
 from firstfault.evidence.progress import (
     Progress,
@@ -39,6 +37,7 @@ from firstfault.evidence.progress import (
     parse_progress,
     parse_reported_wait,
 )
+from firstfault.evidence.unreported import find_ranks_without_failure, find_self_ended_ranks
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames, iter_exceptions
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
@@ -137,7 +136,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
         # a rank that printed a timeout waited, too, even if it is retrying now
         met |= {failure.rank for failure in alive if prints_a_timeout(failure)}
         reasons = [(rank, why) for rank, why in reasons if rank not in met]
-    found = _build_candidates(diagnosis, reasons)
+    candidates = _build_candidates(diagnosis, reasons)
     reported = dict(_find_reported_missing(classified))
     # each culprit is the straggler of a different group, so several can be the root cause together
     are_shared = late if is_one_fault else {}
@@ -148,7 +147,7 @@ def find_stragglers(diagnosis: Diagnosis) -> list[Candidate]:
             is_reported=item.rank in reported,
             is_sure=not missing,
         )
-        for item in found
+        for item in candidates
     ]
 
 
@@ -188,14 +187,14 @@ def find_ranks_out_of_step(diagnosis: Diagnosis) -> Iterator[OutOfStep]:
         if len({progress.enqueued for progress in members.values()}) > 1
         for rank in members
     }
-    found = (
+    reasons = (
         OutOfStep(dict(_flatten_diverged(apart))),
         OutOfStep(late, is_behind=True),
         OutOfStep(split, has_majority=False),
         OutOfStep(waiting, is_behind=True),
         OutOfStep(uneven, has_majority=False, is_behind=True),
     )
-    return (item for item in found if item.ranks)
+    return (item for item in reasons if item.ranks)
 
 
 def _list_ranks_without_dump(alive: Sequence[WorkerError]) -> set[int]:
@@ -218,12 +217,12 @@ def _find_ranks_without_dump(
         and not any(progress.is_outstanding for progress in failure.collectives)
     ]
     is_of_dumps = all(failure.code == RECORDED_ONLY for failure in alive)
-    found = sorted(missing) if missing or has_late or not is_of_dumps else idle
-    if len(found) > MAX_CULPRITS or len(found) * 2 >= len(alive):
+    suspects = sorted(missing) if missing or has_late or not is_of_dumps else idle
+    if len(suspects) > MAX_CULPRITS or len(suspects) * 2 >= len(alive):
         return []
     others = len(alive) - len(idle)
     what = "left no readable flight recorder dump" if missing else "had no collective outstanding"
-    return [(rank, f"it {what}, and {others} peers waited") for rank in found]
+    return [(rank, f"it {what}, and {others} peers waited") for rank in suspects]
 
 
 def _build_candidates(
@@ -231,9 +230,9 @@ def _build_candidates(
 ) -> list[Candidate]:
     """Build one candidate per rank, with all reasons and the rank's document, if any."""
     by_rank = {failure.rank: failure for failure in _sort_failures(diagnosis)}
-    found: dict[int, list[str]] = defaultdict(list)
+    reasons_of_rank: dict[int, list[str]] = defaultdict(list)
     for rank, why in reasons:
-        found[rank].append(why)
+        reasons_of_rank[rank].append(why)
     return [
         Candidate(
             ", and ".join(why),
@@ -243,7 +242,7 @@ def _build_candidates(
             category,
             len(why),
         )
-        for rank, why in sorted(found.items())
+        for rank, why in sorted(reasons_of_rank.items())
     ]
 
 
@@ -374,7 +373,7 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     stood = [(item.failure, locate_main_thread(item.failure)) for item in workers]
     # a rank with an exception propagating, or with a printed peer's error, exits because of the
     # peer: it is a victim
-    found = [
+    exiting = [
         Candidate(
             f"{where.exit_stage} when its peers lost it",
             failure.rank,
@@ -395,11 +394,16 @@ def find_early_returns(diagnosis: Diagnosis) -> list[Candidate]:
     are_victims = all(
         judged.waited or judged.failure_class is FailureClass.CONSEQUENCE for judged in workers
     )
-    if not is_complete or not are_victims or not is_lost or len(found) + len(silent) > MAX_CULPRITS:
+    if (
+        not is_complete
+        or not are_victims
+        or not is_lost
+        or len(exiting) + len(silent) > MAX_CULPRITS
+    ):
         return []
     when = "while its peers waited for it" if diagnosis.waits else "when its peers lost it"
     why = f"it had exited with code 0 {when}"
-    return found + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
+    return exiting + [Candidate(why, rank, node, None, "exit") for rank, node in silent.items()]
 
 
 _COLLECTIVES_FILE = LazyPattern(r"torch/distributed/distributed_c10d\.py$")
@@ -453,9 +457,9 @@ def find_unfinished_collective(diagnosis: Diagnosis) -> list[Candidate]:
     works: dict[int, list[tuple[str, Collective]]] = {}
     for judged in diagnosis.waits:
         if judged.failure.rank is not None:
-            found = parse_progress(get_printed_text(judged.failure))
+            parsed = parse_progress(get_printed_text(judged.failure))
             works[judged.failure.rank] = [
-                (progress.group, work) for progress in found for work in progress.last
+                (progress.group, work) for progress in parsed for work in progress.last
             ]
     size = max((judged.failure.place.world_size for judged in diagnosis.classified), default=0)
     nodes = {judged.failure.node for judged in diagnosis.classified}
@@ -482,16 +486,16 @@ def _find_diverged(recorded: Progress, printed: Progress) -> DivergedRanks:
     Recorders and printed texts spell operations and sizes differently, so each source is compared
     separately.
     """
-    found: DivergedRanks = {}
+    diverged: DivergedRanks = {}
     for progress in (recorded, printed):
         for group, members in progress.items():
             odd = _find_first_divergence(members)
-            if odd is not None and not found.get(group):
-                found[group] = [
+            if odd is not None and not diverged.get(group):
+                diverged[group] = [
                     (rank, f"as collective {number} of group {group} {why}")
                     for rank, number, why in odd
                 ]
-    return found
+    return diverged
 
 
 def _flatten_diverged(apart: DivergedRanks) -> list[tuple[int, str]]:
@@ -513,11 +517,11 @@ def _find_first_divergence(
                 steps[entry.sequence][rank] = entry
     odd: list[tuple[int, int, str]] | None = None
     for number, calls in sorted(steps.items()):
-        found = _find_divergent_calls(calls)
-        if found:
+        divergent = _find_divergent_calls(calls)
+        if divergent:
             # later collectives differ as a consequence
-            return [(rank, number, why) for rank, why in found]
-        if found is not None:
+            return [(rank, number, why) for rank, why in divergent]
+        if divergent is not None:
             odd = []
     return odd
 
@@ -563,7 +567,7 @@ def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
     All ranks have called the same number of collectives, so the difference isn't in the program but
     on the GPU.
     """
-    found = []
+    unstarted = []
     for group, members in sorted(recorded.items()):
         states: dict[int, str] = {}
         numbers = {progress.enqueued for progress in members.values()}
@@ -573,11 +577,11 @@ def _find_unstarted_ranks(recorded: Progress) -> list[tuple[int, str]]:
         waiting = sorted(rank for rank, state in states.items() if state == "scheduled")
         # some backends never report "started": then "scheduled" proves nothing
         if len(numbers) == 1 and "started" in states.values() and len(waiting) * 2 < len(states):
-            found += [
+            unstarted += [
                 (rank, f"it had not started the last collective of group {group}")
                 for rank in waiting
             ]
-    return found
+    return unstarted
 
 
 def _find_ranks_outside_collective(

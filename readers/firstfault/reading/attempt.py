@@ -26,9 +26,9 @@ from firstfault.model import (
     WorkerError,
 )
 from firstfault.model.job import nodes_done
-from firstfault.reading import fetch
-from firstfault.reading import listing as listings
+from firstfault.reading import fetch, selection
 from firstfault.reading.assemble import Snapshot, Unreadable, judged_round
+from firstfault.reading.listing import ListedDocument, Listing, begin_listing, list_everything
 from firstfault.reading.request import Patience, Request
 from firstfault.store import ObjectInfo, ReadableStore
 from firstfault.utils.loggers import get_logger
@@ -66,17 +66,17 @@ async def follow(
         StoreError: the storage refuses a request.
     """
     known: dict[str, NodePresence] = {}
-    mark: tuple[object, ...] | None = None
+    listed_state: tuple[object, ...] | None = None
     while True:
         began = time.monotonic()
         job = None
         try:
-            begun = await listings.begin(store, request.layout) if store.has_ordered_pages else None
-            listing = await listings.list_everything(store, request.layout, begun)
+            begun = await begin_listing(store, request.layout) if store.has_ordered_pages else None
+            listing = await list_everything(store, request.layout, begun)
             # opening documents is the expensive part, so skip it while the listing is unchanged
-            if (new_mark := listing.change_mark()) != mark:
+            if (state := listing.get_state()) != listed_state:
                 job = await _Look(*await fetch.with_copies(store, listing), request, known).read()
-                mark = new_mark
+                listed_state = state
         except StoreUnavailableError as error:
             logger.warning("the storage does not answer, retrying: %s", error)
         if job is not None:
@@ -106,16 +106,16 @@ async def look(
         return request.job_of(fetch.sorted_out([await fetch.read_document(store, layout.document)]))
     begun = None
     if store.has_ordered_pages and request.find_needs(()).documents is DocumentsNeeded.EARLIEST:
-        found, begun = await _read_first(store, layout)
-        if found is not None:
-            return request.job_of(found)
+        snapshot, begun = await _read_first(store, layout)
+        if snapshot is not None:
+            return request.job_of(snapshot)
     elif store.has_ordered_pages:
-        begun = await listings.begin(store, layout)
+        begun = await begin_listing(store, layout)
     # {}: use no copies; None: read the bundles after the listing
     copies: Mapping[str, bytes] | None = {} if request.fresh else None
     if begun is not None and not request.fresh:
         copies = await fetch.read_node_copies(store, begun)
-    listing = await listings.list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
+    listing = await list_everything(store, layout, begun, fetch.cuts(copies or {}, layout))
     return await _Look(
         *await fetch.with_copies(store, listing, copies), request, dict(known or {})
     ).read()
@@ -181,9 +181,7 @@ async def _sleep_until_shutdown(seconds: float, shutdown_requested: threading.Ev
 # --- the first failure alone ----------------------------------------------------------------------
 
 
-async def _read_first(
-    store: ReadableStore, layout: Layout
-) -> tuple[Snapshot | None, listings.Listing]:
+async def _read_first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, Listing]:
     """Return a snapshot of the last round's earliest failure, from the first page of names,
     and the listing.
 
@@ -202,17 +200,19 @@ async def _read_first(
         return await (task if task is not None else fetch.read_listed(store, item))
 
     try:
-        listing = await listings.begin(store, layout, start, listings.SMALL_ATTEMPT)
-        newest = listings.newest_incarnations(listing)
-        first = listings.first_documents(listing, newest) if listing.in_order else []
+        listing = await begin_listing(store, layout, start, selection.MAX_SMALL_ATTEMPT_FILES)
+        newest = selection.find_newest_incarnations(listing)
+        first = selection.find_first_documents(listing, newest) if listing.in_order else []
         if not first or listing.of_nodes:
             return None, listing
-        found = await each(read, [*map(listing.item, first), *listing.stock])
+        documents = await each(read, [*map(listing.item, first), *listing.stock])
     finally:
         await asyncio.gather(*early.values(), return_exceptions=True)
-    opened = dict(zip(first, found, strict=False))
+    opened = dict(zip(first, documents, strict=False))
     for document, read_of_it in opened.items():
-        if not isinstance(read_of_it, WorkerError) or not listings.agrees(document.key, read_of_it):
+        if not isinstance(read_of_it, WorkerError) or not selection.agrees_with_name(
+            document.key, read_of_it
+        ):
             return None, listing
         # handled later by the user's code, or caused by the agent's signal: such a failure may not
         # be the root cause
@@ -220,14 +220,14 @@ async def _read_first(
             return None, listing
     more = " at least" if listing.rest is not None else ""
     count = len(listing.documents)
-    said = (
+    note = (
         f"only the first page of names was read ({count} documents{more}), and {len(first)} were"
         " opened"
     )
-    current = listings.of_round(listing.documents, listing.last_round(), newest or {})
+    current = selection.list_round_documents(listing.documents, listing.last_round(), newest or {})
     return (
         fetch.sorted_out(
-            found, notes=(said,), unopened=listings.unopened_by_fault(current, opened)
+            documents, notes=(note,), unopened=selection.summarize_unopened(current, opened)
         ),
         listing,
     )
@@ -242,7 +242,7 @@ class _Look:
     def __init__(
         self,
         store: ReadableStore,
-        listing: listings.Listing,
+        listing: Listing,
         request: Request,
         roster: dict[str, NodePresence],
     ) -> None:
@@ -252,29 +252,29 @@ class _Look:
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
         self._room = fetch.Room()
-        self._opened: dict[listings.Named, WorkerError | Seal | Unreadable] = {}
+        self._opened: dict[ListedDocument, WorkerError | Seal | Unreadable] = {}
         self._judged: tuple[int, JobErrors] | None = None
         """The last assembled job, with the number of opened documents at that time."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._restarts: tuple[model.RestartRecord, ...] = ()
-        self._current: list[listings.Named] = []
+        self._current: list[ListedDocument] = []
         """Documents of the judged round, by time."""
-        self._listed: dict[str, listings.Named] = {}
+        self._listed: dict[str, ListedDocument] = {}
         """Documents that a receipt mentions, by name."""
-        self._history: list[listings.Named] = []
+        self._history: list[ListedDocument] = []
         """Documents of earlier rounds and incarnations, by time."""
 
     async def read(self) -> JobErrors:
         """Read and return the job; adds the roster entries to the given dictionary."""
         documents = self._listing.documents
-        is_small = len(documents) <= listings.SMALL_ATTEMPT
+        is_small = len(documents) <= selection.MAX_SMALL_ATTEMPT_FILES
         opening = self._open(documents if is_small else ())
         await gathered(self._read_roster(), self._read_rest(), self._read_restarts(), opening)
         named = {receipt.name for entry in self._roster.values() for receipt in entry.receipts}
         self._listed = (
             {name: item for item in documents if (name := str(item.key)) in named} if named else {}
         )
-        needs = self._request.find_needs([found for found in self._rest if isinstance(found, Seal)])
+        needs = self._request.find_needs([item for item in self._rest if isinstance(item, Seal)])
         if not is_small and (
             needs.documents is DocumentsNeeded.ALL or not await self._read_sample(needs)
         ):
@@ -289,12 +289,12 @@ class _Look:
 
     async def _read_roster(self) -> None:
         items = [item for item in self._listing.roster if item.base not in self._roster]
-        if len(items) > listings.SMALL_ATTEMPT:
-            items = listings.roster_entries_to_open(items)
+        if len(items) > selection.MAX_SMALL_ATTEMPT_FILES:
+            items = selection.select_roster_entries(items)
         read, self._bad_roster = await fetch.read_roster(self._store, items, self._room)
         self._roster.update(read)
 
-    async def _open(self, documents: Iterable[listings.Named]) -> None:
+    async def _open(self, documents: Iterable[ListedDocument]) -> None:
         new = [document for document in documents if document not in self._opened]
         self._opened.update(
             zip(new, await each(self._read, map(self._listing.item, new)), strict=True)
@@ -312,7 +312,7 @@ class _Look:
         round_ = judged_round(
             {key.round for key in keys}, {item.key.round for item in documents}, self._restarts
         )
-        newest = listings.list_round_incarnations(keys, round_)
+        newest = selection.list_round_incarnations(keys, round_)
         gone = {
             receipt.name
             for entry in self._roster.values()
@@ -321,43 +321,45 @@ class _Look:
             and (key := ErrorKey.parse(receipt.name))
             and is_of_entry(key, entry.place)
         }
-        current = listings.of_round(documents, round_, newest)
+        current = selection.list_round_documents(documents, round_, newest)
         self._current = [
             document for document in current if not gone or str(document.key) not in gone
         ]
-        self._history = listings.by_time(set(documents).difference(current))
-        groups = listings.by_fault(self._current)
+        self._history = selection.sort_by_time(set(documents).difference(current))
+        groups = selection.group_by_fault(self._current)
         # names without a fingerprint don't identify the fault, so all these documents are opened
         wanted = [*groups.pop("", ()), *self._read_finished(keys)]
-        wanted += listings.sample_faults(groups)
+        wanted += selection.sample_faults(groups)
         if keys:
-            wanted += listings.unconfirmed(self._current, max(key.round for key in keys), newest)[
-                : listings.NEXT_STEP
-            ]
-        await self._open(self._history[: listings.EARLIER_ROUNDS])
+            wanted += selection.find_unconfirmed(
+                self._current, max(key.round for key in keys), newest
+            )[: selection.NEXT_STEP_DOCUMENTS]
+        await self._open(self._history[: selection.EARLIER_ROUND_DOCUMENTS])
         # each step opens documents, then asks the strategy, which may request ranks that its
         # suspects depend on
-        for _ in range(listings.MAX_STEPS):
+        for _ in range(selection.MAX_STEPS):
             wanted = list(
-                {*wanted, *listings.of_processes(wanted, self._current)}.difference(self._opened)
+                {*wanted, *selection.find_related_documents(wanted, self._current)}.difference(
+                    self._opened
+                )
             )
             if not wanted:
                 return True
-            await self._open(listings.by_time(wanted))
+            await self._open(selection.sort_by_time(wanted))
             read = [
-                (document, found)
-                for document, found in self._opened.items()
-                if isinstance(found, WorkerError)
+                (document, error)
+                for document, error in self._opened.items()
+                if isinstance(error, WorkerError)
             ]
             # one wrong name makes the grouping by names unreliable, so open all documents
-            if not all(listings.agrees(document.key, found) for document, found in read):
+            if not all(selection.agrees_with_name(document.key, error) for document, error in read):
                 return False
             named, why = await attempted(self._find_more_ranks(needs))
             if named is None:  # a broken third-party strategy must not abort the reading
                 logger.warning("the strategy failed to name the documents that it wants (%s)", why)
             left = [document for document in self._current if document not in self._opened]
             of_named = [document for document in left if document.key.rank in (named or ())]
-            wanted = [*of_named[: listings.NEXT_STEP], *self._list_unclear(groups)]
+            wanted = [*of_named[: selection.NEXT_STEP_DOCUMENTS], *self._list_unclear(groups)]
         return True
 
     async def _find_more_ranks(self, needs: ReadingNeeds) -> set[int]:
@@ -368,26 +370,26 @@ class _Look:
             else set()
         )
 
-    def _read_finished(self, keys: Iterable[RosterKey]) -> list[listings.Named]:
+    def _read_finished(self, keys: Iterable[RosterKey]) -> list[ListedDocument]:
         """Return the documents of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is model.Phase.SUCCEEDED}
         return [document for document in self._current if document.key.group_rank in finished][
-            : listings.NEXT_STEP
+            : selection.NEXT_STEP_DOCUMENTS
         ]
 
-    def _list_unclear(self, groups: Mapping[str, Sequence[listings.Named]]) -> list[listings.Named]:
+    def _list_unclear(self, groups: Mapping[str, Sequence[ListedDocument]]) -> list[ListedDocument]:
         """Return more documents of ambiguous faults: none was readable,
         or only some of the processes were stopped.
         """
-        found = []
+        unclear = []
         for documents in groups.values():
             read = [self._opened[document] for document in documents if document in self._opened]
             failures = [item for item in read if isinstance(item, WorkerError)]
             if read and len({bool(item.sent_signals) for item in failures}) != 1:
-                found += [document for document in documents if document not in self._opened][
-                    : listings.FIRST_STEP_OF_EACH_FAULT
+                unclear += [document for document in documents if document not in self._opened][
+                    : selection.FIRST_STEP_DOCUMENTS_OF_FAULT
                 ]
-        return found
+        return unclear
 
     def _assemble_job(self) -> JobErrors:
         """Assemble the documents read so far; cached until another document is opened."""
@@ -400,7 +402,7 @@ class _Look:
         notes = tuple(
             f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster
         )
-        unopened = listings.unopened_by_fault(self._current, self._opened)
+        unopened = selection.summarize_unopened(self._current, self._opened)
         return replace(
             fetch.sorted_out([*self._opened.values(), *self._rest], notes, unopened),
             roster=tuple(self._roster.values()),

@@ -1,18 +1,13 @@
-"""List an attempt's folders in as few requests as possible, and select the documents to open.
-
-The selection is pure: it depends only on names and on the documents read so far.
-"""
+"""List an attempt's folders in as few requests as possible."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from firstfault.layout import (
     ErrorKey,
     Layout,
-    RosterKey,
-    error_key_for,
     is_bundle,
     is_error_file,
     is_of_nodes,
@@ -20,7 +15,6 @@ from firstfault.layout import (
     is_stock_error_file,
     join_name,
 )
-from firstfault.model import Phase, Unopened, WorkerError
 from firstfault.store import ObjectInfo, Page, ReadableStore
 from firstfault.utils.run_sync import each, gathered
 
@@ -30,16 +24,13 @@ _BEFORE_NAMES = "!"
 """Sorts before all names in a folder. Some storages don't accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
 """Sorts after every key of grammar version 1: ":" is the character after "9"."""
-_CONCURRENT_PARTS = 32
+_MAX_CONCURRENT_PARTS = 32
 """Maximum number of listing parts that are read concurrently."""
 _LAST = 1 << 64
 
 
-# --- listing --------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True, eq=False)
-class Named:
+class ListedDocument:
     """A listed error document with its fields parsed from the name;
     about 400 bytes. Compared by identity.
     """
@@ -67,7 +58,7 @@ class Listing:
     """The files of one attempt. Object names are paths relative to the layout's root."""
 
     layout: Layout
-    documents: list[Named] = field(default_factory=list)
+    documents: list[ListedDocument] = field(default_factory=list)
     """Error documents with names of the grammar."""
     others: list[ObjectInfo] = field(default_factory=list)
     """Documents with unknown names, which must all be opened."""
@@ -92,7 +83,7 @@ class Listing:
         """Bundles with the files of all nodes, if each node has a separate folder."""
         return [item for item in self.bundles if is_of_nodes(item.base)]
 
-    def change_mark(self) -> tuple[object, ...]:
+    def get_state(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
         # documents are immutable and may be many, so the sum of their uuids is enough
         rest = frozenset((*self.others, *self.stock, *self.roster, *self.of_nodes, *self.restarts))
@@ -102,7 +93,7 @@ class Listing:
             rest,
         )
 
-    def item(self, document: Named) -> ObjectInfo:
+    def item(self, document: ListedDocument) -> ObjectInfo:
         """Return the listed object of a document."""
         return ObjectInfo(
             f"{self.layout.errors}/{document.key}", document.size, document.last_modified_ns
@@ -119,7 +110,7 @@ class Listing:
             if folder == self.layout.errors:
                 key = ErrorKey.parse(name)
                 if key is not None:
-                    self.documents.append(Named(key, item.size, item.last_modified_ns))
+                    self.documents.append(ListedDocument(key, item.size, item.last_modified_ns))
                 elif is_error_file(name):
                     self.others.append(item)
                 else:
@@ -135,7 +126,7 @@ class Listing:
                 self.stock.append(item)
 
 
-async def begin(
+async def begin_listing(
     store: ReadableStore,
     layout: Layout,
     eager: Callable[[ObjectInfo], None] = lambda _: None,
@@ -179,7 +170,8 @@ async def list_everything(
     begun: Listing | None = None,
     cuts: Sequence[str] = (),
 ) -> Listing:
-    """Return the complete listing of an attempt's folders; continues a listing from `begin`.
+    """Return the complete listing of an attempt's folders;
+    continues a listing from `begin_listing`.
 
     Args:
         store: the store of the layout's root.
@@ -203,16 +195,16 @@ async def list_everything(
             while start is not None and begun.in_order:
                 start = _take(begun, await store.page(start), end)
 
-        await each(read_part, parts, _CONCURRENT_PARTS)
+        await each(read_part, parts, _MAX_CONCURRENT_PARTS)
         if begun.in_order:
             return begun
     listing = Listing(layout)
 
     async def read(folder: str) -> None:
-        found = await store.list(folder)
+        items = await store.list(folder)
         listing.add(
             ObjectInfo(join_name(folder, item.name), item.size, item.last_modified_ns)
-            for item in found
+            for item in items
         )
 
     await gathered(*map(read, (layout.errors, layout.roster, *([""] if layout.has_stock else []))))
@@ -255,206 +247,3 @@ def _split_range(
         return []
     between = [name for name in cuts if name > start and (end is None or name < end)]
     return list(zip([start, *between], [*between, end], strict=True))
-
-
-# --- which documents of a large attempt are opened ------------------------------------------------
-
-SMALL_ATTEMPT = 128
-"""Maximum number of documents, and of roster entries, in a small attempt: all of them are opened.
-"""
-FIRST_STEP_OF_EACH_FAULT = 16
-"""Number of documents to open of each fault in the first step."""
-FIRST_STEP = 1024
-"""Number of documents to open in the first step, of all faults together."""
-NEXT_STEP = 256
-"""Number of documents to open in each further step."""
-MAX_STEPS = 6
-"""Maximum number of further steps."""
-MAX_SIMULTANEOUS = 16
-"""Maximum number of simultaneous documents, and of Flyte's own files, that `earliest` opens."""
-EARLIER_ROUNDS = 32
-"""Number of documents of earlier rounds to open in a large attempt."""
-
-
-def by_time(documents: Iterable[Named]) -> list[Named]:
-    """Sort documents by time, then by rank."""
-    return sorted(
-        documents, key=lambda document: (document.moment, document.key.rank or 0, document.key.uuid)
-    )
-
-
-def of_round(
-    documents: Iterable[Named], number: int, newest: Mapping[int | None, int]
-) -> list[Named]:
-    """Return the documents of a round and of later rounds by time,
-    without a node's earlier incarnations.
-
-    Args:
-        documents: all documents of an attempt.
-        number: the round.
-        newest: the newest incarnations in this round's roster, by group rank; if empty, those in
-            the names count.
-    """
-    found = [document for document in documents if document.key.round >= number]
-    incarnations = dict(newest)
-    for key in [document.key for document in found] if not newest else ():
-        incarnations[key.group_rank] = max(incarnations.get(key.group_rank, 0), key.incarnation)
-
-    def is_newest(key: ErrorKey) -> bool:
-        # without a group rank or an incarnation, treat it as the newest
-        return (
-            key.group_rank is None
-            or not key.incarnation
-            or key.incarnation >= incarnations.get(key.group_rank, 0)
-        )
-
-    return by_time(
-        document for document in found if document.key.round > number or is_newest(document.key)
-    )
-
-
-def unconfirmed(
-    documents: Iterable[Named], number: int, newest: Mapping[int | None, int]
-) -> list[Named]:
-    """Return the documents with a later round than `number`,
-    or a newer incarnation than the roster's.
-    """
-
-    def is_newer(key: ErrorKey) -> bool:
-        return key.round > number or key.incarnation > newest.get(key.group_rank, key.incarnation)
-
-    return [document for document in documents if is_newer(document.key)]
-
-
-def by_fault(documents: Iterable[Named]) -> dict[str, list[Named]]:
-    """Group documents by the fingerprint in their names; the order stays the same."""
-    groups: dict[str, list[Named]] = {}
-    for document in documents:
-        groups.setdefault(document.key.fingerprint, []).append(document)
-    return groups
-
-
-def of_processes(documents: Iterable[Named], among: Iterable[Named]) -> Iterator[Named]:
-    """Yield the documents in `among` about the same processes as `documents`,
-    written by worker or agent.
-    """
-    wanted = {document.process for document in documents if document.key.rank is not None}
-    return (document for document in among if document.process in wanted)
-
-
-def newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
-    """Return each node's newest incarnation in the documents' last round;
-    None if the roster's last round differs.
-    """
-    keys = [key for item in listing.roster if (key := RosterKey.parse(item.base)) is not None]
-    last = listing.last_round()
-    return (
-        None
-        if keys and max(key.round for key in keys) != last
-        else list_round_incarnations(keys, last)
-    )
-
-
-def list_round_incarnations(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int]:
-    """Return each node's newest incarnation in a round."""
-    newest: dict[int | None, int] = {}
-    for key in keys:
-        if key.round == round_:
-            newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)
-    return newest
-
-
-def first_documents(listing: Listing, newest: Mapping[int | None, int] | None) -> list[Named]:
-    """Return the documents with the last round's earliest time;
-    none if these aren't enough for `earliest`.
-    """
-    is_small = len(listing.documents) <= SMALL_ATTEMPT
-    if (
-        newest is None
-        or is_small
-        or listing.others
-        or listing.foreign
-        or len(listing.stock) > MAX_SIMULTANEOUS
-    ):
-        return []
-    documents = of_round(listing.documents, listing.last_round(), newest)
-    first = [
-        document
-        for document in documents[: MAX_SIMULTANEOUS + 1]
-        if document.moment == documents[0].moment
-    ]
-    return first if len(first) <= MAX_SIMULTANEOUS else []
-
-
-def sample_faults(groups: Mapping[str, Sequence[Named]]) -> list[Named]:
-    """Return the documents to open first: of each fault the earliest, the last,
-    and some in between.
-
-    If there are too many faults, half of the documents are of the rarest faults and half of the
-    earliest ones: the root cause is usually rare, and early.
-    """
-    share = max(1, min(FIRST_STEP_OF_EACH_FAULT, FIRST_STEP // max(len(groups), 1)))
-    chosen = list(groups.values())
-    if len(chosen) > FIRST_STEP:
-        rare = sorted(range(len(chosen)), key=lambda index: len(chosen[index]))[: FIRST_STEP // 2]
-        chosen = [chosen[index] for index in sorted({*rare, *range(FIRST_STEP // 2)})]
-    return [document for documents in chosen for document in _sample(documents, share)]
-
-
-def _sample(documents: Sequence[Named], count: int) -> list[Named]:
-    if len(documents) <= count:
-        return list(documents)
-    # half of the sample are the earliest documents, the rest are spread evenly and include the last
-    early = max(count // 2, 1)
-    rest = count - early
-    step = (len(documents) - 1 - early) / max(rest - 1, 1)
-    places = sorted({len(documents) - 1 - int(number * step) for number in range(rest)})
-    return [*documents[:early], *(documents[place] for place in places)]
-
-
-def unopened_by_fault(
-    documents: Iterable[Named], opened: Mapping[Named, object]
-) -> tuple[Unopened, ...]:
-    """Summarize the unopened documents by fault, the largest group first."""
-    found = []
-    for fingerprint, members in by_fault(documents).items():
-        left = [document.key for document in members if document not in opened]
-        if not left:
-            continue
-        said = {
-            read.fingerprint for read in map(opened.get, members) if isinstance(read, WorkerError)
-        }
-        ranks = {key.rank for key in left if key.rank is not None}
-        nodes = {key.group_rank for key in left if key.group_rank is not None}
-        names_hash = sum(int(key.uuid, 16) for key in left)
-        name = min(said, default=f"?:{fingerprint}")
-        found.append(
-            Unopened(name, len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash)
-        )
-    return tuple(sorted(found, key=lambda group: (-group.count, group.fingerprint)))
-
-
-def agrees(key: ErrorKey, error: WorkerError) -> bool:
-    """Whether a document agrees with its name."""
-    return error_key_for(error, key.uuid) == str(key)
-
-
-def roster_entries_to_open(items: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """Return the last round's entries, without "joined" entries of nodes that have a final one,
-    and unknown files.
-    """
-
-    def life(key: RosterKey) -> tuple[int, int | None, int]:
-        return (key.round, key.group_rank, key.incarnation)
-
-    keys = {item.name: RosterKey.parse(item.base) for item in items}
-    last = max((key.round for key in keys.values() if key is not None), default=0)
-    ended = {
-        life(key) for key in keys.values() if key is not None and key.phase is not Phase.JOINED
-    }
-    return [
-        item
-        for item in items
-        if (key := keys[item.name]) is None
-        or (key.round == last and (key.phase is not Phase.JOINED or life(key) not in ended))
-    ]

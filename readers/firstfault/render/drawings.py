@@ -54,7 +54,7 @@ class Lane:
     """False: its clock could not be compared with the clocks of its peers."""
     band: tuple[float, float] | None
     """x and width of the bounds of its time; None: they are too close to be seen."""
-    later: str
+    delay: str
     is_origin: bool
     is_open: bool
     """It began at an unknown time before the origin: its band fades in from the left edge."""
@@ -136,17 +136,17 @@ def _draw_histogram(timed: Sequence[Event], untimed: int) -> Timeline:
     times = [event.at_ns or 0 for event in timed]
     scale = _Scale(min(*times, 0), max(*times, _MS))
     width = (_RIGHT - _LEFT) / _BARS
-    found: dict[int, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
+    by_bar: dict[int, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in timed:
         # the latest failure is at the right end of the axis, where one bar too many would begin
         index = min(int((scale.x(event.at_ns or 0) - _LEFT) / width), _BARS - 1)
-        found[index][event.state].append(event.at_ns or 0)
-    most = max(sum(map(len, states.values())) for states in found.values())
+        by_bar[index][event.state].append(event.at_ns or 0)
+    most = max(sum(map(len, states.values())) for states in by_bar.values())
     # each state in a bar is at least `_LEAST` high, so the highest bar may exceed `_BARS_HEIGHT` by
     # this much
     base = _TOP + _BARS_HEIGHT + len(State) * _LEAST
     bars = []
-    for index, states in sorted(found.items()):
+    for index, states in sorted(by_bar.items()):
         foot = base
         for state in sorted(states, key=list(State).index):
             at = states[state]
@@ -181,13 +181,13 @@ class _Scale:
 
     def ticks(self) -> tuple[Tick, ...]:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
-        found = [
+        candidates = [
             Tick(self.x(at), _format_tick(at))
             for at in moments
             if self._low <= _to_log_scale(at) <= self._high
         ]
         kept: list[Tick] = []
-        for tick in found:  # zero first, then those with labels that don't overlap
+        for tick in candidates:  # zero first, then those with labels that don't overlap
             # the width of "-100 ms"
             if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004
                 kept.append(tick)
@@ -232,7 +232,7 @@ def _draw_lane(index: int, event: Event, scale: _Scale, short: Mapping[str, str]
         ),
         is_sure=event.bounds is not None,
         band=(left, width) if width >= 1 else None,
-        later="since before this" if is_open else event.brief,
+        delay="since before this" if is_open else event.short_delay,
         is_open=is_open,
         is_origin=event.is_origin,
     )
@@ -316,14 +316,14 @@ def _worst_states(cascade: Cascade) -> dict[str, State]:
     """Return the state to show for each node: its own, else the worst state of its ranks,
     in the order of `_ORDER`.
     """
-    found: dict[str, State] = {}
+    worst: dict[str, State] = {}
     for item in cascade.ranks:
-        before = found.get(item.node)
+        before = worst.get(item.node)
         if before is None or _ORDER.index(item.state) < _ORDER.index(before):
-            found[item.node] = item.state
+            worst[item.node] = item.state
     for event in cascade.events:  # of agents, and of files that name no rank
-        if event.failure.rank is None and event.failure.node not in found:
-            found[event.failure.node] = event.state
+        if event.failure.rank is None and event.failure.node not in worst:
+            worst[event.failure.node] = event.state
     # a node's success must not hide the state of a rank
     own = {State.ROOT, State.SUSPECT, State.UNREPORTED}
-    return found | {node.name: node.state for node in cascade.nodes if node.state in own}
+    return worst | {node.name: node.state for node in cascade.nodes if node.state in own}

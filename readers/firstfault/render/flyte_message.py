@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from firstfault.render import plain_lines
-from firstfault.report.data import Report, Section, Sections, build_sections
+from firstfault.report.data import Report
 from firstfault.report.facts import Fact
 from firstfault.report.formatting import shorten_list
+from firstfault.report.parts.sections import Section, Sections, build_sections
 from firstfault.utils.text import elide, one_line, printable
 
 _MESSAGE = 16_000

@@ -32,12 +32,14 @@ from firstfault.render.drawings import build_timeline, node_map
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
 from firstfault.report.cascade import Cascade, NodeState, RankState
-from firstfault.report.data import Report, log_lines, message_text, recovered_lines
+from firstfault.report.data import Report
 from firstfault.report.engine_words import is_retried
 from firstfault.report.first_line import shorten_pod_name
 from firstfault.report.formatting import format_ranks, format_time, shorten_names
 from firstfault.report.headline import summarize_failure
 from firstfault.report.job_identity import JobIdentity
+from firstfault.report.parts.quoted_output import log_lines, message_text
+from firstfault.report.parts.restart_lines import recovered_lines
 from firstfault.report.states import State
 from firstfault.strategies.headlines import name_process
 from firstfault.utils.text import elide, printable
@@ -227,13 +229,13 @@ def _find_first_rank(cascade: Cascade) -> int:
     of_node = {node.name: node.state for node in cascade.nodes if node.name}
     states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
     wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))
-    found = (
+    indexes = (
         index
         for whose, state in wanted
         for index, pair in enumerate(states)
         if pair[whose] is state
     )
-    return next(found, 0)
+    return next(indexes, 0)
 
 
 def _list_first_rows(
@@ -241,10 +243,10 @@ def _list_first_rows(
 ) -> list[tuple[NodeState | None, str, list[RankState]]]:
     """Return the ranks of the initial page by node: (the node, its name, its ranks)."""
     nodes = {node.name: node for node in cascade.nodes}
-    found: dict[str, list[RankState]] = defaultdict(list)
+    by_node: dict[str, list[RankState]] = defaultdict(list)
     for item in cascade.ranks[first : first + PAGE_SIZE]:
-        found[item.node].append(item)
-    return [(nodes.get(name), name, ranks) for name, ranks in found.items()]
+        by_node[item.node].append(item)
+    return [(nodes.get(name), name, ranks) for name, ranks in by_node.items()]
 
 
 def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
@@ -278,7 +280,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 _shorten(group.line, room),
                 group.count,
                 format_ranks(group.ranks, _RANKS),
-                group.first.later if group.first is not None else "",
+                group.first.delay if group.first is not None else "",
             ]
             for group in cascade.groups
         ],
@@ -289,7 +291,7 @@ def _build_data(cascade: Cascade, short: dict[str, str]) -> dict[str, Any]:
                 place[item.node],
                 item.local_rank,
                 item.group,
-                item.later,
+                item.delay,
                 # empty: the same as its group's
                 "" if item.line == lines.get(item.group or 0) else _shorten(item.line, room),
             ]
@@ -397,10 +399,10 @@ def _list_logs(report: Report) -> list[_Quoted]:
     """Return the last log lines of processes, the root cause first, then the suspects."""
     root = report.verdict.root
     logs = ((failure, "\n".join(log_lines(failure)[-_LOG_LINES:])) for failure in _in_order(report))
-    found = (
+    quoted = (
         _Quoted(name_process(failure), log, is_root=failure is root) for failure, log in logs if log
     )
-    return list(itertools.islice(found, _OTHERS))
+    return list(itertools.islice(quoted, _OTHERS))
 
 
 def _list_documents(report: Report) -> tuple[_Document, ...]:
@@ -444,7 +446,7 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
     """Return the lines around a frame: number, and text before,
     inside and after what Python marks with carets.
     """
-    found = []
+    lines = []
     for number, text in enumerate(frame.context, frame.context_line):
         indent = len(text) - len(text.lstrip())
         # the columns come from a document and may not fit the line: then nothing is marked
@@ -454,8 +456,8 @@ def source_lines(frame: FrameInfo) -> list[tuple[int, str, str, str]]:
         since, until = (
             (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
         )
-        found.append((number, text[:since], text[since:until], text[until:]))
-    return found
+        lines.append((number, text[:since], text[since:until], text[until:]))
+    return lines
 
 
 def _build_address(identity: JobIdentity, frame: FrameInfo) -> str:

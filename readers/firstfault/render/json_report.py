@@ -11,9 +11,10 @@ from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
 from firstfault.model import WorkerError
 from firstfault.model.failure import TEARDOWN
-from firstfault.report.data import AttemptSummary, Report, log_lines, stack_lines
+from firstfault.report.data import AttemptSummary, Report
 from firstfault.report.engine_words import PLAIN
 from firstfault.report.job_identity import JobIdentity
+from firstfault.report.parts.quoted_output import log_lines, stack_lines
 from firstfault.report.states import State
 from firstfault.utils.text import elide
 from firstfault.wire.codecs import FieldTable
@@ -181,9 +182,10 @@ def _build_fields(table: FieldTable, part: Any) -> dict[str, Any]:
     """Return the fields of a part by their names in JSON;
     null for an empty text that may be missing.
     """
-    found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
+    values = {field.json: getattr(part, field.name) for field in table.fields if field.json}
     return {
-        name: None if value == "" and name not in _TEXTS else value for name, value in found.items()
+        name: None if value == "" and name not in _TEXTS else value
+        for name, value in values.items()
     }
 
 

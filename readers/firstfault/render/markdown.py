@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from firstfault.render.plain_lines import MAX_GROUPS
-from firstfault.report.data import Report, Section, Sections, build_sections
+from firstfault.report.data import Report
 from firstfault.report.facts import Fact
 from firstfault.report.formatting import format_ranks, shorten_list
+from firstfault.report.parts.sections import Section, Sections, build_sections
 from firstfault.utils.text import counted, elide, printable
 
 _TEXT = 20_000
@@ -105,7 +106,7 @@ def _markdown_groups(report: Report) -> Iterator[str]:
         # the text is cut before it is escaped: a cut inside of an escape would leave a lone
         # backslash
         ranks = format_ranks(group.ranks, 60) or escape(group.who())
-        yield f"| {group.label} | {group.count} | {ranks} | {escape(group.said[:_CELL])} |"
+        yield f"| {group.label} | {group.count} | {ranks} | {escape(group.description[:_CELL])} |"
     if len(groups) > MAX_GROUPS:
         yield f"| | | | and {counted(len(groups) - MAX_GROUPS, 'more group')} |"
 

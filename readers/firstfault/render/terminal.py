@@ -15,15 +15,10 @@ from firstfault.model import WorkerError
 from firstfault.render.folding import count_columns, expand_tabs, fold
 from firstfault.render.plain_lines import encodable, to_one_row
 from firstfault.report.cascade import Group
-from firstfault.report.data import (
-    Report,
-    Sections,
-    build_sections,
-    log_lines,
-    quoted_failures,
-    repeats_cause,
-)
+from firstfault.report.data import Report
 from firstfault.report.formatting import shorten_list
+from firstfault.report.parts.quoted_output import log_lines, quoted_failures
+from firstfault.report.parts.sections import Sections, build_sections, repeats_cause
 from firstfault.report.states import State
 from firstfault.utils.text import elide, one_line, printable
 
@@ -230,12 +225,12 @@ def _print_groups(
     lines = []
     for group, name in zip(groups, names, strict=True):
         # paths of build machines, as in gloo's messages, help least
-        text = group.said if whole else _FOLDERS.sub(".../", group.said)
+        text = group.description if whole else _FOLDERS.sub(".../", group.description)
         if group.state is State.ROOT:
             cause = report.answers.what
             text = "" if cause.startswith(text) or repeats_cause(f": {text}", cause) else text
-        elif whole and group.first is not None and group.first.later:
-            text = f"{text} ({group.first.later})"
+        elif whole and group.first is not None and group.first.delay:
+            text = f"{text} ({group.first.delay})"
         row = f"{group.label:<{state_width}}  {name:<{name_width}}  {text}".rstrip()
         lines.append(row if whole else printer.short(row))
     if left := report.cascade.groups[len(groups) :]:
@@ -324,8 +319,8 @@ def _shorten(lines: Sequence[str]) -> list[str]:
     half = _TEXT_LINES // 2
     left = len(lines) - 2 * half
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
-    found = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
-    return found if left <= 1 and found == list(lines) else [*found, f"({_TO_SEE_ALL})"]
+    shortened = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
+    return shortened if left <= 1 and shortened == list(lines) else [*shortened, f"({_TO_SEE_ALL})"]
 
 
 # --- rows -----------------------------------------------------------------------------------------

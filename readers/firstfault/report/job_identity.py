@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from firstfault.layout import parse_execution
 from firstfault.model.failure import OF_LOGS
 from firstfault.model.job import JobSize, NodeSetup, Progress
-from firstfault.report.cascade import world_size
+from firstfault.report.cascade.ranks_and_nodes import world_size
 from firstfault.report.case import Case
 from firstfault.report.engine_words import EngineWords
 from firstfault.report.formatting import format_time, shorten_list
@@ -63,8 +63,8 @@ class JobIdentity:
     @property
     def commit(self) -> str:
         """The commit of its source code; empty if the address names none."""
-        found = _COMMIT.search(self.source_url)
-        return found[0] if found else ""
+        match = _COMMIT.search(self.source_url)
+        return match[0] if match else ""
 
     def _describe_size(self, engine: EngineWords) -> str:
         ranks = counted(self.ranks, "rank") if self.ranks else ""

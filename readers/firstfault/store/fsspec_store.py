@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import errno
 import functools
 import logging
 import uuid
@@ -22,6 +21,7 @@ from fsspec.registry import known_implementations
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import listings, settings
 from firstfault.store.base import MAX_REQUEST_ATTEMPTS, StorageErrorKind, Store, T
+from firstfault.store.fsspec_errors import classify_client_error, to_one_line
 from firstfault.store.settings import build_storage_options, describe_missing_credentials
 from firstfault.store.uris import join
 
@@ -96,7 +96,7 @@ class FsspecStore(Store):
                 raise AccessDeniedError(
                     f"cannot open {self._uri}: {describe_missing_credentials(self._protocol)}"
                 ) from error
-            raise UsageError(f"cannot open {self._uri}: {_to_one_line(error)}") from error
+            raise UsageError(f"cannot open {self._uri}: {to_one_line(error)}") from error
         if self._protocol in self.ordered_schemes:
             self._fs.retries = 1  # nested retries would multiply the timeouts
         elif self._protocol in {"gs", "gcs"}:
@@ -132,8 +132,8 @@ class FsspecStore(Store):
         """See `ReadableStore.page`."""
         if not self.has_ordered_pages:
             return listings.build_single_page(await self._list_files("find", ""), after)
-        found, token = await self._list_s3_page("", after)
-        return listings.Page(tuple(found), bool(token))
+        objects, token = await self._list_s3_page("", after)
+        return listings.Page(tuple(objects), bool(token))
 
     async def get_once(self, path: str, limit: int | None) -> bytes:
         """See `ReadableStore.get`."""
@@ -181,10 +181,10 @@ class FsspecStore(Store):
         """Return the files that fsspec's `call` (ls or find) lists; none for a missing folder."""
         path = self._build_path(folder)
         try:
-            found = await self._call_filesystem(call, path, detail=True)
+            entries = await self._call_filesystem(call, path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return _to_object_infos(found.values() if isinstance(found, dict) else found, path)
+        return _to_object_infos(entries.values() if isinstance(entries, dict) else entries, path)
 
     async def _list_s3_page(
         self,
@@ -265,32 +265,8 @@ class FsspecStore(Store):
         return await super().request(verb, path, call)
 
     def classify_error(self, error: Exception, verb: str) -> tuple[StorageErrorKind, str] | None:
-        """See `Store.classify_error`; errors of fsspec, botocore, aiohttp, Google and Azure."""
-        name = type(error).__name__
-        line = _to_one_line(error)
-        known = settings.STORAGES["errors"]
-        region = _find_bucket_region(error)
-        if region is not None:
-            return StorageErrorKind.WRONG_REGION, region
-        # s3fs raises one error for a missing bucket and a missing object
-        cause = getattr(error.__cause__, "response", None) or {}
-        if cause.get("Error", {}).get("Code") == "NoSuchBucket":
-            return StorageErrorKind.BUCKET_NOT_FOUND, line
-        if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
-            return StorageErrorKind.OBJECT_NOT_FOUND, ""
-        if name in known["credentials"] and getattr(error, "response", None) is None:
-            return StorageErrorKind.NO_CREDENTIALS, ""
-        if isinstance(error, PermissionError) or name in known["credentials"]:
-            return StorageErrorKind.REFUSED, line
-        transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
-        names = {base.__name__ for base in type(error).__mro__}
-        # s3fs turns SlowDown, 503 and 500 into these errnos
-        is_busy = isinstance(error, OSError) and error.errno in BUSY_ERRNOS
-        if isinstance(error, transient) or not names.isdisjoint(known["transient"]) or is_busy:
-            return StorageErrorKind.NO_ANSWER, f"{name}: {line}"
-        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in known["packages"]:
-            return StorageErrorKind.OTHER, f"{name}: {line}"
-        return None
+        """See `Store.classify_error`."""
+        return classify_client_error(error, verb)
 
     def _build_path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
@@ -299,26 +275,6 @@ class FsspecStore(Store):
 def _get_request_timeout_seconds() -> float:
     """Return the timeout of one request, the same as obstore's."""
     return settings.CONNECT_TIMEOUT_SECONDS + settings.READ_TIMEOUT_SECONDS
-
-
-BUSY_ERRNOS = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
-
-
-def _find_bucket_region(error: Exception) -> str | None:
-    """Return the bucket's region if S3 rejects the client's region, empty if unnamed;
-    None for other errors.
-    """
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    codes = settings.STORAGES["errors"]["wrong_region"]
-    if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in codes:
-        return None
-    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return str(headers.get("x-amz-bucket-region") or response["Error"].get("Region") or "")
-
-
-def _to_one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:300] or type(error).__name__
 
 
 def _to_object_infos(

@@ -13,8 +13,9 @@ from firstfault.evidence.classification import (
     FailureClass,
     aborted_without_reason,
 )
-from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault, are_unlisted
+from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault
 from firstfault.evidence.texts import has_reached_end
+from firstfault.evidence.unreported import are_unlisted
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.printed_tracebacks import find_printed_exception
@@ -139,12 +140,12 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
         if others and not verdict.ranks and first.failure.node
         else probably
     )
-    said = (
+    explanation = (
         describe_early_end(first.failure, get_failures(classified))
         if has_reached_end(first.failure)
         else ""
     )
-    headline = build_headline(first.failure, verdict.ranks, probably, said)
+    headline = build_headline(first.failure, verdict.ranks, probably, explanation)
     return replace(verdict, headline=headline, suspects=tuple(suspects[:MAX_SUSPECTS]))
 
 

@@ -33,12 +33,6 @@ from firstfault.evidence.diagnosis import (
     Candidate,
     Diagnosis,
     diagnose,
-    find_blamed_nodes,
-    find_broadcast_cause,
-    find_lost_documents,
-    find_spread_errors,
-    find_terminated_nodes,
-    find_unreported_nodes,
 )
 from firstfault.evidence.faults import came_after_long_wait, find_faults
 from firstfault.evidence.handled import find_handled_fault
@@ -52,6 +46,14 @@ from firstfault.evidence.hangs import (
     find_unfinished_collective,
 )
 from firstfault.evidence.positions import describe_positions
+from firstfault.evidence.unreported import (
+    find_blamed_nodes,
+    find_broadcast_cause,
+    find_lost_documents,
+    find_spread_errors,
+    find_terminated_nodes,
+    find_unreported_nodes,
+)
 from firstfault.model import (
     DocumentsNeeded,
     JobErrors,
@@ -295,18 +297,18 @@ def _judge_raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
 def _judge_out_of_step(diagnosis: Diagnosis) -> Verdict | None:
     # Rank 2 handled its exception and called the step again, while its peers called the next
     # collective.
-    found = find_handled_fault(diagnosis)
-    if found is None:
+    handled = find_handled_fault(diagnosis)
+    if handled is None:
         return None
-    job, root = diagnosis.job, found.judged.failure
-    failures = tuple(root if failure is found.original else failure for failure in job.failures)
+    job, root = diagnosis.job, handled.judged.failure
+    failures = tuple(root if failure is handled.original else failure for failure in job.failures)
     why = [
         Reason(
-            f"{name_process(root)} {found.judged.why}, which its program handled before it"
+            f"{name_process(root)} {handled.judged.why}, which its program handled before it"
             " continued",
             (root,),
         ),
-        Reason(f"it was out of step with its peers: {found.out_of_step}", (root,)),
+        Reason(f"it was out of step with its peers: {handled.out_of_step}", (root,)),
     ]
     if diagnosis.waits:
         why.append(
@@ -315,8 +317,8 @@ def _judge_out_of_step(diagnosis: Diagnosis) -> Verdict | None:
                 get_failures(diagnosis.waits),
             )
         )
-    confidence = "medium" if found.is_sure else "low"
-    return build_root_verdict(replace(job, failures=failures), found.judged, why, confidence)
+    confidence = "medium" if handled.is_sure else "low"
+    return build_root_verdict(replace(job, failures=failures), handled.judged, why, confidence)
 
 
 def _judge_lost_document(diagnosis: Diagnosis) -> Verdict | None:

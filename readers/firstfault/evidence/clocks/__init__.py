@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
-from firstfault.layout import ErrorKey
-from firstfault.model import DocumentRef, JobErrors, Subject, WorkerError, Writer
+from firstfault.evidence.clocks.intervals import (
+    NS_PER_SECOND,
+    Interval as Interval,
+    bound_failure_time,
+)
+from firstfault.evidence.clocks.offsets import (
+    STORAGE_RESOLUTION_NS,
+    Offset as Offset,
+    measure_offsets,
+)
+from firstfault.model import JobErrors, WorkerError
 
-_S = 1_000_000_000
-_NOTICED_NS = _S // 4
-"""How long an agent may take to notice a worker's exit."""
-_REPORTED_NS = 60 * _S
-"""How long before the worker's exit the exception in an agent's report may have been raised."""
-_LOST_NS = 2 * _S
-"""How long the peers may take to notice that an agent is gone."""
-_WHOLE_S = _S
-"""Resolution of the storage's times, which are often whole seconds."""
-_COPIED_S = 60
+_MIN_COPY_DELAY_SECONDS = 60
 """If all nodes' documents were stored this many seconds after they were recorded, they are copies.
 """
 _MAX_CLOCK_SENTENCES = 3
 """Maximum number of wrong clocks that get a separate sentence."""
-_UNKNOWN_NS = 3600 * _S
-"""How far off an unmeasured clock may be."""
 _NEVER = 1 << 100
 """Later than any time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The bounds of a moment; nanoseconds."""
-
-    low: int
-    high: int
-
-    def ahead_ns(self, other: Interval) -> int:
-        """Return the minimum time from this moment to `other`;
-        0 if the intervals overlap or the order is reversed.
-        """
-        return max(other.low - self.high, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Offset:
-    """How much a node's clock is ahead of the storage's, nanoseconds, between two bounds."""
-
-    low: int = -_UNKNOWN_NS
-    high: int = _UNKNOWN_NS
-    is_known: bool = False
-    """Whether both bounds were measured."""
 
 
 class Clocks:
@@ -63,7 +35,7 @@ class Clocks:
     """
 
     def __init__(self, job: JobErrors) -> None:
-        self._offsets = _offsets(job)
+        self._offsets = measure_offsets(job)
 
     def offset(self, node: str) -> Offset:
         """Return how much a node's clock is ahead of the storage's."""
@@ -78,8 +50,8 @@ class Clocks:
         0 if their order isn't certain.
         """
         if _share_a_clock(first, second):
-            return _bound_failure_time(first.monotonic_ns or 0, first).ahead_ns(
-                _bound_failure_time(second.monotonic_ns or 0, second)
+            return bound_failure_time(first.monotonic_ns or 0, first).ahead_ns(
+                bound_failure_time(second.monotonic_ns or 0, second)
             )
         one = self._on_storage(first)
         other = self._on_storage(second)
@@ -110,12 +82,12 @@ class Clocks:
         """Return how much older than its record a failure may be, nanoseconds;
         0 if the failed process recorded it.
         """
-        return -_bound_failure_time(0, failure).low
+        return -bound_failure_time(0, failure).low
 
     def _on_storage(self, failure: WorkerError) -> Interval | None:
         if failure.timestamp_ns is None:
             return None
-        moment = _bound_failure_time(failure.timestamp_ns, failure)
+        moment = bound_failure_time(failure.timestamp_ns, failure)
         offset = self.offset(failure.node)
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
@@ -127,18 +99,17 @@ class Clocks:
         earliest = _Earliest(
             (clock, item.monotonic_ns, at.high if at else _NEVER) for item, clock, at in moments
         )
-        found = []
+        may_be_first = []
         for failure, clock, moment in moments:
             there = earliest.elsewhere(clock)
             # certainly later: another failure's upper bound lies before this one's lower bound
             here = (
                 clock
-                and earliest.own[clock]
-                < _bound_failure_time(failure.monotonic_ns or 0, failure).low
+                and earliest.own[clock] < bound_failure_time(failure.monotonic_ns or 0, failure).low
             )
             elsewhere = there is not None and moment is not None and there < moment.low
-            found.append(not here and not elsewhere)
-        return found
+            may_be_first.append(not here and not elsewhere)
+        return may_be_first
 
     def before_all(self, failures: Sequence[WorkerError]) -> Callable[[WorkerError], bool]:
         """Return a function that checks whether a failure certainly happened before all of these,
@@ -148,7 +119,7 @@ class Clocks:
         earliest = _Earliest(
             (
                 _get_clock(item),
-                _bound_failure_time(item.monotonic_ns or 0, item).low,
+                bound_failure_time(item.monotonic_ns or 0, item).low,
                 at.low if at else -_NEVER,
             )
             for item, at in moments
@@ -168,25 +139,28 @@ class Clocks:
 
         The worst clocks get a sentence each; the last sentence counts the remaining clocks.
         """
-        behind = [-offset.low // _S for offset in self._offsets.values()]
+        behind = [-offset.low // NS_PER_SECOND for offset in self._offsets.values()]
         # copying the folder delays all objects by the same time; wrong clocks would differ from
         # each other
-        if len(behind) > 1 and min(behind) >= _COPIED_S >= max(behind) - min(behind):
+        if len(behind) > 1 and min(behind) >= _MIN_COPY_DELAY_SECONDS >= max(behind) - min(behind):
             moved = f"about {min(behind)} s after their faults"
             text = f"all documents were stored {moved}: copies, or all clocks are behind"
             return [(text, tuple(self._offsets))]
         wrong = sorted(
             (-max(offset.low, -offset.high), node, offset)
             for node, offset in self._offsets.items()
-            if offset.low > _WHOLE_S or offset.high < -_WHOLE_S
+            if offset.low > STORAGE_RESOLUTION_NS or offset.high < -STORAGE_RESOLUTION_NS
         )
-        said: list[tuple[str, tuple[str, ...]]] = [
-            (f"the clock of {node} is {_how_wrong(offset)}; times are corrected", (node,))
+        sentences: list[tuple[str, tuple[str, ...]]] = [
+            (
+                f"the clock of {node} is {_describe_wrong_clock(offset)}; times are corrected",
+                (node,),
+            )
             for _, node, offset in wrong[:_MAX_CLOCK_SENTENCES]
         ]
         more = tuple(node for _, node, _ in wrong[_MAX_CLOCK_SENTENCES:])
         others = "1 more clock is" if len(more) == 1 else f"{len(more)} more clocks are"
-        return [*said, (f"{others} wrong, by less", more)] if more else said
+        return [*sentences, (f"{others} wrong, by less", more)] if more else sentences
 
 
 class _Earliest:
@@ -223,79 +197,11 @@ def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
     return _get_clock(first) != "" and _get_clock(first) == _get_clock(second)
 
 
-def _how_wrong(offset: Offset) -> str:
+def _describe_wrong_clock(offset: Offset) -> str:
     where = "ahead of" if offset.low > 0 else "behind"
     if offset.is_known:
-        return f"{where} the storage's by about {abs(offset.low + offset.high) / 2 / _S:.0f} s"
-    return f"{where} the storage's by at least {max(offset.low, -offset.high) / _S:.0f} s"
-
-
-def _bound_failure_time(moment_ns: int, failure: WorkerError) -> Interval:
-    """Return the bounds of a failure recorded at `moment_ns`:
-    exact if the failed process recorded it, else earlier.
-    """
-    if failure.writer in {Writer.WORKER, Writer.STOCK}:
-        late = 0 if failure.subject is Subject.WORKER else _LOST_NS
-    elif failure.exception is not None and failure.subject is Subject.WORKER:
-        # the agent found the exception in torch's error file after the exit, which a slow teardown
-        # may delay
-        late = _REPORTED_NS
-    else:
-        late = (
-            _LOST_NS
-            if failure.subject is Subject.AGENT and failure.category == "node_lost"
-            else _NOTICED_NS
-        )
-    return Interval(moment_ns - late, moment_ns)
-
-
-def _offsets(job: JobErrors) -> dict[str, Offset]:
-    took = {
-        receipt.name: receipt.fault_to_durable_ns
-        for entry in job.roster
-        for receipt in entry.receipts
-        if receipt.durable and receipt.fault_to_durable_ns is not None
-    }
-    lows: dict[str, int] = {}
-    highs: defaultdict[str, list[int]] = defaultdict(list)
-    for node, document, recorded, upload_delay in _iter_uploads(job.failures):
-        stored = document.last_modified_ns or 0
-        whole = _WHOLE_S if stored % _S == 0 else _S // 20
-        # The object's time lies between the start of its upload and the storage's answer. The start
-        # bounds the offset from below, the receipt bounds it from above.
-        low = recorded + upload_delay - stored - whole
-        lows[node] = max(low, lows.get(node, low))
-        if document.name in took:
-            highs[node].append(max(recorded + took[document.name] - stored, low))
-    offsets = {}
-    for node, low in lows.items():
-        # A document that was stored again because its first upload hung looks like one from a slow
-        # clock. Its upper bound may then contradict another document's lower bound, and is ignored.
-        agreed = [high for high in highs[node] if high >= low]
-        unknown = max(_UNKNOWN_NS, low + _UNKNOWN_NS)
-        offsets[node] = Offset(low, min(agreed, default=unknown), is_known=bool(agreed))
-    return offsets
-
-
-def _iter_uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
-    """Yield each stored document's node, reference, recorded time,
-    and the minimum delay until its upload began.
-
-    A failure merged from several documents has the earliest document's time, so each document's
-    time comes from its name. The delay is known for a single document only: a process may write
-    two, in flight and at its end.
-    """
-    for failure in failures:
-        several = len(failure.documents) > 1
-        for document in failure.documents:
-            key = ErrorKey.parse(document.name) if several else None
-            recorded = (
-                key.timestamp_ns if key is not None else None if several else failure.timestamp_ns
-            )
-            if recorded is not None and document.last_modified_ns is not None:
-                yield (
-                    failure.node,
-                    document,
-                    recorded,
-                    0 if several else failure.upload_delay_ns or 0,
-                )
+        seconds = abs(offset.low + offset.high) / 2 / NS_PER_SECOND
+        return f"{where} the storage's by about {seconds:.0f} s"
+    return (
+        f"{where} the storage's by at least {max(offset.low, -offset.high) / NS_PER_SECOND:.0f} s"
+    )
