@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING
 
 from firstfault.conclude import Conclusion, has_failed
 from firstfault.errors import BadDocumentError, FirstFaultError
+from firstfault.evidence.outcome import classify_outcome
 from firstfault.layout import OUTPUTS, parse_attempt_number
-from firstfault.model import DocumentRef, JobErrors, Scope
+from firstfault.model import DocumentRef, JobErrors, Outcome, Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot
 from firstfault.report.data import AttemptSummary, summarize_attempt
@@ -71,17 +72,23 @@ class ReadAttempt:
     job: JobErrors
     conclusion: Conclusion | None
     """None: the attempt didn't fail, or has no files."""
-    succeeded: bool
-    """Whether the attempt has outputs and didn't fail."""
+    has_outputs: bool = False
+    """Whether the attempt has outputs; not checked after a failure."""
     is_of_logs: bool = False
     """Whether it was read from the logs of a job without firstfault."""
     sources: Sequence[Path | IO[bytes]] = ()
     """Logs that were read."""
 
     @property
+    def outcome(self) -> Outcome:
+        """How the attempt ended."""
+        verdict = self.conclusion.verdict if self.conclusion is not None else None
+        return classify_outcome(verdict, self.job, has_outputs=self.has_outputs)
+
+    @property
     def exists(self) -> bool:
         """Whether the attempt failed, succeeded, or has at least a roster."""
-        return self.conclusion is not None or self.succeeded or bool(self.job.roster)
+        return self.outcome is not Outcome.UNKNOWN or bool(self.job.roster)
 
 
 def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
@@ -173,7 +180,6 @@ def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: Reader
         reader,
         job,
         reader.conclude_from(job),
-        succeeded=False,
         is_of_logs=True,
         sources=sources,
     )
@@ -246,7 +252,7 @@ def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
 
     reader = make_reader("")
     job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
-    return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
+    return ReadAttempt("", reader, job, reader.conclude_from(job))
 
 
 def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
@@ -255,7 +261,8 @@ def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
     conclusion = reader.conclude_from(job)
     # only an output prefix can have outputs; the check is a request, so skip it after a failure
     may_succeed = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors"))
-    return ReadAttempt(uri, reader, job, conclusion, may_succeed and reader.exists())
+    has_outputs = may_succeed and reader.exists()
+    return ReadAttempt(uri, reader, job, conclusion, has_outputs)
 
 
 def sibling_attempts(
@@ -334,9 +341,10 @@ async def _summarize(
     try:
         return await asyncio.wait_for(_read(folder, number, reader), seconds)
     except asyncio.TimeoutError:
-        return AttemptSummary(number, note=f"could not be read: no answer within {seconds:.1f} s")
+        note = f"could not be read: no answer within {seconds:.1f} s"
+        return AttemptSummary(number, Outcome.UNKNOWN, note=note)
     except FirstFaultError as error:
-        return AttemptSummary(number, note=f"could not be read: {error}")
+        return AttemptSummary(number, Outcome.UNKNOWN, note=f"could not be read: {error}")
 
 
 async def _read(
@@ -348,10 +356,13 @@ async def _read(
         return _summarize_failure(number, conclusion)
     # without a failure: outputs distinguish a finished attempt from a running one
     async with open_store(folder) as store:
-        if job.all_succeeded or await store.exists(f"{number}/{OUTPUTS}"):
-            return AttemptSummary(number, note="succeeded")
+        has_outputs = not job.all_succeeded and await store.exists(f"{number}/{OUTPUTS}")
+    outcome = classify_outcome(None, job, has_outputs=has_outputs)
+    if outcome is Outcome.SUCCEEDED:
+        return AttemptSummary(number, outcome)
     if job.roster or job.history:
-        return AttemptSummary(number, note="has neither an error nor outputs; it may still run")
+        note = "has neither an error nor outputs; it may still run"
+        return AttemptSummary(number, outcome, note=note)
     return None
 
 
@@ -374,4 +385,5 @@ def _summarize_failure(number: int, conclusion: Conclusion) -> AttemptSummary:
         why = one_line(notes[0]) + (
             f", and {counted(count - 1, 'more document')}" if count > 1 else ""
         )
-    return AttemptSummary(number, note=f"could not be read: {why}")
+    outcome = classify_outcome(verdict, job)
+    return AttemptSummary(number, outcome, note=f"could not be read: {why}")

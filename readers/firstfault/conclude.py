@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Judgment:
     """A verdict and the decision on it. They always belong together:
     a reason never explains another verdict.
     """
@@ -43,13 +43,13 @@ class Conclusion:
     """On this verdict."""
     diagnosis: Diagnosis
     """Of `job`, whatever strategy the verdict is from."""
-    sealed: Outcome | None = None
+    sealed: Judgment | None = None
     """What the nodes published, also if this reader judges otherwise; None:
     nothing that can be read.
     """
 
 
-def find_outcome(conclusion: Conclusion) -> Outcome:
+def find_judgment(conclusion: Conclusion) -> Judgment:
     """Return the verdict and the decision that count:
     a scheduler that acts on the attempt follows these.
 
@@ -57,7 +57,7 @@ def find_outcome(conclusion: Conclusion) -> Outcome:
     policy, the previous attempt's verdict, how long the attempt had trained. Other schedulers have
     their exit code. Without a sealed verdict, they are the reader's own.
     """
-    return conclusion.sealed or Outcome(conclusion.verdict, conclusion.decision)
+    return conclusion.sealed or Judgment(conclusion.verdict, conclusion.decision)
 
 
 def conclude(
@@ -94,7 +94,7 @@ def conclude(
     context = replace(
         context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress
     )
-    published = _restore_outcome(sealed, verdict, job, context) if sealed is not None else None
+    published = _restore_judgment(sealed, verdict, job, context) if sealed is not None else None
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (
         verdict.digest,
         verdict.strategy,
@@ -183,12 +183,12 @@ def _sealed_verdict_wins(
     return not is_whole
 
 
-def _restore_outcome(
+def _restore_judgment(
     sealed: tuple[model.Verdict, model.Decision],
     verdict: model.Verdict,
     job: model.JobErrors,
     context: RetryContext,
-) -> Outcome:
+) -> Judgment:
     """Return what the nodes published; with this reader's verdict if that is the same,
     because it has the root cause.
 
@@ -202,7 +202,7 @@ def _restore_outcome(
         verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
     )
     if is_same_fault and _is_same_cause(published, verdict):
-        return Outcome(verdict, decision, is_sealed=True)
+        return Judgment(verdict, decision, is_sealed=True)
     ranks = set(published.ranks)
     fingerprint = published.fingerprint
     candidates = (
@@ -213,7 +213,7 @@ def _restore_outcome(
         for item in candidates
         if item.rank in ranks or (not ranks and item.node == published.node)
     )
-    return Outcome(replace(published, root=next(roots, None)), decision, is_sealed=True)
+    return Judgment(replace(published, root=next(roots, None)), decision, is_sealed=True)
 
 
 def _is_same_cause(one: model.Verdict, other: model.Verdict) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from firstfault import layout
 from firstfault.errors import FirstFaultError, StoreError
-from firstfault.model import Decision, Seal, Verdict, WorkerError
+from firstfault.evidence.outcome import classify_outcome
+from firstfault.model import Decision, Outcome, Seal, Verdict, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
 from firstfault.report.engine_words import find_engine_words
@@ -71,6 +72,7 @@ class FailedAttempt:
     """Of its output prefix."""
     time_ns: int | None
     """Of the root cause; if that isn't known, when an error was last stored."""
+    outcome: Outcome = Outcome.UNKNOWN
     line: str = ""
     """The first line of its report."""
     fingerprint: str = ""
@@ -252,7 +254,8 @@ class _Reader:
         verdict = conclusion.verdict
         line = first_line(verdict, conclusion.decision, find_engine_words(job, verdict))
         summary = _summarize(uri, found, verdict, conclusion.decision, line)
-        return replace(summary, machine=_get_machine(verdict.root))
+        outcome = classify_outcome(verdict, job)
+        return replace(summary, outcome=outcome, machine=_get_machine(verdict.root))
 
     async def _with_machine(
         self,
@@ -287,7 +290,8 @@ def _summarize(
         hours = max(verdict.timestamp_ns - found.started_ns, 0) * ranks / _HOUR_NS
     time_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else found.changed_ns
     pod = shorten_pod_name(verdict.node or "")
-    summary = FailedAttempt(uri, time_ns, line, verdict.fingerprint, verdict.category, pod)
+    outcome = classify_outcome(verdict)
+    summary = FailedAttempt(uri, time_ns, outcome, line, verdict.fingerprint, verdict.category, pod)
     return replace(summary, ranks=ranks, rank_hours=hours, retry=decision.retry)
 
 

@@ -9,9 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault import model
-from firstfault.conclude import Conclusion, conclude, find_outcome, find_sealed_strategy, has_failed
+from firstfault.conclude import (
+    Conclusion,
+    conclude,
+    find_judgment,
+    find_sealed_strategy,
+    has_failed,
+)
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
-from firstfault.evidence.completion import prove_completion
+from firstfault.evidence.outcome import classify_outcome
 from firstfault.layout import DECK, OUTPUTS, VERDICT_JSON, Layout
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.request import Patience, Request
@@ -116,8 +122,11 @@ class MultiErrorFileOutputReader:
         the finished job.
         """
         job = self.job()
-        is_finished = not job.seals and bool(prove_completion(job)) and self.exists()
-        return has_failed(job) and not is_finished
+        if job.seals or not has_failed(job):
+            return bool(job.seals)
+        conclusion = self.conclude_from(job)
+        outcome = classify_outcome(conclusion.verdict if conclusion is not None else None, job)
+        return outcome.has_failed or not self.exists()
 
     def read_error(self) -> ExecutionError:
         """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM,
@@ -132,7 +141,7 @@ class MultiErrorFileOutputReader:
             message = f"no error document in {self.errors_uri}"
             return _build_missing_error("ErrorFileNotFound", message, self.errors_uri)
         if self._strategy is None and self._retry_policy is None:
-            published = find_outcome(conclusion)
+            published = find_judgment(conclusion)
             conclusion = replace(conclusion, verdict=published.verdict, decision=published.decision)
         verdict, decision = conclusion.verdict, conclusion.decision
         # an error that Flyte's entrypoint wrote is passed on as it is

@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollSt
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from firstfault.attempt_data import read_attempt
-from firstfault.conclude import find_outcome
+from firstfault.conclude import find_judgment
 from firstfault.model import Action
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault_torch.ray_train import StopRepeatedFaults, TrainingStoppedError
@@ -73,7 +73,7 @@ def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any]) -> N
     [prefix] = ended["folder"].glob("recoverable/run/firstfault-runs/*/1")
     conclusion = read_attempt(str(prefix), MultiErrorFileOutputReader).conclusion
     assert conclusion is not None
-    assert find_outcome(conclusion).decision.action is Action.STOP
+    assert find_judgment(conclusion).decision.action is Action.STOP
 
 
 @ONLY_SHORT

@@ -64,12 +64,12 @@ def test_three_attempts_of_which_one_cannot_be_read(attempt: Attempt) -> None:
     for number in (0, 2):
         first, second, third = _siblings(attempt, number)
         assert [item.number for item in (first, second, third)] == [0, 1, 2]
-        assert first.outcome == "ValueError, rank 3 on w-3: boom"
+        assert first.summary == "ValueError, rank 3 on w-3: boom"
         assert first.decision.retry
         assert first.nodes == ("w-3",)
         assert second.verdict is None
         assert second.note.startswith("could not be read: cannot list ")
-        assert third.outcome == "ValueError, rank 1 on w-1: boom"
+        assert third.summary == "ValueError, rank 1 on w-1: boom"
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -97,8 +97,16 @@ def test_what_became_of_the_others(attempt: Attempt) -> None:
     for number in range(3):
         attempt.at(4).put(f"firstfault/errors/e1-damaged-{number}.pb", b"\xff\xff")
     _fails(attempt, 6)
-    notes = [item.note for item in _siblings(attempt, 0, below="/firstfault/errors")]
-    assert notes[:3] == ["", "succeeded", "has neither an error nor outputs; it may still run"]
+    found = _siblings(attempt, 0, below="/firstfault/errors")
+    assert [item.outcome.value for item in found] == [
+        "failed",
+        "succeeded",
+        "unknown",
+        "failed",
+        "failed",
+    ]
+    notes = [item.note for item in found]
+    assert notes[:3] == ["", "", "has neither an error nor outputs; it may still run"]
     assert (
         notes[3]
         == "could not be read: a node reported that it failed, but its error documents are not"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.conclude import Outcome
+from firstfault.conclude import Judgment
 from firstfault.model.job import Action
 from firstfault.slurm.client import SEPARATOR, SlurmError
 from firstfault.slurm.job import JobInfo, find_job_id, parse_job
@@ -178,15 +178,15 @@ def test_reserved_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is decided ------------------------------------------------------------------------------
 
 JOB = JobInfo("42", "42", "RUNNING", "None", 0, 0.0, "")
-PREEMPTED = Outcome(
+PREEMPTED = Judgment(
     replace(VERDICT, category="preemption"), replace(DECISION, action=Action.SYSTEM)
 )
-RETRY = Outcome(VERDICT, replace(DECISION, action=Action.RETRY))
-STOP = Outcome(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="a bug"))
+RETRY = Judgment(VERDICT, replace(DECISION, action=Action.RETRY))
+STOP = Judgment(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="a bug"))
 
 
 @pytest.mark.parametrize(
-    ("job", "outcomes", "stop_reason", "is_counted"),
+    ("job", "judgments", "stop_reason", "is_counted"),
     [
         # only a SIGTERM: `timeout`, --signal=TERM@60
         (
@@ -220,14 +220,14 @@ STOP = Outcome(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reaso
 )
 def test_only_slurm_announces_a_preemption(
     job: JobInfo,
-    outcomes: tuple[Outcome, ...],
+    judgments: tuple[Judgment, ...],
     stop_reason: str,
     is_counted: bool,
 ) -> None:
     """A requeue counts unless Slurm shows the job as preempted; the last step decides,
     and a canceled job stays.
     """
-    plan = make_plan(job, outcomes, count=2, max_requeues=2)
+    plan = make_plan(job, judgments, count=2, max_requeues=2)
     assert (plan.stop_reason, plan.is_counted) == (stop_reason, is_counted)
 
 

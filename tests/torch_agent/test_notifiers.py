@@ -313,6 +313,7 @@ def test_a_verdict_is_one_record(collector: Receiver) -> None:
         "k8s.namespace.name": "project-development",
         "k8s.node.name": "gpu-node-8",
         "host.name": "gpu-node-8",
+        "firstfault.outcome": "failed",
         "firstfault.category": "user_code",
         "firstfault.code": report.verdict.code,
         "firstfault.scope": "rank",

@@ -29,7 +29,9 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from firstfault.evidence.outcome import classify_outcome
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
+from firstfault.model import Outcome
 from firstfault.model.job import Action
 from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder
 from firstfault.slurm_pointer import leave_pointer
@@ -348,7 +350,8 @@ class TorchrunEngine(PlainEngine):
             line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line
         )
         lines = textwrap.wrap(f"firstfault: {verdict.verdict.headline}", _COLUMNS, **_UNBROKEN)
-        shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
+        is_known = classify_outcome(verdict.verdict) is Outcome.INTERRUPTED  # a person did it
+        shown = () if is_known else _ROWS
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix
         on_node = self._find_on_node(verdict)

@@ -23,9 +23,9 @@ from firstfault.errors import (
     ObjectTooLargeError,
     StoreError,
 )
+from firstfault.evidence.outcome import classify_outcome
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
-from firstfault.model.failure import TEARDOWN
 from firstfault.model.job import Action, pods_live
 from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
@@ -191,7 +191,8 @@ class FlyteEngine:
 
 
 def _is_finished(verdict: SealedVerdict) -> bool:
-    return verdict.verdict.category == TEARDOWN and verdict.decision.action is Action.STOP
+    outcome = classify_outcome(verdict.verdict)
+    return outcome.has_finished and verdict.decision.action is Action.STOP
 
 
 def _decide_as_flytekit(verdict: SealedVerdict, *, is_told: bool) -> SealedVerdict:

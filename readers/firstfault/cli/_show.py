@@ -263,7 +263,6 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     Return the exit code.
     """
     from firstfault.attempt_data import find_run_logs, sibling_attempts  # noqa: PLC0415 - as above
-    from firstfault.model.failure import TEARDOWN  # noqa: PLC0415 - as above
 
     conclusion = read.conclusion
     if conclusion is None:
@@ -299,7 +298,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
         place = read.reader.errors_uri if read.uri else uri
         cli.fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
         return cli.EXIT.UNREADABLE
-    if conclusion.verdict.category == TEARDOWN:
+    if read.outcome.has_finished:
         # the work is done: nothing has to run again, and what depends on it may start
         return cli.EXIT.OK
     return cli.EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else cli.EXIT.ROOT_CAUSE
@@ -396,17 +395,18 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     """Print that the log has no error, and the restarts in it; return the exit code."""
     from firstfault.report.data import restart_line  # noqa: PLC0415 - as above
 
-    has_succeeded, why = _explain_no_error(read)
+    why = _explain_no_error(read)
+    has_succeeded = read.outcome.has_finished
     restarts = [restart_line(record) for record in read.job.restarts] if read.is_of_logs else []
     if forms.as_brief:
-        _print_brief_without_error(read, why, restarts, has_succeeded=has_succeeded)
+        _print_brief_without_error(read, why, restarts)
     if forms.html is not None:
-        _write_page_without_error(read, why, restarts, forms, has_succeeded=has_succeeded)
+        _write_page_without_error(read, why, restarts, forms)
     comparison = _compare(read, forms)
     # stdout is one JSON object in any case; the sentences below are for people
     if forms.as_json:
         against = {"against": comparison.to_json()} if comparison is not None else {}
-        click.echo(json.dumps({**_build_json(read, why, has_succeeded=has_succeeded), **against}))
+        click.echo(json.dumps({**_build_json(read, why), **against}))
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
             click.echo(
@@ -419,15 +419,11 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     return cli.EXIT.OK if has_succeeded else cli.EXIT.NOTHING_FOUND
 
 
-def _build_json(read: ReadAttempt, why: str, *, has_succeeded: bool) -> dict[str, Any]:
+def _build_json(read: ReadAttempt, why: str) -> dict[str, Any]:
     """Return the JSON of an attempt without a failure."""
-    from firstfault.render.json_report import (  # noqa: PLC0415 - as above
-        AttemptOutcome,
-        json_without_failure,
-    )
+    from firstfault.render.json_report import json_without_failure  # noqa: PLC0415 - as above
 
-    outcome = AttemptOutcome.SUCCEEDED if has_succeeded else AttemptOutcome.UNKNOWN
-    return json_without_failure(AttemptOutcome.MISSING if _is_missing(read) else outcome, why)
+    return json_without_failure(None if _is_missing(read) else read.outcome, why)
 
 
 def _is_missing(read: ReadAttempt) -> bool:
@@ -456,15 +452,12 @@ def _find_path(read: ReadAttempt) -> Path:
     return Path(read.uri.removeprefix("file://"))
 
 
-def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
-    """Return whether an attempt without an error has succeeded,
-    and what proves it or why that's unknown.
-    """
-    if read.succeeded or read.job.all_succeeded:
-        why = "the attempt has outputs" if read.succeeded else "all nodes report success"
+def _explain_no_error(read: ReadAttempt) -> str:
+    """Return what proves that an attempt without an error has succeeded, or why that's unknown."""
+    if read.outcome.has_finished:
         if read.is_of_logs:
-            why = read.job.completion or "no line reports a failure"
-        return True, why
+            return read.job.completion or "no line reports a failure"
+        return "the attempt has outputs" if read.has_outputs else "all nodes report success"
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(
@@ -479,27 +472,18 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
         )
     if read.is_of_logs:
         why = "; ".join(hints) or "it has no lines; give the log of a training"
-        return False, f"no failure found in {read.uri}: {why}"
+        return f"no failure found in {read.uri}: {why}"
     if not hints and (problem := _describe_empty_place(read)):
-        return False, problem
+        return problem
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
-    return (
-        False,
-        f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}",
-    )
+    return f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}"
 
 
-def _print_brief_without_error(
-    read: ReadAttempt,
-    why: str,
-    restarts: Sequence[str],
-    *,
-    has_succeeded: bool,
-) -> None:
+def _print_brief_without_error(read: ReadAttempt, why: str, restarts: Sequence[str]) -> None:
     from firstfault.brief import NoFailure  # noqa: PLC0415 - as above
     from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
 
-    print_brief(read, NoFailure(read.uri, has_succeeded, why, tuple(restarts)))
+    print_brief(read, NoFailure(read.uri, read.outcome, why, tuple(restarts)))
 
 
 def _write_page_without_error(
@@ -507,12 +491,8 @@ def _write_page_without_error(
     why: str,
     restarts: Sequence[str],
     forms: Forms,
-    *,
-    has_succeeded: bool,
 ) -> None:
     from firstfault.render.html import outcome_page  # noqa: PLC0415 - as above
 
-    text = outcome_page(
-        "No error" if has_succeeded else "No failure found", [why, *restarts], read.uri
-    )
-    _write_page(text, forms)
+    title = "No error" if read.outcome.has_finished else "No failure found"
+    _write_page(outcome_page(title, [why, *restarts], read.uri), forms)
