@@ -275,7 +275,7 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
             published = _publish(own, settings)
             is_shared = end.node_context.identity.is_folder_shared
-            settled = peers.settlement.publish(
+            elected = peers.settlement.publish(
                 published.sealed.document,
                 durable=is_shared and published.durable,
                 bundle=b"" if is_shared else published.bundle,
@@ -283,8 +283,8 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
             # Another leader was faster after all: its verdict counts on all nodes.
             return (
                 published
-                if settled.document == published.sealed.document
-                else _adopt_verdict(settled, end, settings)
+                if elected.document == published.sealed.document
+                else _adopt_verdict(elected, end, settings)
             )
     return _publish_unless_published(own, end, settings) if own is not None else None
 
@@ -323,13 +323,13 @@ def _share_with_all_nodes(own: Publication, copies: Mapping[str, bytes]) -> Publ
     return replace(own, for_all=True, bundle=bundle)
 
 
-def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> Publication:
+def _adopt_verdict(elected: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> Publication:
     """Return the verdict of another node, published here too if that node could not."""
     # `durable` is False if the leader could not write to the storage: then each node tries.
     taken = sealed_verdict.adopt_sealed_verdict(
-        settled.document, end.node_context, durable=settled.durable
+        elected.document, end.node_context, durable=elected.durable
     )
-    return _publish(replace(taken, bundle=settled.bundle), settings)
+    return _publish(replace(taken, bundle=elected.bundle), settings)
 
 
 def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None:

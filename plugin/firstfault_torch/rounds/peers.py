@@ -152,9 +152,9 @@ class Peers:
                 yield step
         # also ends the waiting thread: the next round may fork, and its connection is needed for
         # the verdict
-        settled = self.agreement.cancel(connections[0])
-        if settled is not None and settled.document:
-            yield settled
+        elected = self.agreement.cancel(connections[0])
+        if elected is not None and elected.document:
+            yield elected
             return
         # an agent that knew of a fatal failure has ended the vote for all agents
         failure = self.broadcast.find_fatal_failure()
