@@ -82,7 +82,7 @@ def conclude(
     """
     # an unknown strategy is an error even if the attempt didn't fail
     chosen_strategy = get_strategy(strategy) if strategy is not None else None
-    if not has_failed(job):
+    if not job.has_failed:
         return None
     diagnosis = diagnose(job)
     seal, sealed = _find_valid_seal(job)
@@ -109,16 +109,6 @@ def conclude(
     ):
         return Conclusion(job, published.verdict, published.decision, diagnosis, published)
     return Conclusion(job, verdict, decide(verdict, policy, context), diagnosis, published)
-
-
-def has_failed(job: model.JobErrors) -> bool:
-    """Whether the attempt failed.
-
-    An unreadable document counts, too, and so does a node that reported a failure without leaving a
-    document.
-    """
-    has_failed_node = any(presence.phase is model.Phase.FAILED for presence in job.roster)
-    return bool(job.failures or job.seals or job.coverage.unreadable or has_failed_node)
 
 
 def find_sealed_strategy(seals: Sequence[model.Seal]) -> AggregationStrategy:

@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from firstfault import layout
+from firstfault.attempt_reader import AttemptReader
+from firstfault.conclude import conclude
 from firstfault.errors import FirstFaultError, StoreError
 from firstfault.evidence.outcome import classify_outcome
 from firstfault.model import Decision, Outcome, Seal, Verdict, WorkerError
-from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading.assemble import assemble
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
 from firstfault.report.engine_words import find_engine_words
 from firstfault.report.first_line import first_line, shorten_pod_name
@@ -237,14 +239,13 @@ class _Reader:
                 return await self._with_machine(
                     _summarize(uri, found, verdict, decision, line), found, verdict
                 )
-        reader = MultiErrorFileOutputReader(uri)
         # there is more than Flyte's own error files, which have been read already
         if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):
             async with self._whole:
-                job = await reader.job_async()
+                job = await AttemptReader(uri).job_async()
         else:
-            job = reader.job_of(sorted_out(stock))
-        conclusion = reader.conclude_from(job)
+            job = assemble(sorted_out(stock))
+        conclusion = conclude(job)
         if conclusion is None:
             return None
         if not job.failures and not job.seals and job.coverage.unreadable:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.attempt_data import find_run_logs, sibling_attempts
+from firstfault.attempt import find_run_logs, sibling_attempts
+from firstfault.attempt_reader import AttemptReader
 from firstfault.errors import AccessDeniedError
 from firstfault.layout import parse_attempt_number
 from firstfault.model import JobErrors, Kind, Phase
@@ -143,16 +144,16 @@ def test_storage_that_does_not_answer(attempt: Attempt, monkeypatch: pytest.Monk
     """
     for number in range(5):
         _fails(attempt, number)
-    answers = MultiErrorFileOutputReader.job_async
+    answers = AttemptReader.job_async
 
-    async def hang(self: MultiErrorFileOutputReader) -> JobErrors:
+    async def hang(self: AttemptReader) -> JobErrors:
         if self.errors_uri.startswith(f"{attempt.uri}/1/"):
             raise AccessDeniedError("cannot list it: refused")
         if not self.errors_uri.startswith(f"{attempt.uri}/2/"):
             await asyncio.sleep(60)
         return await answers(self)
 
-    monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", hang)
+    monkeypatch.setattr(AttemptReader, "job_async", hang)
     began = time.monotonic()
     found = _siblings(attempt, 2, seconds=0.2)
     assert time.monotonic() - began < 30

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from firstfault import model
-from firstfault.attempt_data import sibling_attempts
+from firstfault.attempt import sibling_attempts
 from firstfault.cli import EXIT
 from firstfault.conclude import conclude
 from firstfault.evidence.outcome import classify_outcome

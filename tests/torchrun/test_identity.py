@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from firstfault import MultiErrorFileOutputReader
-from firstfault.attempt_data import read_attempt
+from firstfault.attempt import read as read_attempt
 from firstfault.layout import RUN_MARK
 from firstfault.slurm_pointer import find_pointers
 from firstfault_start import rank_of
@@ -257,7 +256,7 @@ def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         nodes=1,
         environments={0: variables},
     ).nodes
-    read = read_attempt(str(folder), MultiErrorFileOutputReader)
+    read = read_attempt(str(folder))
     assert (first, read.uri, node.prefix) == (
         f"{folder}/4711/0",
         f"{folder}/4711/1",

@@ -31,7 +31,7 @@ from firstfault.conclude import find_judgment
 from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.layout import VERDICT_JSON
 from firstfault.model.job import Action
-from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.attempt_reader import AttemptReader
 from firstfault.render.flyte_message import flyte_message
 from firstfault.retry import RetryContext, find_machine
 from firstfault.store import join, split_name
@@ -150,7 +150,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         and how this attempt failed.
         """
         prefix = join(self._run, str(self._attempt))
-        reader = MultiErrorFileOutputReader(
+        reader = AttemptReader(
             prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS
         )
         context = RetryContext(

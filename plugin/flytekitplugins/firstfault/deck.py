@@ -270,7 +270,7 @@ def _read_earlier_attempts(
     node_context: NodeContext, conclusion: Conclusion
 ) -> tuple[AttemptSummary, ...]:
     """Return the earlier attempts, if they can be read in time."""
-    from firstfault.attempt_data import sibling_attempts  # noqa: PLC0415 - only a failure needs it
+    from firstfault.attempt import sibling_attempts  # noqa: PLC0415 - only a failure needs it
 
     identity = node_context.identity
     if identity.attempt == 0:

@@ -135,10 +135,10 @@ def _is_requeued_already(job: JobInfo) -> bool:
 
 def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
     """Return the judgments of the attempts that failed."""
+    from firstfault.attempt_reader import AttemptReader  # noqa: PLC0415 - as above
     from firstfault.conclude import find_judgment  # noqa: PLC0415 - as above
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
 
     # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or
     # of logs.
-    conclusions = [MultiErrorFileOutputReader(attempt).conclude() for attempt in attempts]
+    conclusions = [AttemptReader(attempt).conclude() for attempt in attempts]
     return [find_judgment(conclusion) for conclusion in conclusions if conclusion is not None]
