@@ -9,9 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from firstfault import model
-from firstfault.conclude import Conclusion, conclude, find_sealed_strategy
-from firstfault.errors import StoreError, UsageError
-from firstfault.layout import OUTPUTS, VERDICT_JSON, Layout
+from firstfault.conclude import Conclusion, Judgment, conclude, find_sealed_strategy
+from firstfault.errors import (
+    BadDocumentError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
+from firstfault.layout import ERROR_FILE, OUTPUTS, VERDICT_JSON, Layout
 from firstfault.reading.assemble import Snapshot
 from firstfault.reading.request import Patience, Request
 from firstfault.report.data import AttemptSummary, Report, report_conclusion, with_attempts
@@ -19,7 +24,28 @@ from firstfault.retry import RetryContext, RetryPolicy
 from firstfault.store import Store, open_store
 from firstfault.strategies import AggregationStrategy, get_reading_needs, get_strategy
 from firstfault.utils.run_sync import run_sync
-from firstfault.wire.json_schemas import restore_seal
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
+from firstfault.wire.json_schemas import from_json, restore_seal
+
+_SEALED = model.DocumentRef(ERROR_FILE)
+
+
+async def read_sealed_judgment(uri: str) -> Judgment | None:
+    """Return what the nodes of an attempt published in ``error.pb``, with one request and without
+    the root cause's document; None: nothing that can be read.
+
+    Raises:
+        StoreUnavailableError: the storage doesn't answer.
+    """
+    try:
+        async with open_store(uri) as store:
+            seal = decode(await store.get(ERROR_FILE, limit=MAX_DOCUMENT_BYTES), _SEALED)
+    except StoreUnavailableError:
+        raise  # a second request would wait as long again
+    except (StoreError, BadDocumentError):
+        return None
+    sealed = from_json(seal.json) if isinstance(seal, model.Seal) else None
+    return Judgment(*sealed, is_sealed=True) if sealed is not None else None
 
 
 class AttemptReader:

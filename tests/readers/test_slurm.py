@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.conclude import Judgment
+from firstfault.conclude import Judgment, find_judgment
+from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
 from firstfault.model.job import Action
 from firstfault.slurm.client import SEPARATOR, SlurmError
+from firstfault.slurm.command import _read_judgments
 from firstfault.slurm.job import JobInfo, find_job_id, parse_job
 from firstfault.slurm.placement import (
     Constraints,
@@ -20,7 +22,9 @@ from firstfault.slurm.placement import (
 from firstfault.slurm.plan import make_plan
 from firstfault.slurm.starts import count_requeues, record_requeue
 from firstfault.slurm_pointer import leave_pointer
-from tests.seals import DECISION, VERDICT
+from firstfault.testing import make_error
+from tests.readers.conftest import Attempt
+from tests.seals import DECISION, VERDICT, sealed
 
 COLUMN_WIDTH = 40
 ROWS = """
@@ -183,6 +187,54 @@ PREEMPTED = Judgment(
 )
 RETRY = Judgment(VERDICT, replace(DECISION, action=Action.RETRY))
 STOP = Judgment(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="a bug"))
+
+
+ECC = make_error(
+    exception=ExceptionInfo(
+        "RuntimeError",
+        "CUDA error: uncorrectable ECC error encountered",
+        frames=(FrameInfo("/v/site-packages/torch/cuda/__init__.py", 9, "forward", "raise error"),),
+    ),
+    category="gpu_hardware",
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_enough"),
+    [(make_error(), True), (ECC, False)],
+    ids=["of the program", "of the machine"],
+)
+def test_what_is_read_of_an_attempt(
+    attempt: Attempt, opened: list[str], failure: WorkerError, is_enough: bool
+) -> None:
+    """The sealed verdict is enough, unless the document of its root cause may prove a machine
+    faulty. Without a sealed verdict, or with a damaged one, all is read.
+    """
+    documents = attempt.write(failure, make_error(1, at_ms=9))
+    conclusion = attempt.reader().conclude()
+    assert conclusion is not None
+    own = Judgment(conclusion.verdict, conclusion.decision)
+    assert _read_judgments([attempt.uri]) == [own]
+    attempt.put("error.pb", b"damaged")
+    opened.clear()
+    (unsealed,) = _read_judgments([attempt.uri])
+    assert (unsealed.verdict.headline, unsealed.is_sealed) == (own.verdict.headline, False)
+    assert len(opened) > len(documents)
+    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    opened.clear()
+    (judgment,) = _read_judgments([attempt.uri])
+    assert (opened == ["error.pb"]) is is_enough
+    counts = find_judgment(attempt.reader().conclude())
+    assert replace(judgment.verdict, root=counts.verdict.root) == counts.verdict
+    assert (judgment.decision, judgment.is_sealed) == (counts.decision, True)
+    plan = make_plan(JOB, [judgment], count=0, max_requeues=2)
+    assert plan == make_plan(JOB, [counts], count=0, max_requeues=2)._replace(judgment=judgment)
+    assert bool(plan.bad_node) is not is_enough
+
+
+def test_an_attempt_without_files(attempt: Attempt) -> None:
+    """A folder that isn't there has no verdict."""
+    assert _read_judgments([attempt.uri]) == []
 
 
 @pytest.mark.parametrize(

@@ -135,10 +135,23 @@ def _is_requeued_already(job: JobInfo) -> bool:
 
 def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
     """Return the judgments of the attempts that failed."""
-    from firstfault.attempt_reader import AttemptReader  # noqa: PLC0415 - as above
+    from firstfault.attempt_reader import (  # noqa: PLC0415 - as above
+        AttemptReader,
+        read_sealed_judgment,
+    )
     from firstfault.conclude import find_judgment  # noqa: PLC0415 - as above
+    from firstfault.retry import HOST_CATEGORIES  # noqa: PLC0415 - as above
+    from firstfault.utils.run_sync import run_sync  # noqa: PLC0415 - as above
 
     # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or
     # of logs.
-    conclusions = [AttemptReader(attempt).conclude() for attempt in attempts]
-    return [find_judgment(conclusion) for conclusion in conclusions if conclusion is not None]
+    found: list[Judgment] = []
+    for attempt in attempts:
+        judgment = run_sync(read_sealed_judgment(attempt))
+        # only the root cause's document proves that a machine is faulty
+        if judgment is None or judgment.verdict.category in HOST_CATEGORIES:
+            conclusion = AttemptReader(attempt).conclude()
+            judgment = find_judgment(conclusion) if conclusion is not None else None
+        if judgment is not None:
+            found.append(judgment)
+    return found
