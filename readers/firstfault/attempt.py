@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 from firstfault.attempt_reader import AttemptReader
 from firstfault.conclude import Conclusion, conclude
 from firstfault.errors import BadDocumentError, FirstFaultError
-from firstfault.evidence.outcome import classify_outcome
+from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import OUTPUTS, Layout, parse_attempt_number
 from firstfault.model import DocumentRef, JobErrors, Outcome, Scope
 from firstfault.reading.assemble import Snapshot, assemble

@@ -14,7 +14,7 @@ from firstfault import layout
 from firstfault.attempt_reader import AttemptReader
 from firstfault.conclude import conclude
 from firstfault.errors import FirstFaultError, StoreError
-from firstfault.evidence.outcome import classify_outcome
+from firstfault.evidence.completion import classify_outcome
 from firstfault.model import Decision, Outcome, Seal, Verdict, WorkerError
 from firstfault.reading.assemble import assemble
 from firstfault.reading.fetch import read_document, read_listed, sorted_out

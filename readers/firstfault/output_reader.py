@@ -9,7 +9,7 @@ from firstfault import model
 from firstfault.attempt_reader import AttemptReader
 from firstfault.conclude import find_judgment
 from firstfault.errors import ObjectNotFoundError, UsageError
-from firstfault.evidence.outcome import classify_outcome
+from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import DECK, OUTPUTS
 from firstfault.render.flyte_message import flyte_message
 from firstfault.store import join

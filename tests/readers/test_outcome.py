@@ -9,7 +9,7 @@ from firstfault import model
 from firstfault.attempt import sibling_attempts
 from firstfault.cli import EXIT
 from firstfault.conclude import conclude
-from firstfault.evidence.outcome import classify_outcome
+from firstfault.evidence.completion import classify_outcome
 from firstfault.model import Outcome, Phase
 from firstfault.testing import make_job, make_presence
 from tests.readers.commands import Ran

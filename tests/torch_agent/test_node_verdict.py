@@ -60,8 +60,8 @@ import sys
 from firstfault_torch import run
 run.import_conclusion_modules()
 before = set(sys.modules)
-from firstfault.output_reader import MultiErrorFileOutputReader
-MultiErrorFileOutputReader("", copies={"error.pb": b""}).read_copies("")
+from firstfault.attempt_reader import AttemptReader
+AttemptReader("", copies={"error.pb": b""}).read_copies("")
 print([name for name in set(sys.modules) - before if name.startswith("firstfault")])
 """
 

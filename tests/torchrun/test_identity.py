@@ -264,7 +264,7 @@ def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert [one.uri for one in find_pointers("4711", "1", environment=variables)] == [node.prefix]
     assert read.conclusion is not None
-    told = read.reader.report(read.conclusion).identity.task
+    told = read.report(read.conclusion).identity.task
     assert (
         told
         == "4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT), nodes named by FIRSTFAULT_NODE"

@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from firstfault.evidence.outcome import classify_outcome
+from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
 from firstfault.model import Outcome
 from firstfault.model.job import Action

@@ -23,7 +23,7 @@ from firstfault.errors import (
     ObjectTooLargeError,
     StoreError,
 )
-from firstfault.evidence.outcome import classify_outcome
+from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
 from firstfault.model.job import Action, pods_live

@@ -6,7 +6,7 @@ import enum
 
 
 class Outcome(str, enum.Enum):
-    """How an attempt ended, as far as it's known; `firstfault.evidence.outcome` finds it."""
+    """How an attempt ended, as far as it's known; `firstfault.evidence.completion` finds it."""
 
     SUCCEEDED = "succeeded"
     TEARDOWN_FAILED = "finished, teardown failed"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.completion import classify_outcome
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
-from firstfault.evidence.outcome import classify_outcome
 from firstfault.exceptions.first_cause import find_own_frames
 from firstfault.exceptions.stack_dumps import format_stack_dump
 from firstfault.exceptions.stack_position import locate_main_thread
