@@ -13,7 +13,7 @@ from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
 from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node
 from firstfault_torch.conclusion.sealed_verdict import NodeConclusion, seal_verdict
-from firstfault_torch.engine import PlainEngine, SealedVerdict
+from firstfault_torch.engine import PlainEngine, Publication
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.node_context import Identity, NodeContext
 from firstfault_torch.options import Options
@@ -71,6 +71,6 @@ def concluded(
     return conclude_on_node(node_context, copies, engine, options, Wait(seconds, **wait)).conclusion
 
 
-def sealed(conclusion: Conclusion, node_context: NodeContext) -> SealedVerdict:
-    """Return a conclusion's sealed verdict, without copies."""
+def published(conclusion: Conclusion, node_context: NodeContext) -> Publication:
+    """Return a conclusion as its node publishes it, without copies."""
     return seal_verdict(NodeConclusion(conclusion, {}), node_context)

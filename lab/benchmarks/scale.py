@@ -189,15 +189,16 @@ class Node:
         exit_settings = run_module.ExitSettings(
             engine, Options(settle_seconds=self.limit_s), self.shutdown_requested
         )
-        verdict = run_module.reach_verdict(end, exit_settings)
+        publication = run_module.reach_verdict(end, exit_settings)
+        sealed = publication.sealed if publication is not None else None
         return {
             "node": self.number,
             "reported": reported,
             "left": time.time(),
-            "verdict": verdict.document.hex() if verdict else "",
-            "ranks": list(verdict.verdict.ranks) if verdict else [],
-            "durable": bool(verdict and verdict.durable),
-            "concluded": bool(verdict and verdict.conclusion is not None),
+            "verdict": sealed.document.hex() if sealed else "",
+            "ranks": list(sealed.verdict.ranks) if sealed else [],
+            "durable": bool(publication and publication.durable),
+            "concluded": bool(publication and publication.own is not None),
             "store": sum(name in _OPERATIONS for name in self.requests),
         }
 

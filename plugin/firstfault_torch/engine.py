@@ -34,7 +34,7 @@ class ErrorName:
 
 @dataclass(frozen=True, slots=True)
 class SealedVerdict:
-    """The verdict on a failed attempt, ready to be published."""
+    """The verdict and the decision on a failed attempt, the same on all nodes."""
 
     verdict: Verdict
     """Without credentials."""
@@ -42,12 +42,26 @@ class SealedVerdict:
     seal: Seal
     document: bytes
     """The ``error.pb``."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConclusion:
+    """What only the node that concluded has."""
+
+    conclusion: Conclusion
+    report: Report
+    """Without credentials; message and deck are rendered from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A sealed verdict on its way into the storage, as one node publishes it."""
+
+    sealed: SealedVerdict
     node_context: NodeContext
     """This node's."""
-    conclusion: Conclusion | None = None
+    own: OwnConclusion | None = None
     """None: another node concluded."""
-    report: Report | None = None
-    """Without credentials; message and deck are rendered from it. None: another node concluded."""
     for_all: bool = False
     """All nodes settled on it: only the node that concluded publishes it."""
     durable: bool = False
@@ -56,9 +70,10 @@ class SealedVerdict:
     """Copies of what the verdict rests on, for later readers; of what all nodes wrote, also if
     another node concluded, if each has a separate folder.
     """
-    writes_deck: bool | None = None
-    """Set by an engine's `publish`: whether the program that called this node is to write the page
-    with the report. None: the verdict wasn't published, or the caller gets an exception instead.
+    is_deck_pending: bool | None = None
+    """Set by an engine's `publish`: whether the page with the report is still to be written, by the
+    program that called this node. None: the verdict wasn't published, or the caller gets an
+    exception instead.
     """
 
 
@@ -80,13 +95,13 @@ class Engine(Protocol):
 
     def publish(
         self,
-        verdict: SealedVerdict,
+        publication: Publication,
         *,
         shutdown_requested: threading.Event | None = None,
         leaving_now: bool = False,
-    ) -> SealedVerdict:
+    ) -> Publication:
         """Write a sealed verdict to where the engine looks for the attempt's error;
-        return the verdict as published.
+        return it as published.
 
         The leader publishes for all nodes; then this is called on other nodes with a durable
         verdict. If the leader could not store it, each node publishes it. Waits end when
@@ -107,15 +122,15 @@ class Engine(Protocol):
         `has_rank_0`: it has the result of rank 0.
         """
 
-    def announce(self, verdict: SealedVerdict) -> None:
+    def announce(self, publication: Publication) -> None:
         """Print what failed, for a person who reads this node's output."""
 
-    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+    def choose_exit_code(self, publication: Publication | None) -> int:
         """Return the exit code of a node's process that leaves after this verdict; None:
         without one.
         """
 
-    def takes_results(self, verdict: SealedVerdict) -> bool:
+    def takes_results(self, sealed: SealedVerdict) -> bool:
         """Whether the attempt succeeds in spite of this verdict,
         with what the functions returned before the failure.
 
@@ -194,20 +209,21 @@ class PlainEngine:
 
     def publish(
         self,
-        verdict: SealedVerdict,
+        publication: Publication,
         *,
         shutdown_requested: threading.Event | None = None,
         leaving_now: bool = False,
-    ) -> SealedVerdict:
+    ) -> Publication:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
-        if not verdict.durable:
+        if not publication.durable:
             hurried = leaving_now or (
                 shutdown_requested is not None and shutdown_requested.is_set()
             )
             seconds = TERMINATED_PUBLISH_TIMEOUT_SECONDS if hurried else PUBLISH_TIMEOUT_SECONDS
-            durable = put_on_node(ERROR_FILE, verdict.document, verdict.node_context, seconds)
-            return replace(verdict, durable=durable)
-        return verdict
+            document, node_context = publication.sealed.document, publication.node_context
+            durable = put_on_node(ERROR_FILE, document, node_context, seconds)
+            return replace(publication, durable=durable)
+        return publication
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` in the attempt's folder."""
@@ -217,25 +233,25 @@ class PlainEngine:
         """Return at once: nothing ends other nodes when this one exits."""
         del has_rank_0, shutdown_requested
 
-    def announce(self, verdict: SealedVerdict) -> None:
+    def announce(self, publication: Publication) -> None:
         """Log the report."""
-        logger.error("%s", verdict.seal.message)
+        logger.error("%s", publication.sealed.seal.message)
 
-    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+    def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 1."""
-        del verdict
+        del publication
         return 1
 
-    def to_exception(self, verdict: SealedVerdict) -> Exception | None:
+    def to_exception(self, sealed: SealedVerdict) -> Exception | None:
         """Return the exception that torchrun's launcher raises in place of torch's; None:
         torch's.
         """
-        del verdict
+        del sealed
         return None
 
-    def takes_results(self, verdict: SealedVerdict) -> bool:
+    def takes_results(self, sealed: SealedVerdict) -> bool:
         """Return False: the caller gets the failure, as from torch."""
-        del verdict
+        del sealed
         return False
 
     def enforces(self, job: JobErrors) -> bool:

@@ -198,6 +198,7 @@ def build_attributes(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
         "k8s.namespace.name": verdict.root.place.namespace if verdict.root is not None else None,
         "k8s.node.name": root.get("machine") if root.get("pod") else None,
         "host.name": root.get("machine") or root.get("host"),
+        "firstfault.outcome": data["outcome"],
         "firstfault.category": verdict.category,
         "firstfault.code": verdict.code,
         "firstfault.scope": verdict.scope.value,

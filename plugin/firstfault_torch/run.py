@@ -45,7 +45,7 @@ from firstfault_torch.conclusion.conclude_on_node import (
 )
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict, with_previous_verdict
-from firstfault_torch.engine import Engine, SealedVerdict
+from firstfault_torch.engine import Engine, Publication
 from firstfault_torch.failures.torch_error_file import (
     ERROR_FILE_VARIABLE,
     remove_error_files,
@@ -89,11 +89,15 @@ class NodeFailedError(Exception):
     itself failed.
     """
 
-    def __init__(self, error: Exception, report: NodeReport, verdict: SealedVerdict | None) -> None:
+    def __init__(
+        self, error: Exception, report: NodeReport, publication: Publication | None
+    ) -> None:
+        verdict = publication.sealed if publication is not None else None
         super().__init__(verdict.verdict.headline if verdict is not None else str(error))
         self.error = error
         self.report = report
         self.verdict = verdict
+        self.publication = publication
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +197,16 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                 return _leave_with_results(end.results or {}, exit_settings)
             # Verdict and report come before leftovers are killed, because that may take
             # `stop_seconds`.
-            sealed = reach_verdict(end, exit_settings)
-            _report(sealed, engine)
-            is_finished = sealed is not None and engine.takes_results(sealed)
+            publication = reach_verdict(end, exit_settings)
+            _report(publication, engine)
+            is_finished = publication is not None and engine.takes_results(publication.sealed)
             seconds = options.stop_seconds
             if signals.shutdown_requested.is_set():
                 seconds = min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             kill_orphans(node_context, seconds)
             if is_finished:  # only the teardown failed
                 return _leave_with_results(end.finished_results, exit_settings)
-            failed = NodeFailedError(end.error, end.report, sealed)
+            failed = NodeFailedError(end.error, end.report, publication)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's
             # store
             traceback.clear_frames(failed.error.__traceback__)
@@ -234,25 +238,25 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
 # --- from the end of a round to a verdict ---------------------------------------------------------
 
 
-def reach_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
+def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
     """Settle on a verdict with other nodes, or conclude alone, and publish;
     None if firstfault itself failed.
     """
-    sealed: SealedVerdict | None = None
+    publication: Publication | None = None
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
-        sealed = _settle_with_peers(end, settings)
-    if sealed is None:
+        publication = _settle_with_peers(end, settings)
+    if publication is None:
         with suppress_internal_errors("concluding alone"):
-            sealed = _conclude_alone(end, settings)
-    return sealed
+            publication = _conclude_alone(end, settings)
+    return publication
 
 
-def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
+def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | None:
     """Return the verdict that one node reached for all; None if the nodes could not settle."""
     peers = end.peers
     if peers is None:
         return None
-    own: SealedVerdict | None = None
+    own: Publication | None = None
     """What this node concluded as the leader, before the store was lost or another agent took over.
     """
     for step in peers.settle(end.report.copies, settings.options.settle_seconds):
@@ -261,37 +265,37 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
         if isinstance(step, ElectedVerdict):
             return _adopt_verdict(step, end, settings)
         wait = Wait(0.0, complete=step.complete, shutdown_requested=settings.shutdown_requested)
-        sealed = _conclude_and_seal(end, step.copies, settings, wait)
-        if sealed is None:
+        concluded = _conclude_and_seal(end, step.copies, settings, wait)
+        if concluded is None:
             continue
-        own = _share_with_all_nodes(sealed, step.copies)
+        own = _share_with_all_nodes(concluded, step.copies)
         # False: concluding took so long that another agent may lead now. Publishing would make a
         # second verdict; the next step has the one of that agent.
         if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
-            sealed = _publish(own, settings)
+            published = _publish(own, settings)
             is_shared = end.node_context.identity.is_folder_shared
-            settled = peers.settlement.publish(
-                sealed.document,
-                durable=is_shared and sealed.durable,
-                bundle=b"" if is_shared else sealed.bundle,
+            elected = peers.settlement.publish(
+                published.sealed.document,
+                durable=is_shared and published.durable,
+                bundle=b"" if is_shared else published.bundle,
             )
             # Another leader was faster after all: its verdict counts on all nodes.
             return (
-                sealed
-                if settled.document == sealed.document
-                else _adopt_verdict(settled, end, settings)
+                published
+                if elected.document == published.sealed.document
+                else _adopt_verdict(elected, end, settings)
             )
     return _publish_unless_published(own, end, settings) if own is not None else None
 
 
 def _publish_unless_published(
-    own: SealedVerdict, end: RoundEnd, settings: ExitSettings
-) -> SealedVerdict:
+    own: Publication, end: RoundEnd, settings: ExitSettings
+) -> Publication:
     """Publish this node's verdict without an election;
     take another node's if it has published first.
     """
-    found: SealedVerdict | None = None
+    found: Publication | None = None
     if end.node_context.identity.is_folder_shared:
         find = partial(_find_published_verdict, end, settings)
         seconds = time_limits.VERDICT_READ_TIMEOUT_SECONDS
@@ -307,28 +311,28 @@ def _publish_unless_published(
     return _publish(found or own, settings)
 
 
-def _share_with_all_nodes(sealed: SealedVerdict, copies: Mapping[str, bytes]) -> SealedVerdict:
+def _share_with_all_nodes(own: Publication, copies: Mapping[str, bytes]) -> Publication:
     """Return a verdict for all nodes; with copies of what they wrote,
     if each has a separate folder.
     """
-    node_context = sealed.node_context
+    node_context = own.node_context
     if node_context.identity.is_folder_shared:
-        return replace(sealed, for_all=True)
+        return replace(own, for_all=True)
     files = {bundle_path(path): data for path, data in copies.items()}
-    bundle = pack_copies(node_context.group_world_size, files, first=unpack(sealed.bundle))
-    return replace(sealed, for_all=True, bundle=bundle)
+    bundle = pack_copies(node_context.group_world_size, files, first=unpack(own.bundle))
+    return replace(own, for_all=True, bundle=bundle)
 
 
-def _adopt_verdict(settled: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
+def _adopt_verdict(elected: ElectedVerdict, end: RoundEnd, settings: ExitSettings) -> Publication:
     """Return the verdict of another node, published here too if that node could not."""
     # `durable` is False if the leader could not write to the storage: then each node tries.
     taken = sealed_verdict.adopt_sealed_verdict(
-        settled.document, end.node_context, durable=settled.durable
+        elected.document, end.node_context, durable=elected.durable
     )
-    return _publish(replace(taken, bundle=settled.bundle), settings)
+    return _publish(replace(taken, bundle=elected.bundle), settings)
 
 
-def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
+def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> Publication | None:
     """Conclude from what this node can read, and publish;
     take the verdict of a node that had its turn earlier.
     """
@@ -349,13 +353,13 @@ def _conclude_alone(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | No
         copies = {**copies, **_synthesize_first_node_entry(end)}
         # No other node can write into this node's folder, so there is nothing to wait for.
         wait = Wait(0.0, complete=False, shutdown_requested=settings.shutdown_requested)
-    sealed = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(
+    own = _conclude_and_seal(end, copies, settings, wait) or _conclude_and_seal(
         end,
         copies,
         settings,
         Wait(0.0),
     )
-    return _publish_unless_published(sealed, end, settings) if sealed is not None else None
+    return _publish_unless_published(own, end, settings) if own is not None else None
 
 
 def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
@@ -377,7 +381,7 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
     return dict([as_entry(NodePresence(Phase.JOINED, place))])
 
 
-def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
+def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
     """Return the verdict that another node published on this failure; None if there is none,
     or only an older one.
     """
@@ -388,7 +392,7 @@ def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerd
     # Sealed before this agent started, or long before its failure: then it is about another
     # failure.
     earliest_ns = max(end.node_context.incarnation * _MS, time.time_ns() - _MAX_VERDICT_AGE_NS)
-    return found if found.seal.timestamp_ns >= earliest_ns else None
+    return found if found.sealed.seal.timestamp_ns >= earliest_ns else None
 
 
 def _conclude_and_seal(
@@ -396,7 +400,7 @@ def _conclude_and_seal(
     copies: Mapping[str, bytes],
     settings: ExitSettings,
     wait: Wait,
-) -> SealedVerdict | None:
+) -> Publication | None:
     """Conclude and seal; None if that fails."""
     with suppress_internal_errors("concluding on the failure"):
         concluded = conclude_on_node(
@@ -419,7 +423,7 @@ def _conclude_and_seal(
     return None
 
 
-def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
+def _publish(publication: Publication, settings: ExitSettings) -> Publication:
     """Publish a verdict, and leave it for the next attempt and for readers;
     return it with the result of publishing.
 
@@ -427,45 +431,49 @@ def _publish(sealed: SealedVerdict, settings: ExitSettings) -> SealedVerdict:
     may be killed.
     """
     others: list[Callable[[], object]] = []
-    if sealed.bundle:
-        path = f"{ROSTER}/{bundle_name(sealed.bundle, of_nodes=not sealed.node_context.identity.is_folder_shared)}"
+    node_context, bundle = publication.node_context, publication.bundle
+    if bundle:
+        name = bundle_name(bundle, of_nodes=not node_context.identity.is_folder_shared)
         seconds = time_limits.HANDOVER_TIMEOUT_SECONDS
-        others.append(partial(put_on_node, path, sealed.bundle, sealed.node_context, seconds))
-    if sealed.conclusion is not None:  # a scheduler may run the job again, whatever was decided
-        others.append(
-            partial(hand_over_verdict, sealed.node_context, sealed, settings.shutdown_requested)
-        )
+        others.append(partial(put_on_node, f"{ROSTER}/{name}", bundle, node_context, seconds))
+    if publication.own is not None:  # a scheduler may run the job again, whatever was decided
+        sealed, shutdown_requested = publication.sealed, settings.shutdown_requested
+        others.append(partial(hand_over_verdict, node_context, sealed, shutdown_requested))
     ended = [
         start_in_thread(call, "leaving files for the next attempt and for readers")
         for call in others
     ]
     with suppress_internal_errors("publishing the verdict"):
-        sealed = settings.engine.publish(sealed, shutdown_requested=settings.shutdown_requested)
+        publication = settings.engine.publish(
+            publication, shutdown_requested=settings.shutdown_requested
+        )
     # Each has its own limit and runs in parallel with the verdict's upload, so this adds little.
     for event in ended:
         event.wait(time_limits.HANDOVER_TIMEOUT_SECONDS + time_limits.HANDOVER_SLACK_SECONDS)
-    return sealed
+    return publication
 
 
-def _report(sealed: SealedVerdict | None, engine: Engine) -> None:
+def _report(publication: Publication | None, engine: Engine) -> None:
     """Log a published verdict, and pass it on to an outer launcher and to notifiers."""
-    if sealed is None:
+    if publication is None:
         return
     with suppress_internal_errors("printing what failed"):
-        engine.announce(sealed)
-    _write_termination_message(sealed)
+        engine.announce(publication)
+    _write_termination_message(publication)
     with suppress_internal_errors("reporting to the outer launcher"):
         outer = os.environ.get(ERROR_FILE_VARIABLE)
         # another torch agent: copy the root cause into its error file, as torch's `record` does
         if outer:
-            write_error_file(outer, sealed_verdict.build_torch_error_data(sealed.verdict))
-    if sealed.report is not None:  # this node concluded, and by now all nodes have the verdict
+            write_error_file(
+                outer, sealed_verdict.build_torch_error_data(publication.sealed.verdict)
+            )
+    if publication.own is not None:  # this node concluded, and by now all nodes have the verdict
         with suppress_internal_errors("notifying others"):
-            notify(sealed.report)
+            notify(publication.own.report)
 
 
-def _write_termination_message(sealed: SealedVerdict) -> None:
-    write = partial(write_termination_message, sealed.seal.message)
+def _write_termination_message(publication: Publication) -> None:
+    write = partial(write_termination_message, publication.sealed.seal.message)
     # the user may have named a file on a hanging file system
     call_with_timeout(
         write,
@@ -506,21 +514,21 @@ def _publish_and_exit(settings: ExitSettings, end: RoundEnd) -> None:
     """
     seconds = time_limits.EXIT_STEP_TIMEOUT_SECONDS
     find = partial(_find_published_verdict, end, settings)
-    sealed = call_with_timeout(find, seconds, "looking for the verdict of another node")
-    if sealed is None:
-        sealed = _conclude_and_seal(
+    publication = call_with_timeout(find, seconds, "looking for the verdict of another node")
+    if publication is None:
+        publication = _conclude_and_seal(
             end,
             end.report.copies,
             settings,
             Wait(seconds, is_hurried=True),
         )
     with suppress_internal_errors("leaving the sealed verdict"):
-        if sealed is not None:
-            settings.engine.announce(sealed)
-            _write_termination_message(sealed)
-            settings.engine.publish(sealed, leaving_now=True)
+        if publication is not None:
+            settings.engine.announce(publication)
+            _write_termination_message(publication)
+            settings.engine.publish(publication, leaving_now=True)
     # No grace: the pod's own SIGKILL may follow within seconds.
     kill_orphans(end.node_context, 0.0)
     end_node_recorder(end.node_context)
     # The main thread is inside C++ and can't unwind: sys.exit here would end this thread only.
-    os._exit(settings.engine.choose_exit_code(sealed))
+    os._exit(settings.engine.choose_exit_code(publication))

@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Judgment:
     """A verdict and the decision on it. They always belong together:
     a reason never explains another verdict.
     """
@@ -43,13 +43,13 @@ class Conclusion:
     """On this verdict."""
     diagnosis: Diagnosis
     """Of `job`, whatever strategy the verdict is from."""
-    sealed: Outcome | None = None
+    sealed: Judgment | None = None
     """What the nodes published, also if this reader judges otherwise; None:
     nothing that can be read.
     """
 
 
-def find_outcome(conclusion: Conclusion) -> Outcome:
+def find_judgment(conclusion: Conclusion) -> Judgment:
     """Return the verdict and the decision that count:
     a scheduler that acts on the attempt follows these.
 
@@ -57,7 +57,7 @@ def find_outcome(conclusion: Conclusion) -> Outcome:
     policy, the previous attempt's verdict, how long the attempt had trained. Other schedulers have
     their exit code. Without a sealed verdict, they are the reader's own.
     """
-    return conclusion.sealed or Outcome(conclusion.verdict, conclusion.decision)
+    return conclusion.sealed or Judgment(conclusion.verdict, conclusion.decision)
 
 
 def conclude(
@@ -82,7 +82,7 @@ def conclude(
     """
     # an unknown strategy is an error even if the attempt didn't fail
     chosen_strategy = get_strategy(strategy) if strategy is not None else None
-    if not has_failed(job):
+    if not job.has_failed:
         return None
     diagnosis = diagnose(job)
     seal, sealed = _find_valid_seal(job)
@@ -94,7 +94,7 @@ def conclude(
     context = replace(
         context or RetryContext(pods_alive=pods_live(job)), engine=job.engine, progress=job.progress
     )
-    published = _restore_outcome(sealed, verdict, job, context) if sealed is not None else None
+    published = _restore_judgment(sealed, verdict, job, context) if sealed is not None else None
     is_sealed = seal is not None and (seal.digest, seal.strategy) == (
         verdict.digest,
         verdict.strategy,
@@ -109,16 +109,6 @@ def conclude(
     ):
         return Conclusion(job, published.verdict, published.decision, diagnosis, published)
     return Conclusion(job, verdict, decide(verdict, policy, context), diagnosis, published)
-
-
-def has_failed(job: model.JobErrors) -> bool:
-    """Whether the attempt failed.
-
-    An unreadable document counts, too, and so does a node that reported a failure without leaving a
-    document.
-    """
-    has_failed_node = any(presence.phase is model.Phase.FAILED for presence in job.roster)
-    return bool(job.failures or job.seals or job.coverage.unreadable or has_failed_node)
 
 
 def find_sealed_strategy(seals: Sequence[model.Seal]) -> AggregationStrategy:
@@ -183,12 +173,12 @@ def _sealed_verdict_wins(
     return not is_whole
 
 
-def _restore_outcome(
+def _restore_judgment(
     sealed: tuple[model.Verdict, model.Decision],
     verdict: model.Verdict,
     job: model.JobErrors,
     context: RetryContext,
-) -> Outcome:
+) -> Judgment:
     """Return what the nodes published; with this reader's verdict if that is the same,
     because it has the root cause.
 
@@ -202,7 +192,7 @@ def _restore_outcome(
         verdict.digest == published.digest or verdict.fingerprint == published.fingerprint
     )
     if is_same_fault and _is_same_cause(published, verdict):
-        return Outcome(verdict, decision, is_sealed=True)
+        return Judgment(verdict, decision, is_sealed=True)
     ranks = set(published.ranks)
     fingerprint = published.fingerprint
     candidates = (
@@ -213,7 +203,7 @@ def _restore_outcome(
         for item in candidates
         if item.rank in ranks or (not ranks and item.node == published.node)
     )
-    return Outcome(replace(published, root=next(roots, None)), decision, is_sealed=True)
+    return Judgment(replace(published, root=next(roots, None)), decision, is_sealed=True)
 
 
 def _is_same_cause(one: model.Verdict, other: model.Verdict) -> bool:

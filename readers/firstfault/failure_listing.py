@@ -11,9 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from firstfault import layout
+from firstfault.attempt_reader import AttemptReader
+from firstfault.conclude import conclude
 from firstfault.errors import FirstFaultError, StoreError
-from firstfault.model import Decision, Seal, Verdict, WorkerError
-from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.evidence.completion import classify_outcome
+from firstfault.model import Decision, Outcome, Seal, Verdict, WorkerError
+from firstfault.reading.assemble import assemble
 from firstfault.reading.fetch import read_document, read_listed, sorted_out
 from firstfault.report.engine_words import find_engine_words
 from firstfault.report.first_line import first_line, shorten_pod_name
@@ -71,6 +74,7 @@ class FailedAttempt:
     """Of its output prefix."""
     time_ns: int | None
     """Of the root cause; if that isn't known, when an error was last stored."""
+    outcome: Outcome = Outcome.UNKNOWN
     line: str = ""
     """The first line of its report."""
     fingerprint: str = ""
@@ -235,14 +239,13 @@ class _Reader:
                 return await self._with_machine(
                     _summarize(uri, found, verdict, decision, line), found, verdict
                 )
-        reader = MultiErrorFileOutputReader(uri)
         # there is more than Flyte's own error files, which have been read already
         if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):
             async with self._whole:
-                job = await reader.job_async()
+                job = await AttemptReader(uri).job_async()
         else:
-            job = reader.job_of(sorted_out(stock))
-        conclusion = reader.conclude_from(job)
+            job = assemble(sorted_out(stock))
+        conclusion = conclude(job)
         if conclusion is None:
             return None
         if not job.failures and not job.seals and job.coverage.unreadable:
@@ -252,7 +255,8 @@ class _Reader:
         verdict = conclusion.verdict
         line = first_line(verdict, conclusion.decision, find_engine_words(job, verdict))
         summary = _summarize(uri, found, verdict, conclusion.decision, line)
-        return replace(summary, machine=_get_machine(verdict.root))
+        outcome = classify_outcome(verdict, job)
+        return replace(summary, outcome=outcome, machine=_get_machine(verdict.root))
 
     async def _with_machine(
         self,
@@ -287,7 +291,8 @@ def _summarize(
         hours = max(verdict.timestamp_ns - found.started_ns, 0) * ranks / _HOUR_NS
     time_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else found.changed_ns
     pod = shorten_pod_name(verdict.node or "")
-    summary = FailedAttempt(uri, time_ns, line, verdict.fingerprint, verdict.category, pod)
+    outcome = classify_outcome(verdict)
+    summary = FailedAttempt(uri, time_ns, outcome, line, verdict.fingerprint, verdict.category, pod)
     return replace(summary, ranks=ranks, rank_hours=hours, retry=decision.retry)
 
 

@@ -76,6 +76,8 @@ _NO_RETRY_BY_CODE = {
     CANCELLED: "a person or a script canceled the job",
     REQUEUED: "the scheduler has requeued the job",
 }
+HOST_CATEGORIES = {"host_oom", "gpu_hardware"}
+"""Categories of root causes whose document may prove that the machine is at fault."""
 _GUESSED_PLATFORM_CATEGORIES = {"preemption", "node_lost", "interrupted"}
 """Categories that only a signal or silence shows, as a time limit,
 a liveness probe or the program itself does.

@@ -19,7 +19,7 @@ A pipeline of small stages:
 
 ``launchers.toml`` has what one launcher prints; other patterns are beside the functions that use
 them. The result, a `Snapshot`, is judged, reported and retried like that of a recorded job.
-`firstfault.attempt_data` finds `snapshot_of` by its name.
+`firstfault.attempt` finds `snapshot_of` by its name.
 """
 
 from __future__ import annotations

@@ -474,9 +474,10 @@ def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> No
     shutdown_requested.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
     node_context = recording_at(prefix.uri, 1.0, incarnation=1)
-    verdict: Any = type(
-        "Verdict", (), {"report": report, "node_context": node_context, "for_all": False}
+    own: Any = type("OwnConclusion", (), {"report": report})
+    publication: Any = type(
+        "Publication", (), {"own": own, "node_context": node_context, "for_all": False}
     )
     began = time.monotonic()
-    assert publish_deck(verdict, "train", shutdown_requested=shutdown_requested) is False
+    assert publish_deck(publication, "train", shutdown_requested=shutdown_requested) is False
     assert time.monotonic() - began < LONG_S / 2

@@ -26,7 +26,7 @@ from firstfault_torch.worker.worker_monitor import WorkerMonitor
 from flytekitplugins.firstfault import entrypoints, flyte_engine
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from tests.prefix import Prefix
-from tests.recordings import concluded, sealed
+from tests.recordings import concluded, published
 from tests.s3_server import S3
 from tests.waiting import until
 
@@ -280,20 +280,21 @@ def test_other_modes_leave_the_decision_to_flytekit(
     """
     recording = prefix.node_context()
     engine = flyte_engine.FlyteEngine(prefix.uri, in_pod=True)
-    verdict = sealed(
+    publication = published(
         concluded(recording, [make_error(0, kind=kind)], policy=lambda *_: vote), recording
     )
     written = {}
     for mode in ("act", "observe", "off"):
         monkeypatch.setenv("FIRSTFAULT_DECISIONS", mode)
-        seal = decode(engine.publish(verdict, leaving_now=True).document, DocumentRef("error.pb"))
+        document = engine.publish(publication, leaving_now=True).sealed.document
+        seal = decode(document, DocumentRef("error.pb"))
         assert isinstance(seal, Seal)
         written[mode] = (seal.kind, seal.origin)
     acting = (Kind.RECOVERABLE if vote else Kind.NON_RECOVERABLE, vote.origin or Origin.USER)
     assert written == {"act": acting, "observe": (kind, Origin.USER), "off": (kind, Origin.USER)}
     line = (
-        f"firstfault: observed: would have told Flyte {verdict.decision.action.value}:"
-        f" {verdict.decision.reason}"
+        f"firstfault: observed: would have told Flyte {publication.sealed.decision.action.value}:"
+        f" {publication.sealed.decision.reason}"
     )
     assert [text for text in caplog.messages if "observed" in text] == [line] * (
         written["act"] != written["off"]
@@ -304,7 +305,8 @@ def test_a_storage_that_hangs_does_not_delay_the_choice(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that cannot look for another pod's verdict in time keeps its own."""
-    own = sealed(concluded(prefix.node_context(), [make_error(0)]), prefix.node_context())
+    conclusion = concluded(prefix.node_context(), [make_error(0)])
+    own = published(conclusion, prefix.node_context()).sealed
     hangs = threading.Event()
     monkeypatch.setattr(time_limits, "POD_VERDICT_READ_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))

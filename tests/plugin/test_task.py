@@ -195,15 +195,14 @@ def _executing(
     return own
 
 
-def _sealed(*, durable: bool, writes_deck: bool) -> VerdictSealedError:
+def _sealed(*, durable: bool, is_deck_pending: bool) -> VerdictSealedError:
     verdict = SimpleNamespace(headline="one line")
-    sealed = SimpleNamespace(
-        verdict=verdict,
-        document=b"the sealed bytes",
+    publication = SimpleNamespace(
+        sealed=SimpleNamespace(verdict=verdict, document=b"the sealed bytes"),
         durable=durable,
-        writes_deck=writes_deck,
+        is_deck_pending=is_deck_pending,
     )
-    return VerdictSealedError(cast("Any", sealed))
+    return VerdictSealedError(cast("Any", publication))
 
 
 @pytest.mark.usefixtures("raw")
@@ -226,7 +225,7 @@ def test_a_sealed_verdict_is_left_for_upload(
     and the outputs are empty.
     """
     monkeypatch.setenv("_F_DES", strategy)
-    own = _executing(monkeypatch, _sealed(durable=False, writes_deck=False), config)
+    own = _executing(monkeypatch, _sealed(durable=False, is_deck_pending=False), config)
     assert _dispatch(own, tmp_path / "engine" / "dir") == LiteralMap(literals={})
     (left,) = (tmp_path / "engine" / "dir").iterdir()
     assert re.fullmatch(name, left.name)
@@ -236,7 +235,10 @@ def test_a_sealed_verdict_is_left_for_upload(
 @pytest.mark.usefixtures("raw")
 @pytest.mark.parametrize(
     ("outcome", "raised"),
-    [(_sealed(durable=True, writes_deck=False), IgnoreOutputs), (ValueError("boom"), ValueError)],
+    [
+        (_sealed(durable=True, is_deck_pending=False), IgnoreOutputs),
+        (ValueError("boom"), ValueError),
+    ],
     ids=["in the storage", "of the user"],
 )
 def test_what_leaves_no_file(
@@ -262,7 +264,7 @@ def test_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = _dispatch(_executing(monkeypatch, 2.5), tmp_path / "engine")
     assert outputs.literals["o0"].scalar.primitive.float_value == 2.5
     assert not list((tmp_path / "engine").rglob("error*"))
-    own = _executing(monkeypatch, _sealed(durable=True, writes_deck=True))
+    own = _executing(monkeypatch, _sealed(durable=True, is_deck_pending=True))
     assert _dispatch(own, tmp_path / "other") == LiteralMap(literals={})
 
 

@@ -19,10 +19,9 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.worker_group.poll import WorkerGroupPollStatus, WorkerStatus
 from ray.train.v2.api.preemption import PreemptionInfo
 
-from firstfault.attempt_data import read_attempt
-from firstfault.conclude import find_outcome
+from firstfault.attempt import read
+from firstfault.conclude import find_judgment
 from firstfault.model import Action
-from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault_torch.ray_train import StopRepeatedFaults, TrainingStoppedError
 from tests.ray_train.driver import RETRIES
 
@@ -71,9 +70,9 @@ def test_the_same_fault_twice_without_progress_stops(ended: dict[str, Any]) -> N
     assert "recoverable rank 1 " in found["text"]
     assert "the previous attempt failed with the same fault" in found["text"]
     [prefix] = ended["folder"].glob("recoverable/run/firstfault-runs/*/1")
-    conclusion = read_attempt(str(prefix), MultiErrorFileOutputReader).conclusion
+    conclusion = read(str(prefix)).conclusion
     assert conclusion is not None
-    assert find_outcome(conclusion).decision.action is Action.STOP
+    assert find_judgment(conclusion).decision.action is Action.STOP
 
 
 @ONLY_SHORT

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.attempt_data import find_run_logs, sibling_attempts
+from firstfault.attempt import find_run_logs, sibling_attempts
+from firstfault.attempt_reader import AttemptReader
 from firstfault.errors import AccessDeniedError
 from firstfault.layout import parse_attempt_number
 from firstfault.model import JobErrors, Kind, Phase
@@ -64,12 +65,12 @@ def test_three_attempts_of_which_one_cannot_be_read(attempt: Attempt) -> None:
     for number in (0, 2):
         first, second, third = _siblings(attempt, number)
         assert [item.number for item in (first, second, third)] == [0, 1, 2]
-        assert first.outcome == "ValueError, rank 3 on w-3: boom"
+        assert first.summary == "ValueError, rank 3 on w-3: boom"
         assert first.decision.retry
         assert first.nodes == ("w-3",)
         assert second.verdict is None
         assert second.note.startswith("could not be read: cannot list ")
-        assert third.outcome == "ValueError, rank 1 on w-1: boom"
+        assert third.summary == "ValueError, rank 1 on w-1: boom"
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -97,8 +98,16 @@ def test_what_became_of_the_others(attempt: Attempt) -> None:
     for number in range(3):
         attempt.at(4).put(f"firstfault/errors/e1-damaged-{number}.pb", b"\xff\xff")
     _fails(attempt, 6)
-    notes = [item.note for item in _siblings(attempt, 0, below="/firstfault/errors")]
-    assert notes[:3] == ["", "succeeded", "has neither an error nor outputs; it may still run"]
+    found = _siblings(attempt, 0, below="/firstfault/errors")
+    assert [item.outcome.value for item in found] == [
+        "failed",
+        "succeeded",
+        "unknown",
+        "failed",
+        "failed",
+    ]
+    notes = [item.note for item in found]
+    assert notes[:3] == ["", "", "has neither an error nor outputs; it may still run"]
     assert (
         notes[3]
         == "could not be read: a node reported that it failed, but its error documents are not"
@@ -135,16 +144,16 @@ def test_storage_that_does_not_answer(attempt: Attempt, monkeypatch: pytest.Monk
     """
     for number in range(5):
         _fails(attempt, number)
-    answers = MultiErrorFileOutputReader.job_async
+    answers = AttemptReader.job_async
 
-    async def hang(self: MultiErrorFileOutputReader) -> JobErrors:
+    async def hang(self: AttemptReader) -> JobErrors:
         if self.errors_uri.startswith(f"{attempt.uri}/1/"):
             raise AccessDeniedError("cannot list it: refused")
         if not self.errors_uri.startswith(f"{attempt.uri}/2/"):
             await asyncio.sleep(60)
         return await answers(self)
 
-    monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", hang)
+    monkeypatch.setattr(AttemptReader, "job_async", hang)
     began = time.monotonic()
     found = _siblings(attempt, 2, seconds=0.2)
     assert time.monotonic() - began < 30

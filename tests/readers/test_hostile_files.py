@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from firstfault import model
-from firstfault.conclude import find_outcome
+from firstfault.conclude import find_judgment
 from firstfault.errors import BadDocumentError
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import (
@@ -228,7 +228,7 @@ def test_a_seal_on_documents_that_never_were(
     warnings = [record.getMessage() for record in caplog.records]
     told = "claims 100 documents, and the attempt has 1; schedulers still follow it"
     assert [told in text for text in warnings] == ([True] if is_whole else [])
-    assert find_outcome(found).verdict.headline == VERDICT.headline
+    assert find_judgment(found).verdict.headline == VERDICT.headline
 
 
 def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
-from firstfault.conclude import Conclusion, Outcome, find_outcome
+from firstfault.conclude import Conclusion, Judgment, find_judgment
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, UsageError
 from firstfault.layout import VERDICT_JSON, error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Verdict
@@ -347,16 +347,18 @@ def test_the_nodes_verdict_counts_for_a_scheduler(attempt: Attempt) -> None:
     """
     attempt.write(make_error(3, at_ms=5))
     before = attempt.reader().conclude()
-    assert find_outcome(before) == Outcome(before.verdict, before.decision)
+    assert find_judgment(before) == Judgment(before.verdict, before.decision)
     attempt.put("error.pb", _seal(before))
     attempt.write(make_error(0, at_ms=0, message="late"))
-    outcome = find_outcome(attempt.reader().conclude())
-    assert (outcome.verdict.headline, outcome.decision, outcome.is_sealed) == (
+    judgment = find_judgment(attempt.reader().conclude())
+    assert (judgment.verdict.headline, judgment.decision, judgment.is_sealed) == (
         before.verdict.headline,
         _SEALED,
         True,
     )
-    assert outcome.verdict.root == before.verdict.root, "a caller may ask what kind of fault it was"
+    assert judgment.verdict.root == before.verdict.root, (
+        "a caller may ask what kind of fault it was"
+    )
     for_flyte = attempt.reader().read_error()
     assert (for_flyte.recoverable, for_flyte.timestamp_ns) == (True, before.verdict.timestamp_ns)
     assert "late" not in for_flyte.message.splitlines()[0]
@@ -387,7 +389,7 @@ def test_the_file_for_the_next_attempt_replaces_a_missing_error_file(attempt: At
     assert attempt.reader().conclude().sealed is None
     attempt.put(VERDICT_JSON, to_json(verdict, _SEALED).encode())
     found = attempt.reader().conclude()
-    assert (found.verdict, found.decision, find_outcome(found).is_sealed) == (
+    assert (found.verdict, found.decision, find_judgment(found).is_sealed) == (
         verdict,
         _SEALED,
         True,

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from firstfault.conclude import Outcome
+from firstfault.conclude import Judgment, find_judgment
+from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
 from firstfault.model.job import Action
 from firstfault.slurm.client import SEPARATOR, SlurmError
+from firstfault.slurm.command import _read_judgments
 from firstfault.slurm.job import JobInfo, find_job_id, parse_job
 from firstfault.slurm.placement import (
     Constraints,
@@ -20,7 +22,9 @@ from firstfault.slurm.placement import (
 from firstfault.slurm.plan import make_plan
 from firstfault.slurm.starts import count_requeues, record_requeue
 from firstfault.slurm_pointer import leave_pointer
-from tests.seals import DECISION, VERDICT
+from firstfault.testing import make_error
+from tests.readers.conftest import Attempt
+from tests.seals import DECISION, VERDICT, sealed
 
 COLUMN_WIDTH = 40
 ROWS = """
@@ -178,15 +182,63 @@ def test_reserved_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what is decided ------------------------------------------------------------------------------
 
 JOB = JobInfo("42", "42", "RUNNING", "None", 0, 0.0, "")
-PREEMPTED = Outcome(
+PREEMPTED = Judgment(
     replace(VERDICT, category="preemption"), replace(DECISION, action=Action.SYSTEM)
 )
-RETRY = Outcome(VERDICT, replace(DECISION, action=Action.RETRY))
-STOP = Outcome(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="a bug"))
+RETRY = Judgment(VERDICT, replace(DECISION, action=Action.RETRY))
+STOP = Judgment(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reason="a bug"))
+
+
+ECC = make_error(
+    exception=ExceptionInfo(
+        "RuntimeError",
+        "CUDA error: uncorrectable ECC error encountered",
+        frames=(FrameInfo("/v/site-packages/torch/cuda/__init__.py", 9, "forward", "raise error"),),
+    ),
+    category="gpu_hardware",
+)
 
 
 @pytest.mark.parametrize(
-    ("job", "outcomes", "stop_reason", "is_counted"),
+    ("failure", "is_enough"),
+    [(make_error(), True), (ECC, False)],
+    ids=["of the program", "of the machine"],
+)
+def test_what_is_read_of_an_attempt(
+    attempt: Attempt, opened: list[str], failure: WorkerError, is_enough: bool
+) -> None:
+    """The sealed verdict is enough, unless the document of its root cause may prove a machine
+    faulty. Without a sealed verdict, or with a damaged one, all is read.
+    """
+    documents = attempt.write(failure, make_error(1, at_ms=9))
+    conclusion = attempt.reader().conclude()
+    assert conclusion is not None
+    own = Judgment(conclusion.verdict, conclusion.decision)
+    assert _read_judgments([attempt.uri]) == [own]
+    attempt.put("error.pb", b"damaged")
+    opened.clear()
+    (unsealed,) = _read_judgments([attempt.uri])
+    assert (unsealed.verdict.headline, unsealed.is_sealed) == (own.verdict.headline, False)
+    assert len(opened) > len(documents)
+    attempt.put("error.pb", sealed(conclusion.verdict, conclusion.decision))
+    opened.clear()
+    (judgment,) = _read_judgments([attempt.uri])
+    assert (opened == ["error.pb"]) is is_enough
+    counts = find_judgment(attempt.reader().conclude())
+    assert replace(judgment.verdict, root=counts.verdict.root) == counts.verdict
+    assert (judgment.decision, judgment.is_sealed) == (counts.decision, True)
+    plan = make_plan(JOB, [judgment], count=0, max_requeues=2)
+    assert plan == make_plan(JOB, [counts], count=0, max_requeues=2)._replace(judgment=judgment)
+    assert bool(plan.bad_node) is not is_enough
+
+
+def test_an_attempt_without_files(attempt: Attempt) -> None:
+    """A folder that isn't there has no verdict."""
+    assert _read_judgments([attempt.uri]) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "judgments", "stop_reason", "is_counted"),
     [
         # only a SIGTERM: `timeout`, --signal=TERM@60
         (
@@ -220,14 +272,14 @@ STOP = Outcome(VERDICT, replace(DECISION, retry=False, action=Action.STOP, reaso
 )
 def test_only_slurm_announces_a_preemption(
     job: JobInfo,
-    outcomes: tuple[Outcome, ...],
+    judgments: tuple[Judgment, ...],
     stop_reason: str,
     is_counted: bool,
 ) -> None:
     """A requeue counts unless Slurm shows the job as preempted; the last step decides,
     and a canceled job stays.
     """
-    plan = make_plan(job, outcomes, count=2, max_requeues=2)
+    plan = make_plan(job, judgments, count=2, max_requeues=2)
     assert (plan.stop_reason, plan.is_counted) == (stop_reason, is_counted)
 
 

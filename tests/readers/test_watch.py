@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
+from firstfault.attempt_reader import AttemptReader
 from firstfault.cli import EXIT
 from firstfault.cli._following import Progress
 from firstfault.cli._live import format_progress_line
@@ -285,15 +286,15 @@ def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> 
     return those that were lost.
     """
     lost: list[str] = []
-    ask = MultiErrorFileOutputReader.job_async
+    ask = AttemptReader.job_async
 
-    async def lose(self: MultiErrorFileOutputReader) -> JobErrors:
+    async def lose(self: AttemptReader) -> JobErrors:
         if self.errors_uri.startswith(f"{folder}/") and len(lost) < count:
             lost.append(self.errors_uri)
             raise StoreUnavailableError("away")
         return await ask(self)
 
-    monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", lose)
+    monkeypatch.setattr(AttemptReader, "job_async", lose)
     return lost
 
 

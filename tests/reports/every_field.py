@@ -25,6 +25,7 @@ _CHOSEN: dict[type, Any] = {
     model.Subject: model.Subject.WORKER,
     model.Phase: model.Phase.FAILED,
     model.Scope: model.Scope.RANK,
+    model.Outcome: model.Outcome.FAILED,
     model.RestartKind: model.RestartKind.ROUND,
 }
 _DEEPEST = 3
@@ -157,7 +158,11 @@ def report_full_of(
     )
     decision: model.Decision = filled(model.Decision, text)
     own = summarize_attempt(1, job, verdict, decision)
-    attempts = (AttemptSummary(0, note=text), own, AttemptSummary(2, note=text))
+    attempts = (
+        AttemptSummary(0, model.Outcome.UNKNOWN, note=text),
+        own,
+        AttemptSummary(2, model.Outcome.UNKNOWN, note=text),
+    )
     uri = "s3://bucket/metadata/f00/n0/data/1"
     return with_attempts(
         build_report(job, verdict, decision, uri=uri, diagnosis=diagnose(job)), attempts

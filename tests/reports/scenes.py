@@ -16,6 +16,7 @@ from firstfault.model import (
     Kind,
     NodeSetup,
     Origin,
+    Outcome,
     Phase,
     Progress,
     Receipt,
@@ -564,7 +565,7 @@ def _three_attempts() -> Report:
     )
     attempts = (
         summarize_attempt(0, first.job, first.verdict, first.decision),
-        AttemptSummary(1, note="could not be read: access denied"),
+        AttemptSummary(1, Outcome.UNKNOWN, note="could not be read: access denied"),
         summarize_attempt(2, now.job, now.verdict, now.decision),
     )
     return report_conclusion(now.job, attempts=attempts)

@@ -12,6 +12,7 @@ from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import (
     JobErrors,
+    Outcome,
     Phase,
     RestartKind,
     RestartRecord,
@@ -612,11 +613,11 @@ def test_what_changed_between_attempts(
 
 def test_an_unreadable_attempt_hides_no_change() -> None:
     """The attempt after an unreadable one is compared with the attempt before it."""
-    unread = AttemptSummary(1, note="could not be read: access denied")
+    unread = AttemptSummary(1, Outcome.UNKNOWN, note="could not be read: access denied")
     changes = changes_between((_attempt(0), unread, _attempt(2)))
     assert changes[0] == "attempt 0 to 1: attempt 1 could not be read: access denied"
     assert changes[1].startswith("attempt 0 to 2: the same fault again")
-    (both,) = changes_between((replace(unread, number=0), AttemptSummary(1, note="succeeded")))
+    (both,) = changes_between((replace(unread, number=0), AttemptSummary(1, Outcome.SUCCEEDED)))
     assert both == "attempt 0 to 1: attempt 0 could not be read: access denied, attempt 1 succeeded"
 
 
@@ -627,5 +628,5 @@ def test_attempts_stand_in_order() -> None:
     )
     assert [attempt.number for attempt in report.attempts] == [0, 1, 2]
     assert report.answers.retry == "retried, attempt 2 failed too"
-    saved = with_attempts(report, (_attempt(0), AttemptSummary(1, note="succeeded")))
+    saved = with_attempts(report, (_attempt(0), AttemptSummary(1, Outcome.SUCCEEDED)))
     assert saved.answers.retry == "retried, attempt 1 succeeded"

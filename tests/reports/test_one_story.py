@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from firstfault.conclude import conclude
-from firstfault.model import Kind, NodeSetup, Origin, Phase, Scope, Subject, Writer
+from firstfault.model import Kind, NodeSetup, Origin, Outcome, Phase, Scope, Subject, Writer
 from firstfault.render.json_report import json_report
 from firstfault.report import Report
 from firstfault.report.data import AttemptSummary, build_report
@@ -117,8 +117,8 @@ def test_a_recoverable_error_is_nobodys_fault(category: str) -> None:
     raised = make_error(3, kind=Kind.RECOVERABLE, origin=Origin.USER, category=category)
     first = report_conclusion(make_job(raised))
     attempts = (
-        AttemptSummary(0, first.verdict, first.decision),
-        AttemptSummary(1, note="succeeded"),
+        AttemptSummary(0, first.outcome, first.verdict, first.decision),
+        AttemptSummary(1, Outcome.SUCCEEDED),
     )
     report = replace(report_conclusion(make_job(raised), attempts=attempts), number=0)
     assert report.answers.fault_owner is FaultOwner.TRANSIENT

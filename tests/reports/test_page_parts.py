@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Page
 
-from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.model import ExceptionInfo, FrameInfo, Outcome
 from firstfault.render.html import page, source_lines
 from firstfault.report.data import AttemptSummary
 from firstfault.testing import make_error, make_job
@@ -163,7 +163,7 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     plain = open_page(page_of("three-attempts"), scripts=False)
     assert [panel.is_visible() for panel in plain.locator(".ff-attempt").all()] == [True] * 3
     report = PAGE_SCENES["three-attempts"]()
-    saved = replace(report, attempts=(*report.attempts[:2], AttemptSummary(2, note="succeeded")))
+    saved = replace(report, attempts=(*report.attempts[:2], AttemptSummary(2, Outcome.SUCCEEDED)))
     green = open_page(page(saved)).locator("#ff-tab-2")
     assert green.inner_text() == "attempt 2: succeeded"
     assert green.evaluate("tab => getComputedStyle(tab).backgroundColor") == "rgb(220, 242, 227)"

@@ -359,7 +359,7 @@ class _Worker:
 
 
 def _deaths(watch: ExitWatch) -> list[WorkerExit]:
-    return [death for death in watch.ended() if death.exit_code != 0]
+    return [worker_exit for worker_exit in watch.ended() if worker_exit.exit_code != 0]
 
 
 @pytest.fixture
@@ -398,12 +398,15 @@ def test_deaths(doomed: Callable[..., _Worker]) -> None:
         workers[index].process.join()  # torch may have waited for it first
         moments.append((began, _noted(watch, index)))
     exits = _deaths(watch)
-    found = [(death.local_rank, death.pid, death.exit_code, death.signal) for death in exits]
+    found = [
+        (worker_exit.local_rank, worker_exit.pid, worker_exit.exit_code, worker_exit.signal)
+        for worker_exit in exits
+    ]
     pids = [worker.process.pid for worker in workers]
     assert found == [(2, pids[2], -9, "SIGKILL"), (0, pids[0], 3, ""), (1, pids[1], 4, "")]
-    for death, ((wall_ns, monotonic_ns), noted_ns) in zip(exits, moments[:3], strict=True):
-        assert monotonic_ns <= death.monotonic_ns <= noted_ns
-        assert wall_ns <= death.wall_ns
+    for worker_exit, ((wall_ns, monotonic_ns), noted_ns) in zip(exits, moments[:3], strict=True):
+        assert monotonic_ns <= worker_exit.monotonic_ns <= noted_ns
+        assert wall_ns <= worker_exit.wall_ns
     until(lambda: not watch._thread.is_alive())
 
 
@@ -424,8 +427,11 @@ def test_deaths_before_the_watch(doomed: Callable[..., _Worker]) -> None:
     watch = ExitWatch([worker.process for worker in workers])
     exits = _deaths(watch)
     watch.stop()
-    assert [(death.local_rank, death.signal) for death in exits] == [(1, "SIGKILL"), (0, "SIGTERM")]
-    assert all(death.monotonic_ns >= began_ns for death in exits)
+    assert [(worker_exit.local_rank, worker_exit.signal) for worker_exit in exits] == [
+        (1, "SIGKILL"),
+        (0, "SIGTERM"),
+    ]
+    assert all(worker_exit.monotonic_ns >= began_ns for worker_exit in exits)
 
 
 def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
@@ -436,8 +442,8 @@ def test_a_death_with_a_child_alive(doomed: Callable[..., _Worker]) -> None:
     try:
         worker.process.join()
         noted_ns = _noted(watch)
-        (death,) = _deaths(watch)
-        assert death.monotonic_ns <= noted_ns
+        (worker_exit,) = _deaths(watch)
+        assert worker_exit.monotonic_ns <= noted_ns
     finally:
         os.kill(child, signal.SIGKILL)
         watch.stop()
@@ -495,9 +501,9 @@ def test_without_pidfds(
     _, monotonic_ns = worker.end("kill")
     until(lambda: _deaths(watch))
     noted_ns = _noted(watch)
-    (death,) = _deaths(watch)
+    (worker_exit,) = _deaths(watch)
     watch.stop()
-    assert monotonic_ns <= death.monotonic_ns <= noted_ns
+    assert monotonic_ns <= worker_exit.monotonic_ns <= noted_ns
 
 
 def _descriptors() -> set[str]:
@@ -544,12 +550,14 @@ def spool(tmp_path: Path) -> Path:
     return folder
 
 
-def _report(prefix: Prefix, spool: Path, death: WorkerExit, stop: WorkerStop | None = None) -> None:
+def _report(
+    prefix: Prefix, spool: Path, worker_exit: WorkerExit, stop: WorkerStop | None = None
+) -> None:
     node_context = replace(prefix.node_context(), node_folder=str(spool.parents[1]))
     reporter = Reporter(
         node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank)
     )
-    reporter.document(death, stop)
+    reporter.document(worker_exit, stop)
     reporter.finish((0, 1), None)
     reporter.drain()
 

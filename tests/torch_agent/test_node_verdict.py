@@ -28,7 +28,7 @@ from firstfault_torch.options import Options
 from firstfault_torch.rounds.election import VerdictElection
 from tests.prefix import Prefix
 from tests.recordings import concluded, recording_at
-from tests.recordings import sealed as sealed_of
+from tests.recordings import published as published_of
 from tests.s3_server import S3
 from tests.torch_agent.stores import hosted
 
@@ -60,8 +60,8 @@ import sys
 from firstfault_torch import run
 run.import_conclusion_modules()
 before = set(sys.modules)
-from firstfault.output_reader import MultiErrorFileOutputReader
-MultiErrorFileOutputReader("", copies={"error.pb": b""}).read_copies("")
+from firstfault.attempt_reader import AttemptReader
+AttemptReader("", copies={"error.pb": b""}).read_copies("")
 print([name for name in set(sys.modules) - before if name.startswith("firstfault")])
 """
 
@@ -291,9 +291,9 @@ def test_it_leaves_a_verdict(
     """
     document = b""
     if age_s is not None:
-        other = sealed_of(
+        other = published_of(
             _settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context()
-        )
+        ).sealed
         document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns() - age_s * 10**9))
         put_file(prefix.uri, "error.pb", document)
     last_resort()
@@ -311,9 +311,9 @@ def test_the_store_ends_while_the_leader_concludes(
     """The leader adopts a verdict that another node has published;
     without one it publishes its own.
     """
-    other = sealed_of(
+    other = published_of(
         _settled(prefix.node_context(), _failure(1, message="another")), prefix.node_context()
-    )
+    ).sealed
     document = encode_seal(replace(other.seal, timestamp_ns=time.time_ns()))
     with hosted() as (process, store):
 
@@ -348,4 +348,4 @@ def test_the_store_ends_while_the_leader_concludes(
         )
     assert found is not None
     left = (prefix.folder / "error.pb").read_bytes()
-    assert (found.document, left == document) == (left, published)
+    assert (found.sealed.document, left == document) == (left, published)

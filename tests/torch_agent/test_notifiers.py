@@ -29,7 +29,7 @@ from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.conclusion import notifications
 from firstfault_torch.conclusion.notifications import notify
-from firstfault_torch.engine import PlainEngine, SealedVerdict
+from firstfault_torch.engine import PlainEngine, Publication
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers import WEBHOOK_VARIABLE, send_record
 from firstfault_torch.options import Options
@@ -37,7 +37,7 @@ from firstfault_torch.rounds.election import CollectedReports
 from firstfault_torch.rounds.report_packing import ElectedVerdict
 from tests.http_receiver import Receiver, receiving
 from tests.prefix import Prefix
-from tests.recordings import concluded, sealed
+from tests.recordings import concluded, published
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
 pytestmark = pytest.mark.slow
@@ -178,14 +178,14 @@ def test_a_slow_lookup_of_installed_notifiers(
     assert "not calling notifiers: loading them took more than 0.5 s" in caplog.text
 
 
-def _reported(prefix: Prefix, end: RoundEnd) -> SealedVerdict | None:
+def _reported(prefix: Prefix, end: RoundEnd) -> Publication | None:
     """Return the verdict on a failed round, after it was published and reported."""
     engine = PlainEngine(str(prefix.folder.parent), 0, f"worker-{end.group_rank}")
-    sealed = run.reach_verdict(
+    publication = run.reach_verdict(
         end, run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event())
     )
-    run._report(sealed, engine)
-    return sealed
+    run._report(publication, engine)
+    return publication
 
 
 def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> None:
@@ -214,7 +214,7 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) 
     """Each verdict is told by the node that reached it."""
     own = make_error(0, node="worker-0", message="no labels")
     conclusion = concluded(prefix.node_context(), [own])
-    document = sealed(conclusion, prefix.node_context()).document
+    document = published(conclusion, prefix.node_context()).sealed.document
     peers = Mock()
     peers.settle.return_value = [ElectedVerdict(document, durable=True)]
     assert (
@@ -313,6 +313,7 @@ def test_a_verdict_is_one_record(collector: Receiver) -> None:
         "k8s.namespace.name": "project-development",
         "k8s.node.name": "gpu-node-8",
         "host.name": "gpu-node-8",
+        "firstfault.outcome": "failed",
         "firstfault.category": "user_code",
         "firstfault.code": report.verdict.code,
         "firstfault.scope": "rank",

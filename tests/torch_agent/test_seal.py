@@ -17,7 +17,7 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault_torch.conclusion.previous_attempt import count_retries_left, hand_over_verdict
 from firstfault_torch.conclusion.sealed_verdict import get_conclusion_delay, wait_for_peer_verdict
-from tests.recordings import concluded, recording_at, sealed
+from tests.recordings import concluded, published, recording_at
 
 SOON_S = 30.0
 AGAIN = "the previous attempt failed with the same fault"
@@ -100,7 +100,8 @@ def test_the_next_attempt_knows_the_machine(node: str, action: Action, tmp_path:
     only there its retry counts.
     """
     before = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
-    hand_over_verdict(before, sealed(concluded(before, [_break_gpu("gpu-a")]), before))
+    own = published(concluded(before, [_break_gpu("gpu-a")]), before)
+    hand_over_verdict(before, own.sealed)
     after = recording_at(
         str(tmp_path / "out-1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
     )

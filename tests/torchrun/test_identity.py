@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from firstfault import MultiErrorFileOutputReader
-from firstfault.attempt_data import read_attempt
+from firstfault.attempt import read as read_attempt
 from firstfault.layout import RUN_MARK
 from firstfault.slurm_pointer import find_pointers
 from firstfault_start import rank_of
@@ -258,7 +257,7 @@ def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         nodes=1,
         environments={0: variables},
     ).nodes
-    read = read_attempt(str(folder), MultiErrorFileOutputReader)
+    read = read_attempt(str(folder))
     assert (first, read.uri, node.prefix) == (
         f"{folder}/4711/0",
         f"{folder}/4711/1",
@@ -266,7 +265,7 @@ def test_a_requeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert [one.uri for one in find_pointers("4711", "1", environment=variables)] == [node.prefix]
     assert read.conclusion is not None
-    told = read.reader.report(read.conclusion).identity.task
+    told = read.report(read.conclusion).identity.task
     assert (
         told
         == "4711 (SLURM_JOB_ID), attempt 1 (SLURM_RESTART_COUNT), nodes named by FIRSTFAULT_NODE"

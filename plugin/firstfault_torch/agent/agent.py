@@ -326,7 +326,8 @@ class ReportingAgent(LocalElasticAgent):
         # Not simply the earliest death: a rank that raised and reported may be in its teardown for
         # seconds, and die after the siblings that were stopped because of it.
         first = next(
-            (death for death in worker_exits if death.local_rank in reported), worker_exits[0]
+            (worker_exit for worker_exit in worker_exits if worker_exit.local_rank in reported),
+            worker_exits[0],
         )
         if stopped is None or first.local_rank in reported:
             with suppress_internal_errors_in_main("logging a failure"):

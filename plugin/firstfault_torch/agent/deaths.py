@@ -115,7 +115,7 @@ class WorkerStop:
     killed_ns: int | None = None
     """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: unknown."""
 
-    def ended(self, death: WorkerExit) -> bool:
+    def ended(self, worker_exit: WorkerExit) -> bool:
         """Whether this stop ended a worker; never one of `first`,
         even if it died after the stop began.
 
@@ -124,9 +124,13 @@ class WorkerStop:
         # A SIGKILL before this agent sends any is somebody else's, such as the OOM killer's during
         # the grace period.
         by_us = True
-        if death.signal == "SIGKILL" and self.killed_ns is not None:
-            by_us = death.monotonic_ns >= self.killed_ns
-        return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
+        if worker_exit.signal == "SIGKILL" and self.killed_ns is not None:
+            by_us = worker_exit.monotonic_ns >= self.killed_ns
+        return (
+            by_us
+            and worker_exit.local_rank not in self.first
+            and worker_exit.monotonic_ns >= self.began_ns
+        )
 
 
 _TEARDOWN_SIGNALS = STOPS | {"SIGKILL"}
@@ -150,7 +154,7 @@ class ExitEvidence:
 
 
 def describe_exit(
-    death: WorkerExit,
+    worker_exit: WorkerExit,
     place: model.Place,
     *,
     stop: WorkerStop | None = None,
@@ -162,7 +166,7 @@ def describe_exit(
     """
     traces = traces or ExitEvidence()
     # A worker that was killed at a deadline may die after a stop began: the deadline is the reason.
-    ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
+    ended_by = stop if stop is not None and stop.ended(worker_exit) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a
     # handler's exception
     kept = traces.kept if ended_by is None else None
@@ -170,7 +174,7 @@ def describe_exit(
     if expiry is not None:
         seen = expiry.observation
     elif stop is not None:
-        seen = stop.observations.get(death.local_rank, seen)
+        seen = stop.observations.get(worker_exit.local_rank, seen)
     stack = traces.fatal_stack or seen.stack
     if stack:  # without source lines if the program's files can't be read in time
         read = partial(add_source_lines, stack, linecache.getline)
@@ -186,19 +190,19 @@ def describe_exit(
     if seen.raised_at is not None and not traces.fatal_stack:
         stack = add_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(
-        death,
+        worker_exit,
         place,
         ended_by.reason if ended_by is not None else "",
         kept,
     )
     category = (
         "host_oom"
-        if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill
+        if worker_exit.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill
         else ""
     )
     sent: tuple[model.SentSignal, ...] = ()
     if ended_by is not None:
-        name = death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent
+        name = worker_exit.signal if worker_exit.signal in _TEARDOWN_SIGNALS else ended_by.sent
         sent = (model.SentSignal(name, ended_by.reason),)
     if expiry is not None:
         category = "hang"
@@ -209,19 +213,19 @@ def describe_exit(
         place,
         code=code,
         message=message,
-        timestamp_ns=death.wall_ns,
+        timestamp_ns=worker_exit.wall_ns,
         writer=model.Writer.AGENT,
         subject=model.Subject.WORKER,
         exception=kept.exception if kept is not None else None,
-        exit_code=death.exit_code,
-        signal=death.signal,
+        exit_code=worker_exit.exit_code,
+        signal=worker_exit.signal,
         sent_signals=sent,
         category=category,
-        monotonic_ns=death.monotonic_ns,
-        upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
+        monotonic_ns=worker_exit.monotonic_ns,
+        upload_delay_ns=time.monotonic_ns() - worker_exit.monotonic_ns,
         resources=traces.resources,
         log_tail=traces.log_tail,
-        stack_dumps=(model.StackDump(death.pid, place.rank, stack),) if stack else (),
+        stack_dumps=(model.StackDump(worker_exit.pid, place.rank, stack),) if stack else (),
         collectives=seen.collectives,
         thread_failures=seen.thread_failures,
         handled_exceptions=seen.handled_exceptions,
@@ -241,7 +245,7 @@ def _describe_hang(place: model.Place, expired: model.ExpiredDeadline) -> tuple[
 
 
 def _code_and_message(
-    death: WorkerExit,
+    worker_exit: WorkerExit,
     place: model.Place,
     stopped: str,
     kept: TorchKeptException | None,
@@ -249,37 +253,37 @@ def _code_and_message(
     who = f"rank {place.rank}"
     if kept is not None:
         return ErrorClass.WORKER_FAILURE.value.code, kept.traceback
-    if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
+    if stopped and worker_exit.signal and worker_exit.signal not in _TEARDOWN_SIGNALS:
         return (
             "USER:Stopped",
-            f"{who} was killed by {death.signal} while its agent stopped it: {stopped}",
+            f"{who} was killed by {worker_exit.signal} while its agent stopped it: {stopped}",
         )
     if stopped:
         return (
             "USER:Stopped",
-            f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}",
+            f"{who} was stopped by its agent with {worker_exit.signal or 'a signal'}: {stopped}",
         )
-    if death.signal:
+    if worker_exit.signal:
         text = (
-            f"{who} was killed by {death.signal}, which its agent did not send; exit code"
-            f" {death.exit_code}"
+            f"{who} was killed by {worker_exit.signal}, which its agent did not send; exit code"
+            f" {worker_exit.exit_code}"
         )
-        return f"USER:{death.signal}", text
-    if death.exit_code == 0:
+        return f"USER:{worker_exit.signal}", text
+    if worker_exit.exit_code == 0:
         return "USER:ExitCode", f"{who} exited with code 0 before its training returned"
-    return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
+    return "USER:ExitCode", f"{who} exited with code {worker_exit.exit_code} without an exception"
 
 
 def describe_agent_failure(
     error: BaseException,
-    sort: ErrorClass,
+    error_class: ErrorClass,
     place: model.Place,
     moment: Moment,
 ) -> model.WorkerError:
     """Return the failure record of an error in the agent process;
     one about a signal has no exception.
     """
-    signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
+    signal_number = getattr(error, "sigval", None) if error_class is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
     limit = read_time_limit() if name else ""
@@ -293,7 +297,7 @@ def describe_agent_failure(
             "origin": model.Origin.USER,
         }
     elif name == "SIGINT":
-        sort = ErrorClass.INTERRUPTION
+        error_class = ErrorClass.INTERRUPTION
         by_keys = is_in_foreground()
         terminated = (
             f"the agent of {place.node} was interrupted ({'Ctrl-C, ' if by_keys else ''}{name})"
@@ -308,7 +312,7 @@ def describe_agent_failure(
     else:
         terminated += ": preemption, drain, a time limit, or a person"
     return failure_record(
-        sort,
+        error_class,
         place,
         **changed,
         message=format_exception(exception) if exception is not None else terminated,

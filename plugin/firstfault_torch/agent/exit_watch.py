@@ -63,7 +63,11 @@ class ExitWatch:
             found.append(WorkerExit(local_rank, process.pid, code, wall_ns, monotonic_ns))
         return sorted(
             found,
-            key=lambda death: (death.monotonic_ns, death.signal == "SIGTERM", death.local_rank),
+            key=lambda worker_exit: (
+                worker_exit.monotonic_ns,
+                worker_exit.signal == "SIGTERM",
+                worker_exit.local_rank,
+            ),
         )
 
     def stop(self) -> None:

@@ -289,13 +289,13 @@ class LocalWorkers:
         counted = unfinished(self._context)
         stop = self.stopped
         return [
-            death
-            for death in self._watch.ended()
-            if death.local_rank not in self._forgotten
+            worker_exit
+            for worker_exit in self._watch.ended()
+            if worker_exit.local_rank not in self._forgotten
             and (
-                death.exit_code != 0
-                or death.local_rank in counted
-                or (stop is not None and stop.ended(death))
+                worker_exit.exit_code != 0
+                or worker_exit.local_rank in counted
+                or (stop is not None and stop.ended(worker_exit))
             )
         ]
 
@@ -306,16 +306,19 @@ class LocalWorkers:
         the middle.
         """
         worker_exits = self.get_exits()
-        for death in worker_exits:
-            self.document(death)
+        for worker_exit in worker_exits:
+            self.document(worker_exit)
         ended = self._watch.ended() if self._watch is not None else []
-        for death in ended:
-            if death.local_rank not in {item.local_rank for item in worker_exits} | self._forgotten:
-                self._reporter.document(death, self.stopped, only_held=True)
+        for worker_exit in ended:
+            if (
+                worker_exit.local_rank
+                not in {item.local_rank for item in worker_exits} | self._forgotten
+            ):
+                self._reporter.document(worker_exit, self.stopped, only_held=True)
 
-    def document(self, death: WorkerExit) -> None:
+    def document(self, worker_exit: WorkerExit) -> None:
         """Document one death in the background; once."""
-        rank = death.local_rank
+        rank = worker_exit.local_rank
         # Asks no worker: it reads the last answer of the round, such as the one to
         # `_ask_before_abort`.
         answers = self._channel.get_states() if self._channel is not None else {}
@@ -324,7 +327,7 @@ class LocalWorkers:
             if rank in answers
             else None
         )
-        self._reporter.document(death, self.stopped, expiry=self.expired.get(rank), seen=seen)
+        self._reporter.document(worker_exit, self.stopped, expiry=self.expired.get(rank), seen=seen)
 
     def _ask_before_abort(self, local_rank: int) -> None:
         """Ask a worker for its state while torch waits before it aborts the process;

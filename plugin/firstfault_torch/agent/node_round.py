@@ -207,14 +207,14 @@ class NodeRound:
             # A worker may have raised and reported, but still be alive in its teardown: torch sees
             # nothing yet. Another may have been killed before it could report. Both failed by
             # themselves, so neither is stopped as a sibling.
-            first = frozenset(reported) | {death.local_rank for death in worker_exits}
+            first = frozenset(reported) | {worker_exit.local_rank for worker_exit in worker_exits}
             # Peers first: the steps below take seconds, and until the notice arrives the peers see
             # only broken connections.
             self._broadcast_failure(reported, worker_exits)
-            for death in worker_exits:
+            for worker_exit in worker_exits:
                 # before the siblings are asked: the document about the first death is to be durable
                 # first
-                self.workers.document(death)
+                self.workers.document(worker_exit)
             self._has_failed = True
             self.workers.stop(_SIBLING_FAILED, first, find_grace=self._find_grace)
         # Looked up again: the stop has ended the siblings, and a worker that had only reported has
@@ -230,7 +230,9 @@ class NodeRound:
             # it may report UNHEALTHY for one in uninterruptible sleep.
             first = frozenset(failure.local_rank for failure in result.failures.values())
             worker_exits = [
-                death for death in self.workers.get_exits() if death.local_rank in first
+                worker_exit
+                for worker_exit in self.workers.get_exits()
+                if worker_exit.local_rank in first
             ]
             self._broadcast_failure({}, worker_exits)
             self._has_failed = True
@@ -419,7 +421,9 @@ class NodeRound:
         with suppress_internal_errors_in_main("stopping the workers"):
             # Both nodes may have failed at the same time. A worker that has exited already wasn't
             # ended by this stop, and its document must not blame the peer.
-            exited_ranks = frozenset(death.local_rank for death in self.workers.get_exits())
+            exited_ranks = frozenset(
+                worker_exit.local_rank for worker_exit in self.workers.get_exits()
+            )
             self._has_failed = failure.stop_seconds == 0
             self.workers.stop(
                 failure.reason,

@@ -238,7 +238,7 @@ class Reporter:
 
     def document(
         self,
-        death: WorkerExit,
+        worker_exit: WorkerExit,
         stop: WorkerStop | None,
         *,
         expiry: ExpiredWorker | None = None,
@@ -252,17 +252,17 @@ class Reporter:
         """
 
         def upload() -> None:
-            own = self._own_documents(death)
+            own = self._own_documents(worker_exit)
             if not only_held:
-                self._write_death_document(death, stop, expiry, own, seen or WorkerSnapshot())
+                self._write_death_document(worker_exit, stop, expiry, own, seen or WorkerSnapshot())
             elif own:
-                self._keep_log(death, own[-1])
+                self._keep_log(worker_exit, own[-1])
 
         # Each look of the main thread sees all deaths again. `stop` is the one of the first call: a
         # death that was found before this agent stopped its workers stays a failure, not a
         # consequence.
-        if death.local_rank not in self._documented:
-            self._documented[death.local_rank] = self._submit(upload)
+        if worker_exit.local_rank not in self._documented:
+            self._documented[worker_exit.local_rank] = self._submit(upload)
 
     def finish(self, ranks: tuple[int, ...], first: FailureNotice | None) -> None:
         """Announce that this node has failed, and which failure caused it,
@@ -277,7 +277,7 @@ class Reporter:
 
     def _write_death_document(
         self,
-        death: WorkerExit,
+        worker_exit: WorkerExit,
         stop: WorkerStop | None,
         expiry: ExpiredWorker | None,
         own: list[model.WorkerError],
@@ -291,47 +291,49 @@ class Reporter:
         ended = [
             failure
             for failure in own
-            if not failure.in_flight and not _is_exit_on_stop(failure, stop, death)
+            if not failure.in_flight and not _is_exit_on_stop(failure, stop, worker_exit)
         ]
-        by_itself = expiry is None and (stop is None or not stop.ended(death))
+        by_itself = expiry is None and (stop is None or not stop.ended(worker_exit))
         # Its end explains nothing if it exited with another code, or if a signal ended it after it
         # had finished.
-        is_explained = not (death.exit_code > 0 or (by_itself and self._is_in_teardown(death)))
+        is_explained = not (
+            worker_exit.exit_code > 0 or (by_itself and self._is_in_teardown(worker_exit))
+        )
         if ended and (is_explained or not all(map(_is_bare_exit, ended))):
-            self._keep_log(death, ended[-1])
+            self._keep_log(worker_exit, ended[-1])
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
-        by_itself = expiry is None and (stop is None or not stop.ended(death))
+        by_itself = expiry is None and (stop is None or not stop.ended(worker_exit))
         kept = None
         resources = model.Resources()
-        rank = death.local_rank
+        rank = worker_exit.local_rank
         files = self.node_context.files
-        if not own and not death.signal:
+        if not own and not worker_exit.signal:
             # what torch kept of a process that a signal ended was handled: the process continued
             kept = read_torch_exception(
                 self.report.error_files.get(rank, ""), self._traceback_files.get(rank, "")
             )
-        if death.signal == "SIGKILL" and by_itself and files is not None:
+        if worker_exit.signal == "SIGKILL" and by_itself and files is not None:
             with suppress_internal_errors("asking for the container's memory"):
                 resources = RecorderClient(files).resources(
                     time_limits.MEMORY_REPORT_TIMEOUT_SECONDS
                 )
         stack = self._fatal_stack(rank)
-        log = self._get_log_tail(death)
+        log = self._get_log_tail(worker_exit)
         traces = ExitEvidence(kept, resources, stack, log, seen)
         self.write(
             describe_exit(
-                death,
-                self._get_place(death.local_rank),
+                worker_exit,
+                self._get_place(worker_exit.local_rank),
                 stop=stop,
                 traces=traces,
                 expiry=expiry,
             )
         )
 
-    def _is_in_teardown(self, death: WorkerExit) -> bool:
+    def _is_in_teardown(self, worker_exit: WorkerExit) -> bool:
         with suppress_internal_errors("finding the finished workers"):
-            return bool(death.signal) and death.local_rank in self.find_finished()
+            return bool(worker_exit.signal) and worker_exit.local_rank in self.find_finished()
         return False
 
     def withdraw(self, local_rank: int) -> None:
@@ -348,31 +350,33 @@ class Reporter:
                 model.Receipt(document.name, durable=document.is_durable, withdrawn=True)
             )
 
-    def _keep_log(self, death: WorkerExit, own: model.WorkerError) -> None:
+    def _keep_log(self, worker_exit: WorkerExit, own: model.WorkerError) -> None:
         """Keep the end of a worker's stderr for this node's roster entry:
         its own document can't have it.
         """
-        rank = self._get_place(death.local_rank).rank
-        log = self._get_log_tail(death)
+        rank = self._get_place(worker_exit.local_rank).rank
+        log = self._get_log_tail(worker_exit)
         if own.exception is not None:
             log = remove_traceback(log, own.exception)
         if rank is not None and log:
-            self._own_logs[death.local_rank] = model.LogTail(rank, log)
+            self._own_logs[worker_exit.local_rank] = model.LogTail(rank, log)
 
-    def _get_log_tail(self, death: WorkerExit) -> str:
-        return self._log_tails.tail(death.local_rank) if self._log_tails is not None else ""
+    def _get_log_tail(self, worker_exit: WorkerExit) -> str:
+        return self._log_tails.tail(worker_exit.local_rank) if self._log_tails is not None else ""
 
-    def _own_documents(self, death: WorkerExit) -> list[model.WorkerError]:
+    def _own_documents(self, worker_exit: WorkerExit) -> list[model.WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload.
 
         A document that can't be read gets a receipt with that error; it doesn't hide any other, nor
         the agent's own.
         """
-        error_file = self.report.error_files.get(death.local_rank)
-        spool = document_writer.open_worker_spool(self.node_context, death.local_rank, error_file)
+        error_file = self.report.error_files.get(worker_exit.local_rank)
+        spool = document_writer.open_worker_spool(
+            self.node_context, worker_exit.local_rank, error_file
+        )
         if spool is None:
             return []
-        rank = self._get_place(death.local_rank).rank
+        rank = self._get_place(worker_exit.local_rank).rank
         failures = []
         # The worker has exited, so the spool grows no more. Its uploads may not have finished: it
         # may have been killed, or the storage may be slow.
@@ -432,12 +436,12 @@ class Reporter:
 
 
 def _is_exit_on_stop(
-    failure: model.WorkerError, stop: WorkerStop | None, death: WorkerExit
+    failure: model.WorkerError, stop: WorkerStop | None, worker_exit: WorkerExit
 ) -> bool:
     """Whether a worker called ``sys.exit`` after its agent had begun to stop it,
     as signal handlers do.
     """
-    if stop is None or not stop.ended(death) or not _is_bare_exit(failure):
+    if stop is None or not stop.ended(worker_exit) or not _is_bare_exit(failure):
         return False
     # Worker and agent compare one node's monotonic clock. An exit before the stop was the worker's
     # own decision.

@@ -92,7 +92,7 @@ def import_conclusion_modules() -> None:
     strategies = ("strategies.earliest", "strategies.rules")
     for name in (
         "conclude",
-        "output_reader",
+        "attempt_reader",
         "reading.attempt",
         "render.flyte_message",
         "report",
@@ -214,9 +214,9 @@ def _read_job(
         if node_context.strategy in list_strategy_names()
         else DEFAULT_STRATEGY
     )
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
+    from firstfault.attempt_reader import AttemptReader  # noqa: PLC0415 - as above
 
-    reader = MultiErrorFileOutputReader(
+    reader = AttemptReader(
         node_context.output_prefix,
         strategy=strategy,
         settle_seconds=wait.seconds,

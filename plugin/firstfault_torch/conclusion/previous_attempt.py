@@ -11,7 +11,7 @@ from firstfault.layout import VERDICT, VERDICT_JSON
 from firstfault.model import Decision, Origin
 from firstfault.store import join
 from firstfault_torch import time_limits
-from firstfault_torch.conclusion.sealed_verdict import adopt_sealed_verdict
+from firstfault_torch.conclusion.sealed_verdict import read_sealed_verdict
 from firstfault_torch.engine import SealedVerdict
 from firstfault_torch.guard import call_with_timeout
 from firstfault_torch.node.document_writer import get_file, put_file
@@ -84,11 +84,7 @@ def find_previous_verdict(
     def read() -> SealedVerdict | None:
         document = get_file(where, VERDICT)
         # None: its pods were lost, or it ran without firstfault
-        return (
-            adopt_sealed_verdict(document, node_context, durable=True)
-            if document is not None
-            else None
-        )
+        return read_sealed_verdict(document) if document is not None else None
 
     return call_with_timeout(
         read,

@@ -15,7 +15,7 @@ from firstfault.model import DocumentRef, Seal, Verdict
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import from_json, to_json
 from firstfault_torch import time_limits
-from firstfault_torch.engine import SealedVerdict
+from firstfault_torch.engine import OwnConclusion, Publication, SealedVerdict
 from firstfault_torch.failures.torch_error_file import error_file_data
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node_context import NodeContext
@@ -35,7 +35,7 @@ class NodeConclusion(NamedTuple):
     """The documents and roster entries that were read, by path below the output prefix."""
 
 
-def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> SealedVerdict:
+def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> Publication:
     """Return a conclusion of this node with its report, its ``error.pb``,
     and copies of what it rests on.
     """
@@ -63,21 +63,11 @@ def seal_verdict(concluded: NodeConclusion, node_context: NodeContext) -> Sealed
         worker=verdict.node or "",
     )
     bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
-    return SealedVerdict(
-        verdict,
-        decision,
-        seal,
-        encode_seal(seal),
-        node_context,
-        conclusion,
-        report,
-        bundle=bundle,
-    )
+    sealed = SealedVerdict(verdict, decision, seal, encode_seal(seal))
+    return Publication(sealed, node_context, OwnConclusion(conclusion, report), bundle=bundle)
 
 
-def adopt_sealed_verdict(
-    document: bytes, node_context: NodeContext, *, durable: bool
-) -> SealedVerdict:
+def read_sealed_verdict(document: bytes) -> SealedVerdict:
     """Return the verdict that another node, or another attempt, sealed in this ``error.pb``.
 
     Raises:
@@ -88,7 +78,14 @@ def adopt_sealed_verdict(
         raise BadDocumentError(f"{ERROR_FILE} has no sealed verdict")
     if (sealed := from_json(seal.json)) is None:
         raise BadDocumentError(f"{ERROR_FILE} was sealed by a different version")
-    return SealedVerdict(*sealed, seal, document, node_context, for_all=True, durable=durable)
+    return SealedVerdict(*sealed, seal, document)
+
+
+def adopt_sealed_verdict(
+    document: bytes, node_context: NodeContext, *, durable: bool
+) -> Publication:
+    """Return another node's verdict, to be published by this node; see `read_sealed_verdict`."""
+    return Publication(read_sealed_verdict(document), node_context, for_all=True, durable=durable)
 
 
 def build_torch_error_data(verdict: Verdict) -> dict[str, Any]:
@@ -128,8 +125,8 @@ def get_conclusion_delay(group_rank: int) -> float:
 
 
 def wait_for_peer_verdict(
-    find: Callable[[], SealedVerdict | None], seconds: float, shutdown_requested: threading.Event
-) -> SealedVerdict | None:
+    find: Callable[[], Publication | None], seconds: float, shutdown_requested: threading.Event
+) -> Publication | None:
     """Look for another node's verdict until this node's turn has come; None if there is none."""
     # Nodes lose the store at the same time. The random first pause keeps them from reading the
     # storage in step.

@@ -27,11 +27,11 @@ from ray.train.v2._internal.execution.callback import (
 )
 from ray.train.v2._internal.execution.context import TrainRunContext, get_train_context
 
-from firstfault.conclude import find_outcome
+from firstfault.conclude import find_judgment
 from firstfault.decision_mode import ACT, OBSERVE, read_decision_mode
 from firstfault.layout import VERDICT_JSON
 from firstfault.model.job import Action
-from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.attempt_reader import AttemptReader
 from firstfault.render.flyte_message import flyte_message
 from firstfault.retry import RetryContext, find_machine
 from firstfault.store import join, split_name
@@ -148,7 +148,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         and how this attempt failed.
         """
         prefix = join(self._run, str(self._attempt))
-        reader = MultiErrorFileOutputReader(
+        reader = AttemptReader(
             prefix, expected_nodes=self._ranks, settle_seconds=RAY_SETTLE_SECONDS
         )
         context = RetryContext(
@@ -165,10 +165,10 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
                 "a worker failed, but left no document in %s; Ray decides on a retry", prefix
             )
             return "", _Previous()
-        outcome = find_outcome(conclusion)
+        judgment = find_judgment(conclusion)
         acts = self._mode == ACT
-        verdict = outcome.verdict
-        decision = replace(outcome.decision, enforced=acts)
+        verdict = judgment.verdict
+        decision = replace(judgment.decision, enforced=acts)
         report = reader.report(replace(conclusion, verdict=verdict, decision=decision))
         text = flyte_message(report)
         logger.error("%s", text)

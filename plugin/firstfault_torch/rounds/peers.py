@@ -152,9 +152,9 @@ class Peers:
                 yield step
         # also ends the waiting thread: the next round may fork, and its connection is needed for
         # the verdict
-        settled = self.agreement.cancel(connections[0])
-        if settled is not None and settled.document:
-            yield settled
+        elected = self.agreement.cancel(connections[0])
+        if elected is not None and elected.document:
+            yield elected
             return
         # an agent that knew of a fatal failure has ended the vote for all agents
         failure = self.broadcast.find_fatal_failure()
@@ -272,11 +272,11 @@ class Peers:
                 "lost the store, so it's unknown whether the remaining nodes finished: %s", why
             )
             return
-        from firstfault.output_reader import (  # noqa: PLC0415 - slows down the start
-            MultiErrorFileOutputReader,
+        from firstfault.attempt_reader import (  # noqa: PLC0415 - slows down the start
+            AttemptReader,
         )
 
-        roster = MultiErrorFileOutputReader(self._node_context.output_prefix).job().roster
+        roster = AttemptReader(self._node_context.output_prefix).job().roster
         done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
         if len(done) < self._nodes:
             why = f"the node that hosts the store is gone, and not all nodes have finished: {why}"

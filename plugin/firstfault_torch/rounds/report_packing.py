@@ -63,11 +63,11 @@ def parse_frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
         start += length
 
 
-def pack_verdict(settled: ElectedVerdict) -> bytes:
+def pack_verdict(elected: ElectedVerdict) -> bytes:
     """Pack a verdict for the store."""
-    durable = b"1" if settled.durable else b""
+    durable = b"1" if elected.durable else b""
     return pack(
-        {DOCUMENT_FILE: settled.document, DURABLE_FILE: durable, BUNDLE_FILE: settled.bundle}
+        {DOCUMENT_FILE: elected.document, DURABLE_FILE: durable, BUNDLE_FILE: elected.bundle}
     )
 
 

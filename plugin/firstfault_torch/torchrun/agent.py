@@ -29,7 +29,9 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import ERROR_FILE, ROSTER, bundle_name
+from firstfault.model import Outcome
 from firstfault.model.job import Action
 from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder
 from firstfault.slurm_pointer import leave_pointer
@@ -38,7 +40,7 @@ from firstfault_torch.agent.agent import PeerFailedError
 from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import job_store
-from firstfault_torch.engine import PlainEngine, SealedVerdict
+from firstfault_torch.engine import PlainEngine, Publication, SealedVerdict
 from firstfault_torch.guard import (
     await_late_calls,
     call_with_timeout,
@@ -167,11 +169,11 @@ class TorchrunAgent(LocalElasticAgent):
             # In another thread, torchrun is a part of the caller's process: the caller gets torch's
             # exceptions, and its process continues.
             is_process = threading.current_thread() is threading.main_thread()
-            if is_program and is_process and failed.verdict is not None:
+            if is_program and is_process and failed.publication is not None:
                 _end_program(
                     failed,
-                    engine.choose_exit_code(failed.verdict),
-                    is_durable=failed.verdict.durable,
+                    engine.choose_exit_code(failed.publication),
+                    is_durable=failed.publication.durable,
                 )
             if (
                 failed.verdict is not None
@@ -297,30 +299,30 @@ class TorchrunEngine(PlainEngine):
     exit_codes: ClassVar[Mapping[Action, int]] = {}
     """The engine's own codes by action; they come before the user's."""
 
-    def publish(self, verdict: SealedVerdict, **how: Any) -> SealedVerdict:
+    def publish(self, publication: Publication, **how: Any) -> Publication:
         """Write the verdict into the attempt's folder, or, if that can't be written,
         into one for temporary files.
         """
-        published = PlainEngine.publish(self, verdict, **how)
+        published = PlainEngine.publish(self, publication, **how)
         prefix = self.identity().output_prefix
         # The folder may hang: a copy for readers goes into the temporary folder of this node.
         if not published.durable:
-            leave = partial(_leave, verdict, self._on_node)
+            leave = partial(_leave, publication, self._on_node)
             call_with_timeout(leave, HANDOVER_TIMEOUT_SECONDS, "leaving the verdict on this node")
-            prefix = str(self._find_on_node(verdict) or prefix)
-        if verdict.conclusion is not None:  # not on nodes that adopt another node's verdict
+            prefix = str(self._find_on_node(publication.sealed) or prefix)
+        if publication.own is not None:  # not on nodes that adopt another node's verdict
             _point_to(prefix, HANDOVER_TIMEOUT_SECONDS)
         return published
 
-    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+    def choose_exit_code(self, publication: Publication | None) -> int:
         """Return the code of the decision: the engine's, else the user's, else torchrun's."""
-        return choose_exit_code(verdict, self.exit_codes)[0]
+        return choose_exit_code(publication, self.exit_codes)[0]
 
-    def describe_observed(self, verdict: SealedVerdict) -> str:
+    def describe_observed(self, publication: Publication) -> str:
         """Return what the mode "act" would have done otherwise; empty: nothing,
         or the mode isn't "observe".
         """
-        return choose_exit_code(verdict, self.exit_codes)[1]
+        return choose_exit_code(publication, self.exit_codes)[1]
 
     @property
     def _on_node(self) -> Path:
@@ -328,33 +330,35 @@ class TorchrunEngine(PlainEngine):
         run, attempt = split_name(self.identity().output_prefix)
         return Path(split_name(run)[1], attempt)
 
-    def _find_on_node(self, verdict: SealedVerdict) -> Path | None:
+    def _find_on_node(self, sealed: SealedVerdict) -> Path | None:
         """Return where this verdict was left among temporary files; None: nowhere."""
         for runs in find_fallback_folders():
             # the bytes, because an older run may have had this name
             document, _ = try_call((runs / self._on_node / ERROR_FILE).read_bytes, OSError)
-            if document == verdict.document:
+            if document == sealed.document:
                 return runs / self._on_node
         return None
 
-    def announce(self, verdict: SealedVerdict) -> None:
+    def announce(self, publication: Publication) -> None:
         """Print what failed, where, whether to run the job again,
         and the command that shows the rest.
         """
+        sealed = publication.sealed
         rows = dict(
-            line.split(": ", 1) for line in verdict.seal.message.splitlines() if ": " in line
+            line.split(": ", 1) for line in sealed.seal.message.splitlines() if ": " in line
         )
-        lines = textwrap.wrap(f"firstfault: {verdict.verdict.headline}", _COLUMNS, **_UNBROKEN)
-        shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
+        lines = textwrap.wrap(f"firstfault: {sealed.verdict.headline}", _COLUMNS, **_UNBROKEN)
+        is_known = classify_outcome(sealed.verdict) is Outcome.INTERRUPTED  # a person did it
+        shown = () if is_known else _ROWS
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
         prefix = self.identity().output_prefix
-        on_node = self._find_on_node(verdict)
+        on_node = self._find_on_node(sealed)
         if on_node is not None and prefix != str(on_node):
             lines.append(
                 f"  Stored: on this node; {prefix} isn't writable (`firstfault doctor` shows why)"
             )
             prefix = str(on_node)
-        if observed := self.describe_observed(verdict):
+        if observed := self.describe_observed(publication):
             lines.append(f"  Observed: {observed}")
         lines.append(f"  More: firstfault show {prefix}")
         sys.stderr.write("\n".join([*lines, ""]))
@@ -368,12 +372,12 @@ def _point_to(prefix: str, seconds: float) -> None:
     call_with_timeout(leave, seconds, "leaving a pointer for Slurm's script")
 
 
-def _leave(verdict: SealedVerdict, path: Path) -> None:
+def _leave(publication: Publication, path: Path) -> None:
     """Write a verdict and the documents that it rests on among this node's temporary files."""
     folder = make_fallback_folder() / path
     # The mark makes it a run for readers; without a lock, because nothing runs there.
     os.close(begin_run(folder.parent, folder.name))
     (folder / ROSTER).mkdir(parents=True, exist_ok=True)
-    if verdict.bundle:
-        (folder / ROSTER / bundle_name(verdict.bundle, of_nodes=True)).write_bytes(verdict.bundle)
-    (folder / ERROR_FILE).write_bytes(verdict.document)
+    if bundle := publication.bundle:
+        (folder / ROSTER / bundle_name(bundle, of_nodes=True)).write_bytes(bundle)
+    (folder / ERROR_FILE).write_bytes(publication.sealed.document)

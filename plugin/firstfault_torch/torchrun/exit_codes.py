@@ -15,7 +15,7 @@ from firstfault.decision_mode import ACT, OBSERVE, OFF, read_decision_mode
 from firstfault.model.job import Action
 
 if TYPE_CHECKING:
-    from firstfault_torch.engine import SealedVerdict
+    from firstfault_torch.engine import Publication
 
 CODES_VARIABLE = "FIRSTFAULT_EXIT_CODES"
 FAILED = 1
@@ -51,7 +51,7 @@ def parse_exit_codes(text: str) -> dict[Action, int]:
 
 
 def choose_exit_code(
-    verdict: SealedVerdict | None, protocol: Mapping[Action, int]
+    publication: Publication | None, protocol: Mapping[Action, int]
 ) -> tuple[int, str]:
     """Return the exit code of a failed job, and in the mode "observe" a sentence about what
     "act" would have done.
@@ -64,11 +64,11 @@ def choose_exit_code(
     codes = {**(parse_exit_codes(listed) if listed else {}), **protocol}
     if not codes or mode == OFF:
         return FAILED, ""
-    if verdict is None:  # firstfault itself has failed, and so knows nothing
+    if publication is None:  # firstfault itself has failed, and so knows nothing
         return (codes.get(Action.UNKNOWN, FAILED) if mode == ACT else FAILED), ""
-    decision = verdict.decision
+    decision = publication.sealed.decision
     code = codes.get(decision.action, FAILED)
-    attempt = verdict.node_context.identity.attempt
+    attempt = publication.node_context.identity.attempt
     sentence = (
         f"would have exited with {code} ({decision.action.value}) after attempt {attempt}:"
         f" {decision.reason}"

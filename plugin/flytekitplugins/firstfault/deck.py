@@ -20,7 +20,7 @@ from flytekit.deck.deck import _output_deck
 
 from firstfault.model import JobErrors, Phase, Place, Subject, Writer
 from firstfault.model.job import node_key
-from firstfault_torch.engine import SealedVerdict
+from firstfault_torch.engine import OwnConclusion, Publication
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.time_limits import (
@@ -31,7 +31,8 @@ from flytekitplugins.firstfault.flyte_engine import await_deck
 from flytekitplugins.firstfault.rank_decks import build_deck, read_kept_decks
 
 if TYPE_CHECKING:
-    from firstfault.report.data import AttemptSummary, Report
+    from firstfault.conclude import Conclusion
+    from firstfault.report.data import AttemptSummary
 
 TAB = "firstfault"
 """Name of the report's tab."""
@@ -43,7 +44,7 @@ _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 
 
 def publish_deck(
-    verdict: SealedVerdict,
+    publication: Publication,
     task_name: str,
     *,
     staying: Collection[Phase] = _ENDED,
@@ -54,13 +55,13 @@ def publish_deck(
     Return whether this pod's entrypoint has to write the deck after the task, because it isn't
     written yet. `shutdown_requested` ends the wait; `staying` as in `elected`.
     """
-    node_context = verdict.node_context
-    if verdict.report is None:
+    node_context, own = publication.node_context, publication.own
+    if own is None:
         return False  # the pod that concluded for all has written it
     with suppress_internal_errors("publishing the deck"):
         # If the pods settled on one verdict (`for_all`), this pod concluded and writes. Otherwise
         # each pod gets here with its own verdict at about the same time, and exactly one may write.
-        if not verdict.for_all and not is_elected(node_context, verdict.report.job, staying):
+        if not publication.for_all and not is_elected(node_context, own.report.job, staying):
             prefix, limit = node_context.output_prefix, DECK_TIMEOUT_SECONDS
             wait = partial(await_deck, prefix, _MARK.encode(), shutdown_requested, limit)
             # Also after a timeout this pod doesn't write: the elected pod may be writing just now,
@@ -69,7 +70,7 @@ def publish_deck(
             return False
         # flytekit's context is a context variable of this thread, but `call_with_timeout` writes in
         # another thread.
-        write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
+        write = partial(contextvars.copy_context().run, _write, node_context, own, task_name)
         return (
             call_with_timeout(write, DECK_TIMEOUT_SECONDS, "writing the deck", shutdown_requested)
             is None
@@ -121,17 +122,15 @@ def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None
     return min((entry.place for entry in of_rank_0 or failed), key=order, default=None)
 
 
-def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
+def _write(node_context: NodeContext, own: OwnConclusion, task_name: str) -> bool:
     """Add the report's tab and rank 0's to flytekit's list of decks, and write it as flytekit does;
     return True.
     """
     from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
     from firstfault.report.data import with_attempts  # noqa: PLC0415 - as above
 
-    node_context = verdict.node_context
-    report = build_deck(
-        TAB, f"{_MARK}\n{deck_html(with_attempts(said, _read_earlier_attempts(verdict)))}"
-    )
+    attempts = _read_earlier_attempts(node_context, own.conclusion)
+    report = build_deck(TAB, f"{_MARK}\n{deck_html(with_attempts(own.report, attempts))}")
     children: list[Deck] = []
     if node_context.files is not None:
         with suppress_internal_errors("reading rank 0's decks"):
@@ -145,15 +144,17 @@ def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
     return True
 
 
-def _read_earlier_attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
+def _read_earlier_attempts(
+    node_context: NodeContext, conclusion: Conclusion
+) -> tuple[AttemptSummary, ...]:
     """Return the earlier attempts, if they can be read in time."""
-    from firstfault.attempt_data import sibling_attempts  # noqa: PLC0415 - only a failure needs it
+    from firstfault.attempt import sibling_attempts  # noqa: PLC0415 - only a failure needs it
 
-    identity = verdict.node_context.identity
-    if identity.attempt == 0 or verdict.conclusion is None:
+    identity = node_context.identity
+    if identity.attempt == 0:
         return ()
     limit = EARLIER_ATTEMPTS_TIMEOUT_SECONDS
-    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=limit)
+    read = partial(sibling_attempts, identity.output_prefix, conclusion, seconds=limit)
     return call_with_timeout(read, limit, "reading the attempts before") or ()
 
 

@@ -102,11 +102,12 @@ def run_training(
         try:
             results = run_node(build_job(launch, entrypoint, args), engine=engine, options=options)
         except NodeFailedError as failed:
-            # `writes_deck` is set only by `publish`, in a pod. A local call, and a pod that has no
+            # `publish` sets `is_deck_pending`, and only in a pod. A local call, and a pod without a
             # sealed verdict, raise kfpytorch's exceptions instead; a pod's entrypoint then writes a
             # stock error file.
-            if failed.verdict is not None and failed.verdict.writes_deck is not None:
-                raise verdict_error(failed.verdict) from failed.error
+            publication = failed.publication
+            if publication is not None and publication.is_deck_pending is not None:
+                raise verdict_error(publication) from failed.error
             raise _local_error(failed) from failed.error
     return _hand_over(results)
 

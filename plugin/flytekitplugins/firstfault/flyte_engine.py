@@ -23,15 +23,15 @@ from firstfault.errors import (
     ObjectTooLargeError,
     StoreError,
 )
+from firstfault.evidence.completion import classify_outcome
 from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, ExceptionInfo, JobErrors, Kind, Origin, Seal
-from firstfault.model.failure import TEARDOWN
 from firstfault.model.job import Action, pods_live
 from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import decode, encode_seal
 from firstfault_torch import time_limits
-from firstfault_torch.engine import ErrorName, SealedVerdict
+from firstfault_torch.engine import ErrorName, Publication, SealedVerdict
 from firstfault_torch.guard import call_with_timeout, logger, try_call
 from firstfault_torch.node.document_writer import get_file, put_on_node
 from firstfault_torch.node_context import Identity
@@ -58,8 +58,8 @@ class FlyteEngine:
     """This attempt's raw output prefix, which Flyte gives to the next attempt; empty: unknown."""
     previous_raw_prefix: str = ""
     """The previous attempt's; empty: there was none, or it isn't known."""
-    publish_deck: Callable[[SealedVerdict, threading.Event | None], bool] = (
-        lambda _verdict, _give_up: False
+    publish_deck: Callable[[Publication, threading.Event | None], bool] = (
+        lambda _publication, _shutdown_requested: False
     )
     """Writes the deck of a failed attempt, or waits for the pod that does. Returns whether the
     entrypoint is to write the deck; False: there is none, it is written, or another pod writes it.
@@ -105,55 +105,52 @@ class FlyteEngine:
 
     def publish(
         self,
-        verdict: SealedVerdict,
+        publication: Publication,
         *,
         shutdown_requested: threading.Event | None = None,
         leaving_now: bool = False,
-    ) -> SealedVerdict:
+    ) -> Publication:
         """Upload the verdict, and leave it to the stock entrypoint if that fails;
         write the deck.
         """
-        if not self.in_pod or self.takes_results(verdict):
-            return verdict
+        if not self.in_pod or self.takes_results(publication.sealed):
+            return publication
         # peers take over the document
-        if verdict.conclusion is not None and (mode := read_decision_mode()) != ACT:
-            verdict = _decide_as_flytekit(verdict, is_told=mode == OBSERVE)
+        if publication.own is not None and (mode := read_decision_mode()) != ACT:
+            sealed = _decide_as_flytekit(publication.sealed, is_told=mode == OBSERVE)
+            publication = replace(publication, sealed=sealed)
         # A thread exits the process while the main thread is inside C++. Between SIGTERM and the
         # pod's SIGKILL there is no time for other pods' verdicts or for a deck: upload, and leave
-        # `writes_deck` unset.
+        # `is_deck_pending` unset.
         if leaving_now:
             return (
-                verdict
-                if verdict.durable
-                else self._upload(verdict, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
+                publication
+                if publication.durable
+                else self._upload(publication, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             )
-        if not verdict.for_all:
+        if not publication.for_all:
             # the nodes could not settle on one verdict
-            document = newest_seal(
-                verdict.seal,
-                verdict.document,
-                self.output_prefix,
-                shutdown_requested,
-            )
-            verdict = replace(verdict, document=document)
+            own = publication.sealed
+            document = newest_seal(own.seal, own.document, self.output_prefix, shutdown_requested)
+            publication = replace(publication, sealed=replace(own, document=document))
         # Deck and verdict must both be in the storage before this pod exits: the first exit with 0
         # ends the job, and Flyte then reads both. Each has its own time limit, so a slow deck can't
         # use up the verdict's.
-        writes_deck = self.publish_deck(verdict, shutdown_requested)
-        if not verdict.durable:
+        is_deck_pending = self.publish_deck(publication, shutdown_requested)
+        if not publication.durable:
             hurried = shutdown_requested is not None and shutdown_requested.is_set()
             usual, short = (
                 time_limits.PUBLISH_TIMEOUT_SECONDS,
                 time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS,
             )
-            verdict = self._upload(verdict, short if hurried else usual)
-        return replace(verdict, writes_deck=writes_deck)
+            publication = self._upload(publication, short if hurried else usual)
+        return replace(publication, is_deck_pending=is_deck_pending)
 
-    def _upload(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
+    def _upload(self, publication: Publication, seconds: float) -> Publication:
         name = sealed_name(self.output_prefix)
-        return replace(
-            verdict, durable=put_on_node(name, verdict.document, verdict.node_context, seconds)
-        )
+        document, node_context = publication.sealed.document, publication.node_context
+        durable = put_on_node(name, document, node_context, seconds)
+        return replace(publication, durable=durable)
 
     def published_verdict(self) -> bytes | None:
         """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
@@ -168,20 +165,20 @@ class FlyteEngine:
         if self.in_pod and not has_rank_0:
             await_outputs(self.output_prefix, shutdown_requested)
 
-    def announce(self, verdict: SealedVerdict) -> None:
+    def announce(self, publication: Publication) -> None:
         """Log the report."""
-        logger.error("%s", verdict.seal.message)
+        logger.error("%s", publication.sealed.seal.message)
 
-    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+    def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 0, with which flytekit's entrypoint also exits after it has uploaded an error."""
-        del verdict
+        del publication
         return 0
 
-    def takes_results(self, verdict: SealedVerdict) -> bool:
+    def takes_results(self, sealed: SealedVerdict) -> bool:
         """Whether Flyte gets the outputs: the job had finished,
         and the task's policy doesn't ask for a retry.
         """
-        return _is_finished(verdict) and read_decision_mode() == ACT
+        return _is_finished(sealed) and read_decision_mode() == ACT
 
     def enforces(self, job: JobErrors) -> bool:
         """Whether Flyte carries out the decision:
@@ -190,28 +187,29 @@ class FlyteEngine:
         return read_decision_mode() == ACT and pods_live(job)
 
 
-def _is_finished(verdict: SealedVerdict) -> bool:
-    return verdict.verdict.category == TEARDOWN and verdict.decision.action is Action.STOP
+def _is_finished(sealed: SealedVerdict) -> bool:
+    outcome = classify_outcome(sealed.verdict)
+    return outcome.has_finished and sealed.decision.action is Action.STOP
 
 
-def _decide_as_flytekit(verdict: SealedVerdict, *, is_told: bool) -> SealedVerdict:
+def _decide_as_flytekit(sealed: SealedVerdict, *, is_told: bool) -> SealedVerdict:
     """Return the verdict as an error of the kind that flytekit itself writes; `is_told`:
     log what that changes.
     """
-    root = verdict.verdict.root
+    root = sealed.verdict.root
     is_recoverable = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
     kind = Kind.RECOVERABLE if is_recoverable else Kind.NON_RECOVERABLE
     if is_told and (
-        verdict.seal.kind is not kind or (is_recoverable and verdict.seal.origin is not Origin.USER)
+        sealed.seal.kind is not kind or (is_recoverable and sealed.seal.origin is not Origin.USER)
     ):
-        decision = verdict.decision
+        decision = sealed.decision
         logger.warning(
             "observed: would have told Flyte %s: %s", decision.action.value, decision.reason
         )
-    if is_told and _is_finished(verdict):
-        logger.warning("observed: would have written the outputs: %s", verdict.decision.reason)
-    seal = replace(verdict.seal, kind=kind, origin=Origin.USER)
-    return replace(verdict, seal=seal, document=encode_seal(seal))
+    if is_told and _is_finished(sealed):
+        logger.warning("observed: would have written the outputs: %s", sealed.decision.reason)
+    seal = replace(sealed.seal, kind=kind, origin=Origin.USER)
+    return replace(sealed, seal=seal, document=encode_seal(seal))
 
 
 # --- what the backend set -------------------------------------------------------------------------

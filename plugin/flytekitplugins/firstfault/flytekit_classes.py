@@ -15,7 +15,7 @@ from flytekit.exceptions.user import FlyteDataNotFoundException, FlyteRecoverabl
 from firstfault_torch.guard import logger, suppress_internal_errors
 
 if TYPE_CHECKING:
-    from firstfault_torch.engine import SealedVerdict
+    from firstfault_torch.engine import Publication
 
 
 class VerdictSealedError(Exception):
@@ -23,9 +23,9 @@ class VerdictSealedError(Exception):
     which leaves it to the entrypoint.
     """
 
-    def __init__(self, sealed: SealedVerdict) -> None:
-        super().__init__(sealed.verdict.headline)
-        self.sealed = sealed
+    def __init__(self, publication: Publication) -> None:
+        super().__init__(publication.sealed.verdict.headline)
+        self.publication = publication
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
@@ -34,9 +34,10 @@ class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableExceptio
     """
 
 
-def verdict_error(sealed: SealedVerdict) -> VerdictSealedError:
+def verdict_error(publication: Publication) -> VerdictSealedError:
     """Return the exception that a pod raises after it has published a verdict."""
-    return (RecoverableVerdictSealedError if sealed.decision.retry else VerdictSealedError)(sealed)
+    is_retried = publication.sealed.decision.retry
+    return (RecoverableVerdictSealedError if is_retried else VerdictSealedError)(publication)
 
 
 class _MayBeMissing(SyncCheckpoint):

@@ -18,7 +18,7 @@ from firstfault_torch.conclusion.conclude_on_node import Wait, conclude_on_node
 from firstfault_torch.conclusion.notifications import notify
 from firstfault_torch.conclusion.previous_attempt import hand_over_verdict
 from firstfault_torch.conclusion.sealed_verdict import seal_verdict
-from firstfault_torch.engine import SealedVerdict
+from firstfault_torch.engine import Publication
 from firstfault_torch.guard import start_in_thread, suppress_internal_errors
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
 from firstfault_torch.node_context import NodeContext
@@ -57,21 +57,22 @@ def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Option
     except BaseException as error:
         if is_clean_exit(error):
             raise
-        verdict: SealedVerdict | None = None
+        publication: Publication | None = None
         with suppress_internal_errors("concluding on the failure"):
-            # If this fails, or `publish` does, `writes_deck` stays None and the task's own
+            # If this fails, or `publish` does, `is_deck_pending` stays None and the task's own
             # exception goes to the entrypoint, which writes a stock error file.
-            verdict = _conclude(error, engine, options, node_context, place)
-            verdict = engine.publish(verdict)
-        if verdict is not None:
+            publication = _conclude(error, engine, options, node_context, place)
+            publication = engine.publish(publication)
+        if publication is not None:
             with suppress_internal_errors("notifying others"):
                 # After publishing: a notifier is user code or a network request, and must not delay
                 # the verdict.
-                _tell(verdict)
+                _notify(publication)
         # flytekit catches Exception only. SystemExit and KeyboardInterrupt must keep their type to
         # end the process.
-        if verdict is not None and verdict.writes_deck is not None and isinstance(error, Exception):
-            raise verdict_error(verdict) from error
+        is_published = publication is not None and publication.is_deck_pending is not None
+        if publication is not None and is_published and isinstance(error, Exception):
+            raise verdict_error(publication) from error
         raise
     # if the pod ended now, a first entry that is still being uploaded would be lost
     joined.wait(node_context.upload_deadline_seconds)
@@ -85,7 +86,7 @@ def _conclude(
     options: Options,
     node_context: NodeContext,
     place: Place,
-) -> SealedVerdict:
+) -> Publication:
     """Record an exception of the task function; return the sealed verdict on the job."""
     # The document first, then the roster entry with its receipt: peers that read the entry find the
     # document. If this pod is killed in between, readers see a document without an entry.
@@ -94,25 +95,27 @@ def _conclude(
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
     # This pod's own document, in case the storage took it too late or not at all.
     copies = {document_path(receipt.name): document}
-    verdict = seal_verdict(
+    publication = seal_verdict(
         conclude_on_node(node_context, copies, engine, options, wait), node_context
     )
     # Before the verdict is published: Flyte may start the next attempt once it has read the
     # verdict, and that attempt looks for this copy.
-    if verdict.decision.retry:
-        hand_over_verdict(node_context, verdict)
-    engine.announce(verdict)
-    return verdict
+    if publication.sealed.decision.retry:
+        hand_over_verdict(node_context, publication.sealed)
+    engine.announce(publication)
+    return publication
 
 
-def _tell(verdict: SealedVerdict) -> None:
+def _notify(publication: Publication) -> None:
     """Notify others, if this is the one of the failed pods that does."""
     from flytekitplugins.firstfault.deck import (  # noqa: PLC0415 - only a failure needs it
         is_elected,
     )
 
-    report = verdict.report
-    if report is not None and is_elected(verdict.node_context, report.job, (Phase.FAILED,)):
+    if publication.own is None:
+        return
+    report = publication.own.report
+    if is_elected(publication.node_context, report.job, (Phase.FAILED,)):
         notify(report)
 
 

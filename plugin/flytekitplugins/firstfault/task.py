@@ -28,7 +28,7 @@ from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
 from firstfault.model import Phase
-from firstfault_torch.engine import SealedVerdict
+from firstfault_torch.engine import Publication
 from firstfault_torch.options import (
     Hang,  # noqa: F401 - the package's public names come from here
     Options,
@@ -71,7 +71,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             **(kwargs.pop("environment", None) or {}),
         }
         self._wants_shared_memory = False
-        self._is_deck_kept = False
+        self._is_deck_pending = True
         super().__init__(
             task_config,
             task_function,
@@ -128,7 +128,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         the pod that raised it. Flyte looks for errors first, so it ignores the empty outputs next
         to the file. If the verdict is in the storage already, the entrypoint uploads nothing.
         """
-        self._is_deck_kept = False
+        self._is_deck_pending = True
         try:
             return super().dispatch_execute(ctx, input_literal_map)
         # In a pod, flytekit wraps any Exception of `execute` in this type. A local execution
@@ -136,17 +136,17 @@ class _ReportingTask(PythonFunctionTask[Any]):
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
-            sealed = error.value.sealed
+            publication = error.value.publication
             # On IgnoreOutputs the stock entrypoint returns before it uploads its folder or a deck,
             # so this pod can't overwrite the verdict and the deck that are in the storage.
-            if sealed.durable and not sealed.writes_deck:
+            if publication.durable and not publication.is_deck_pending:
                 raise FlyteUserRuntimeException(IgnoreOutputs(str(error.value))) from error
             # From here on the entrypoint uploads its folder, then reads `disable_deck`. Set the
             # flag before returning.
-            self._is_deck_kept = not sealed.writes_deck
+            self._is_deck_pending = bool(publication.is_deck_pending)
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / sealed_name(_output_prefix())).write_bytes(sealed.document)
+            (folder / sealed_name(_output_prefix())).write_bytes(publication.sealed.document)
             return LiteralMap(literals={})
 
     @property
@@ -156,7 +156,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         The stock entrypoint reads this when the task is done; otherwise it would overwrite that
         pod's deck.
         """
-        return self._is_deck_kept or bool(super().disable_deck)
+        return not self._is_deck_pending or bool(super().disable_deck)
 
     @property
     def publishes_deck(self) -> bool:
@@ -203,7 +203,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         )
 
     def _write_deck(
-        self, verdict: SealedVerdict, shutdown_requested: threading.Event | None
+        self, publication: Publication, shutdown_requested: threading.Event | None
     ) -> bool:
         if not self.publishes_deck:
             return not self._disable_deck
@@ -212,7 +212,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         )
 
         return publish_deck(
-            verdict,
+            publication,
             self.name,
             staying=self._deck_writers,
             shutdown_requested=shutdown_requested,

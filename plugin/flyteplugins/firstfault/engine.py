@@ -38,7 +38,7 @@ from firstfault_torch.torchrun.settings import FOLDER_VARIABLE, JOB_VARIABLE
 
 if TYPE_CHECKING:
     from firstfault.report import Report
-    from firstfault_torch.engine import SealedVerdict
+    from firstfault_torch.engine import Publication, SealedVerdict
     from firstfault_torch.node_context import Identity
 
 _RUNS = "firstfault-runs"
@@ -85,20 +85,23 @@ class Flyte2Engine(TorchrunEngine):
 
     def publish(
         self,
-        verdict: SealedVerdict,
+        publication: Publication,
         *,
         leaving_now: bool = False,
         **how: Any,
-    ) -> SealedVerdict:
+    ) -> Publication:
         """Write the verdict to the attempt's folder and, if the pods won't start again,
         to where Flyte reads it.
         """
-        published = super().publish(verdict, leaving_now=leaving_now, **how)
+        published = super().publish(publication, leaving_now=leaving_now, **how)
         # The pod that concluded has a report; all others have the verdict alone, or leave at once.
-        report = None if leaving_now else verdict.report
+        own = publication.own
+        report = own.report if own is not None and not leaving_now else None
         hurried = how.get("shutdown_requested")
         if self.checkpoint and report is not None:
-            put = partial(_put, _find_handover(self.checkpoint), VERDICT, verdict.document)
+            put = partial(
+                _put, _find_handover(self.checkpoint), VERDICT, publication.sealed.document
+            )
             call_with_timeout(
                 put,
                 time_limits.HANDOVER_TIMEOUT_SECONDS,
@@ -108,14 +111,14 @@ class Flyte2Engine(TorchrunEngine):
         is_final = (
             not self.is_clustered
             or _is_last_restart()
-            or super().choose_exit_code(verdict) == _STOP
+            or super().choose_exit_code(publication) == _STOP
         )
         if not is_final or not _acts():
             return published
         # Before any pod exits with 0. If the verdict is durable, the pod that concluded has written
         # the error.
-        if self.is_clustered and not verdict.durable:
-            put = partial(_put, self.outputs, ERROR_FILE, _encode_error(verdict))
+        if self.is_clustered and not publication.durable:
+            put = partial(_put, self.outputs, ERROR_FILE, _encode_error(publication.sealed))
             seconds = (
                 time_limits.EXIT_STEP_TIMEOUT_SECONDS
                 if leaving_now
@@ -135,7 +138,7 @@ class Flyte2Engine(TorchrunEngine):
             )
         return published
 
-    def choose_exit_code(self, verdict: SealedVerdict | None) -> int:
+    def choose_exit_code(self, publication: Publication | None) -> int:
         """Return 0 if Flyte must not run the task again and can read why;
         else the code that the user chose, or 1.
         """
@@ -143,23 +146,24 @@ class Flyte2Engine(TorchrunEngine):
             # It leaves without an exception only if its main thread doesn't answer a signal, so a0
             # writes no error: after 0, Flyte would look for the task's outputs.
             return FAILED
-        code = super().choose_exit_code(verdict)
-        return code if code != _STOP or (verdict is not None and verdict.durable) else FAILED
+        code = super().choose_exit_code(publication)
+        is_durable = publication is not None and publication.durable
+        return code if code != _STOP or is_durable else FAILED
 
-    def describe_observed(self, verdict: SealedVerdict) -> str:
+    def describe_observed(self, publication: Publication) -> str:
         """Return as `TorchrunEngine` does; for a pod that raises exceptions,
         if Flyte's own error would be another.
         """
         if self.is_clustered:
-            return super().describe_observed(verdict)
-        decision = verdict.decision
+            return super().describe_observed(publication)
+        decision = publication.sealed.decision
         if read_decision_mode() != OBSERVE or decision.action not in _KINDS:
             return ""
-        attempt = verdict.node_context.identity.attempt
+        attempt = publication.node_context.identity.attempt
         what = f"{_KINDS[decision.action]} ({decision.action.value}) after attempt {attempt}"
         return f"would have raised {what}: {decision.reason}"
 
-    def to_exception(self, verdict: SealedVerdict) -> Exception | None:
+    def to_exception(self, sealed: SealedVerdict) -> Exception | None:
         """Return the exception by which ``a0`` reports the verdict,
         recoverable or not as decided.
         """
@@ -167,12 +171,12 @@ class Flyte2Engine(TorchrunEngine):
 
         if self.is_clustered or not _acts():
             return None
-        action = verdict.decision.action
+        action = sealed.decision.action
         kind = getattr(errors, _KINDS.get(action, "RuntimeUserError"))
         # Flyte chooses the exception in the parent task by this code. Without proof it is the one
         # of Elastic's own.
-        code = "RuntimeError" if action is Action.UNKNOWN else verdict.verdict.code
-        error: Exception = kind(code=code, message=verdict.seal.message)
+        code = "RuntimeError" if action is Action.UNKNOWN else sealed.verdict.code
+        error: Exception = kind(code=code, message=sealed.seal.message)
         return error
 
     def enforces(self, job: JobErrors) -> bool:
@@ -272,15 +276,15 @@ def _find_handover(checkpoint: str) -> str:
     return f"{checkpoint.rstrip('/')}.firstfault" if checkpoint else ""
 
 
-def _encode_error(verdict: SealedVerdict) -> bytes:
+def _encode_error(sealed: SealedVerdict) -> bytes:
     """Return the error that Flyte reads: as a0's own it is recoverable, and the user's,
     unless proven otherwise.
 
     The sealed decision has the kind for Flyte 1, which retries no error whose cause isn't known.
     """
-    if verdict.decision.action in _KINDS:
-        return verdict.document
-    return encode_seal(replace(verdict.seal, kind=Kind.RECOVERABLE, origin=Origin.USER))
+    if sealed.decision.action in _KINDS:
+        return sealed.document
+    return encode_seal(replace(sealed.seal, kind=Kind.RECOVERABLE, origin=Origin.USER))
 
 
 def _put(folder: str, name: str, document: bytes) -> bool:

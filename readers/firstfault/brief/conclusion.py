@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from firstfault.model import Outcome
 from firstfault.render.markdown import escape
 from firstfault.report.data import Report
 from firstfault.report.formatting import format_ranks, shorten_list
@@ -23,10 +24,9 @@ class NoFailure:
     """An attempt in which firstfault found no failure."""
 
     uri: str
-    has_succeeded: bool
-    """Whether something proves the success; False: unknown."""
+    outcome: Outcome
     why: str
-    """What proves it, or why nothing is known."""
+    """What proves the outcome, or why it's unknown."""
     restarts: tuple[str, ...] = field(default=())
     """What failed before, one restart a line."""
 
@@ -36,13 +36,11 @@ Subject = Report | NoFailure
 
 def title(subject: Subject) -> str:
     """Return the first line of a brief."""
+    outcome = subject.outcome.value.capitalize()
     if isinstance(subject, Report):
-        return f"# Failed: {escape(one_line(subject.answers.what, 200))}"
-    return (
-        "# Succeeded"
-        if subject.has_succeeded
-        else "# Unknown: no failure found, and no proof of success"
-    )
+        return f"# {outcome}: {escape(one_line(subject.answers.what, 200))}"
+    is_unknown = subject.outcome is Outcome.UNKNOWN
+    return f"# {outcome}" + (": no failure found, and no proof of success" if is_unknown else "")
 
 
 def conclude(subject: Subject) -> Iterator[str]:

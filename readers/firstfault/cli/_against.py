@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firstfault.attempt_data import ReadAttempt, digest_logs
+from firstfault.attempt import Attempt, digest_logs
 from firstfault.brief.comparison import Comparison, compare
 from firstfault.errors import UsageError
 
 
-def compare_logs(read: ReadAttempt, other: Path) -> Comparison:
+def compare_logs(read: Attempt, other: Path) -> Comparison:
     """Compare the logs that were read with another log, or folder of logs.
 
     Raises:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from firstfault.attempt_data import ReadAttempt, digest_logs
+from firstfault.attempt import Attempt, digest_logs
 from firstfault.brief import Subject, build_brief, find_ranges
 from firstfault.cli import _support as cli
 
@@ -25,7 +25,7 @@ def copy_stream(stream: io.BufferedReader) -> IO[bytes]:
     return file
 
 
-def print_brief(read: ReadAttempt, subject: Subject) -> None:
+def print_brief(read: Attempt, subject: Subject) -> None:
     """Print the brief on an attempt."""
     streams = [source for source in read.sources if not isinstance(source, Path)]
     for stream in streams:

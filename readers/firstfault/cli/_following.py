@@ -15,10 +15,10 @@ from firstfault.utils.loggers import get_logger
 from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
-    from firstfault.attempt_data import ReadAttempt
+    from firstfault.attempt import Attempt
+    from firstfault.attempt_reader import AttemptReader
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
-    from firstfault.output_reader import MultiErrorFileOutputReader
 
 logger = get_logger(__name__)
 
@@ -33,7 +33,7 @@ _NEXT_LOOKS = 5
 def follow_in_time(
     progress: Progress,
     interval: float,
-    successor: MultiErrorFileOutputReader | None,
+    successor: AttemptReader | None,
     seconds: float | None,
     *,
     is_live: bool,
@@ -62,7 +62,7 @@ def follow_in_time(
 async def _show_until_decided(
     progress: Progress,
     interval: float,
-    successor: MultiErrorFileOutputReader | None,
+    successor: AttemptReader | None,
     *,
     is_live: bool = False,
 ) -> None:
@@ -124,7 +124,7 @@ async def _wait_for_change(
         return None
 
 
-async def _wait_for_begin(reader: MultiErrorFileOutputReader | None, interval: float) -> None:
+async def _wait_for_begin(reader: AttemptReader | None, interval: float) -> None:
     """Wait until an attempt has left a document; forever without a `reader`."""
     while True:
         await asyncio.sleep(interval)
@@ -133,7 +133,7 @@ async def _wait_for_begin(reader: MultiErrorFileOutputReader | None, interval: f
             return
 
 
-async def _read_job(reader: MultiErrorFileOutputReader) -> JobErrors | None:
+async def _read_job(reader: AttemptReader) -> JobErrors | None:
     """Return what an attempt has left; None if the storage doesn't answer."""
     from firstfault.errors import StoreUnavailableError  # noqa: PLC0415 - as above
 
@@ -147,7 +147,7 @@ async def _read_job(reader: MultiErrorFileOutputReader) -> JobErrors | None:
 class Progress:
     """Prints what has changed since the previous listing."""
 
-    def __init__(self, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
+    def __init__(self, reader: AttemptReader, *, as_json: bool) -> None:
         self.reader = reader
         self.last: Conclusion | None = None
         """The last answer; None: the attempt hasn't failed."""
@@ -199,7 +199,7 @@ class Progress:
         if job.settled and (before is None or not before.job.settled):
             self.note("every node has reported")
 
-    def note_end(self, read: ReadAttempt) -> None:
+    def note_end(self, read: Attempt) -> None:
         """Print that the answer which follows is decided."""
         if (
             self.last is None

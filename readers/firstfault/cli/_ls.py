@@ -164,6 +164,7 @@ def _attempt_json(attempt: FailedAttempt) -> dict[str, Any]:
         "uri": attempt.uri,
         "execution": attempt.execution,
         "time": format_timestamp(attempt.time_ns),
+        "outcome": attempt.outcome.value,
         "first_line": attempt.line or None,
         **{name: getattr(attempt, name) or None for name in names},
         "rank_hours": attempt.rank_hours,

@@ -19,7 +19,7 @@ from firstfault.store import is_remote
 from firstfault.utils.text import counted
 
 if TYPE_CHECKING:
-    from firstfault.attempt_data import ReadAttempt
+    from firstfault.attempt import Attempt, ReadOptions
     from firstfault.brief.comparison import Comparison
     from firstfault.report import Report
 
@@ -163,23 +163,25 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     """  # noqa: D301 - click's mark of lines to keep
     beside = (*given.pop("more_logs"), *given.pop("beside"))
     forms = Forms(**given)
-    options = cli.ReaderOptions(strategy, expected_nodes, fresh)
     _check_forms(forms, recovered=recovered)
-    from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.attempt import ReadOptions, read  # noqa: PLC0415 - `--help` needs none of it
 
+    options = ReadOptions(strategy, expected_nodes, fresh)
     uri = _find_uri(uri, last=last)
     try:
         paths = [Path(path) for path in beside]
         if uri == _STDIN:
-            read = _read_stdin(options, paths, is_read_twice=forms.as_brief)
+            attempt = _read_stdin(options, paths, is_read_twice=forms.as_brief)
         else:
             uri = cli.resolved(uri)
-            read = read_attempt(uri, options.reader, paths)
+            attempt = read(uri, options, paths)
     except ObjectNotFoundError as error:
         cli.fail(str(error))
         return cli.EXIT.NOTHING_FOUND
-    forms = replace(forms, last_run=read.uri) if last else forms
-    return _print_recovered(read, forms) if recovered else print_attempt(read, uri, strategy, forms)
+    forms = replace(forms, last_run=attempt.uri) if last else forms
+    if recovered:
+        return _print_recovered(attempt, forms)
+    return print_attempt(attempt, uri, strategy, forms)
 
 
 def _check_forms(forms: Forms, *, recovered: bool) -> None:
@@ -212,11 +214,9 @@ def _find_uri(uri: str | None, *, last: bool) -> str:
     return find_last_run()
 
 
-def _read_stdin(
-    options: cli.ReaderOptions, beside: Sequence[Path], *, is_read_twice: bool
-) -> ReadAttempt:
+def _read_stdin(options: ReadOptions, beside: Sequence[Path], *, is_read_twice: bool) -> Attempt:
     """Return what is on stdin: an error document, or a log of any size."""
-    from firstfault.attempt_data import read_document, read_logs  # noqa: PLC0415 - as above
+    from firstfault.attempt import read_document, read_logs  # noqa: PLC0415 - as above
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
@@ -239,9 +239,9 @@ def _read_stdin(
     if is_log and is_read_twice:
         from firstfault.cli._brief import copy_stream  # noqa: PLC0415 - as above
 
-        return read_logs([copy_stream(stdin), *beside], "stdin", options.reader)
+        return read_logs([copy_stream(stdin), *beside], "stdin", options)
     if is_log:
-        return read_logs([stdin, *beside], "stdin", options.reader)
+        return read_logs([stdin, *beside], "stdin", options)
     # one byte more than the limit shows that the input is too large without reading all of it
     data = stdin.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
@@ -249,7 +249,7 @@ def _read_stdin(
             f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less"
         )
     try:
-        return read_document(data, "stdin", options.reader)
+        return read_document(data, "stdin", options)
     except BadDocumentError as error:
         if b"\0" in data:
             raise BadDocumentError(
@@ -258,12 +258,11 @@ def _read_stdin(
         raise
 
 
-def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Forms) -> int:
+def print_attempt(read: Attempt, uri: str, strategy: str | None, forms: Forms) -> int:
     """Print an attempt in the wanted forms; `uri` and `strategy` are as the caller named them.
     Return the exit code.
     """
-    from firstfault.attempt_data import find_run_logs, sibling_attempts  # noqa: PLC0415 - as above
-    from firstfault.model.failure import TEARDOWN  # noqa: PLC0415 - as above
+    from firstfault.attempt import find_run_logs, sibling_attempts  # noqa: PLC0415 - as above
 
     conclusion = read.conclusion
     if conclusion is None:
@@ -278,7 +277,7 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
     # a URI of several attempts resolves to one of them: the report compares it with the rest
     has_others = for_a_person or read.uri != uri
     attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if has_others else ()
-    report = read.reader.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri))
+    report = read.report(conclusion, attempts=attempts, logs=find_run_logs(read.uri))
     if forms.as_brief:
         from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
 
@@ -296,16 +295,16 @@ def print_attempt(read: ReadAttempt, uri: str, strategy: str | None, forms: Form
             if coverage.unreadable
             else ""
         )
-        place = read.reader.errors_uri if read.uri else uri
+        place = read.errors_uri if read.uri else uri
         cli.fail(f"no root cause in {place}: {found}; {other}read the nodes' logs")
         return cli.EXIT.UNREADABLE
-    if conclusion.verdict.category == TEARDOWN:
+    if read.outcome.has_finished:
         # the work is done: nothing has to run again, and what depends on it may start
         return cli.EXIT.OK
     return cli.EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else cli.EXIT.ROOT_CAUSE
 
 
-def _compare(read: ReadAttempt, forms: Forms) -> Comparison | None:
+def _compare(read: Attempt, forms: Forms) -> Comparison | None:
     """Compare the log with that of another run, if there is one."""
     if forms.against is None:
         return None
@@ -352,7 +351,7 @@ def _write_page(text: str, forms: Forms) -> None:
     )
 
 
-def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
+def _print_recovered(read: Attempt, forms: Forms) -> int:
     """Print the restarts and stalls within an attempt and the seconds that they cost,
     also if it succeeded.
     """
@@ -392,21 +391,22 @@ def _print_recovered(read: ReadAttempt, forms: Forms) -> int:
     return cli.EXIT.OK
 
 
-def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
+def _print_no_error(read: Attempt, forms: Forms) -> int:
     """Print that the log has no error, and the restarts in it; return the exit code."""
     from firstfault.report.parts.restart_lines import restart_line  # noqa: PLC0415 - as above
 
-    has_succeeded, why = _explain_no_error(read)
+    why = _explain_no_error(read)
+    has_succeeded = read.outcome.has_finished
     restarts = [restart_line(record) for record in read.job.restarts] if read.is_of_logs else []
     if forms.as_brief:
-        _print_brief_without_error(read, why, restarts, has_succeeded=has_succeeded)
+        _print_brief_without_error(read, why, restarts)
     if forms.html is not None:
-        _write_page_without_error(read, why, restarts, forms, has_succeeded=has_succeeded)
+        _write_page_without_error(read, why, restarts, forms)
     comparison = _compare(read, forms)
     # stdout is one JSON object in any case; the sentences below are for people
     if forms.as_json:
         against = {"against": comparison.to_json()} if comparison is not None else {}
-        click.echo(json.dumps({**_build_json(read, why, has_succeeded=has_succeeded), **against}))
+        click.echo(json.dumps({**_build_json(read, why), **against}))
     elif has_succeeded and not forms.as_brief:
         for line in (f"no error: {why}", *restarts):
             click.echo(
@@ -419,23 +419,19 @@ def _print_no_error(read: ReadAttempt, forms: Forms) -> int:
     return cli.EXIT.OK if has_succeeded else cli.EXIT.NOTHING_FOUND
 
 
-def _build_json(read: ReadAttempt, why: str, *, has_succeeded: bool) -> dict[str, Any]:
+def _build_json(read: Attempt, why: str) -> dict[str, Any]:
     """Return the JSON of an attempt without a failure."""
-    from firstfault.render.json_report import (  # noqa: PLC0415 - as above
-        AttemptOutcome,
-        json_without_failure,
-    )
+    from firstfault.render.json_report import json_without_failure  # noqa: PLC0415 - as above
 
-    outcome = AttemptOutcome.SUCCEEDED if has_succeeded else AttemptOutcome.UNKNOWN
-    return json_without_failure(AttemptOutcome.MISSING if _is_missing(read) else outcome, why)
+    return json_without_failure(None if _is_missing(read) else read.outcome, why)
 
 
-def _is_missing(read: ReadAttempt) -> bool:
+def _is_missing(read: Attempt) -> bool:
     """Whether the URI is a path without a file or folder."""
     return not read.is_of_logs and not is_remote(read.uri) and not _find_path(read).exists()
 
 
-def _describe_empty_place(read: ReadAttempt) -> str:
+def _describe_empty_place(read: Attempt) -> str:
     """Return why nothing can be in a local path; empty: something may be there, or it's remote."""
     if _is_missing(read):
         return f"{read.uri}: no such file or folder"
@@ -452,19 +448,16 @@ def _describe_empty_place(read: ReadAttempt) -> str:
     )
 
 
-def _find_path(read: ReadAttempt) -> Path:
+def _find_path(read: Attempt) -> Path:
     return Path(read.uri.removeprefix("file://"))
 
 
-def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
-    """Return whether an attempt without an error has succeeded,
-    and what proves it or why that's unknown.
-    """
-    if read.succeeded or read.job.all_succeeded:
-        why = "the attempt has outputs" if read.succeeded else "all nodes report success"
+def _explain_no_error(read: Attempt) -> str:
+    """Return what proves that an attempt without an error has succeeded, or why that's unknown."""
+    if read.outcome.has_finished:
         if read.is_of_logs:
-            why = read.job.completion or "no line reports a failure"
-        return True, why
+            return read.job.completion or "no line reports a failure"
+        return "the attempt has outputs" if read.has_outputs else "all nodes report success"
     hints = [*read.job.coverage.notes]
     if restarts := [record for record in read.job.restarts if record.restart]:
         hints.append(
@@ -479,40 +472,27 @@ def _explain_no_error(read: ReadAttempt) -> tuple[bool, str]:
         )
     if read.is_of_logs:
         why = "; ".join(hints) or "it has no lines; give the log of a training"
-        return False, f"no failure found in {read.uri}: {why}"
+        return f"no failure found in {read.uri}: {why}"
     if not hints and (problem := _describe_empty_place(read)):
-        return False, problem
+        return problem
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
-    return (
-        False,
-        f"no error document in {read.reader.errors_uri}, and no outputs next to it; {hint}",
-    )
+    return f"no error document in {read.errors_uri}, and no outputs next to it; {hint}"
 
 
-def _print_brief_without_error(
-    read: ReadAttempt,
-    why: str,
-    restarts: Sequence[str],
-    *,
-    has_succeeded: bool,
-) -> None:
+def _print_brief_without_error(read: Attempt, why: str, restarts: Sequence[str]) -> None:
     from firstfault.brief import NoFailure  # noqa: PLC0415 - as above
     from firstfault.cli._brief import print_brief  # noqa: PLC0415 - as above
 
-    print_brief(read, NoFailure(read.uri, has_succeeded, why, tuple(restarts)))
+    print_brief(read, NoFailure(read.uri, read.outcome, why, tuple(restarts)))
 
 
 def _write_page_without_error(
-    read: ReadAttempt,
+    read: Attempt,
     why: str,
     restarts: Sequence[str],
     forms: Forms,
-    *,
-    has_succeeded: bool,
 ) -> None:
     from firstfault.render.html import outcome_page  # noqa: PLC0415 - as above
 
-    text = outcome_page(
-        "No error" if has_succeeded else "No failure found", [why, *restarts], read.uri
-    )
-    _write_page(text, forms)
+    title = "No error" if read.outcome.has_finished else "No failure found"
+    _write_page(outcome_page(title, [why, *restarts], read.uri), forms)

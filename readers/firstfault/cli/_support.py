@@ -7,7 +7,6 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from firstfault.utils.text import printable
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report import Report
 
 
@@ -129,30 +127,6 @@ def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:
         callback=not_empty,
         shell_complete=complete_files,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderOptions:
-    """How to read an attempt and find its root cause;
-    `reader_options` gives a command the first two.
-    """
-
-    strategy: str | None
-    expected_nodes: int | None
-    fresh: bool = False
-
-    def reader(self, uri: str) -> MultiErrorFileOutputReader:
-        """Return a reader of an attempt."""
-        from firstfault.output_reader import (  # noqa: PLC0415 - `--help` needs none of it
-            MultiErrorFileOutputReader,
-        )
-
-        return MultiErrorFileOutputReader(
-            uri,
-            strategy=self.strategy,
-            expected_nodes=self.expected_nodes,
-            fresh=self.fresh,
-        )
 
 
 def reader_options(command: Any) -> Any:

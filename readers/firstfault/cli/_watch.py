@@ -72,11 +72,11 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
       firstfault watch --follow s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.attempt_data import read_attempt  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.attempt import ReadOptions, read  # noqa: PLC0415 - `--help` needs none of it
     from firstfault.cli._following import Progress, follow_in_time  # noqa: PLC0415 - as above
 
     forms = Forms(**given)
-    options = cli.ReaderOptions(strategy, expected_nodes)
+    options = ReadOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
     following: str | None = cli.resolved(uri)
     code: int = cli.EXIT.OK
@@ -99,13 +99,13 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
             continue
         # read again: documents may have arrived since, and the last answer must be the answer of
         # show
-        read = read_attempt(uri, options.reader)
-        progress.note_end(read)
-        code = print_attempt(read, uri, strategy, forms)
+        attempt = read(uri, options)
+        progress.note_end(attempt)
+        code = print_attempt(attempt, uri, strategy, forms)
         is_over = (
-            read.conclusion is None
-            or not read.conclusion.decision.retry
-            or read.conclusion.decision.is_spent
+            attempt.conclusion is None
+            or not attempt.conclusion.decision.retry
+            or attempt.conclusion.decision.is_spent
         )
         if not in_time or (is_over and not progress.is_superseded):
             following = None

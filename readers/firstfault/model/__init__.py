@@ -50,6 +50,7 @@ from firstfault.model.job import (
     Verdict as Verdict,
     Victims as Victims,
 )
+from firstfault.model.outcome import Outcome as Outcome
 from firstfault.model.reading_needs import (
     DocumentsNeeded as DocumentsNeeded,
     ReadingNeeds as ReadingNeeds,

@@ -177,6 +177,8 @@ CTRL_C = "USER:CtrlC"
 """The code of a process interrupted by Ctrl-C in a terminal,
 as opposed to a SIGINT from another process.
 """
+INTERRUPTED = "interrupted"
+"""The category of a process that SIGINT ended, or an agent whose terminal was closed."""
 TEARDOWN = "teardown"
 """The category of a failure after the job had finished."""
 HANGUP = "USER:Hangup"
@@ -198,7 +200,7 @@ JOB_END_WORDS = {
 """How the scheduler ended the whole job, by the code of its agent."""
 JOB_END_CODES = set(JOB_END_WORDS)
 """The codes of an agent if the scheduler ended the whole job."""
-FROM_OUTSIDE = {"preemption": "was terminated", "interrupted": "was interrupted"}
+FROM_OUTSIDE = {"preemption": "was terminated", INTERRUPTED: "was interrupted"}
 """Categories of an agent that was terminated from outside, each with the verb for a sentence."""
 
 RESTARTED = "in-process restart"

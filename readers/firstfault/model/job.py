@@ -308,6 +308,16 @@ class JobErrors:
         return last if last is not None and last.lost_seconds is None else None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the attempt failed.
+
+        An unreadable document counts, too, and so does a node that reported a failure without
+        leaving a document.
+        """
+        has_failed_node = any(entry.phase is Phase.FAILED for entry in self.roster)
+        return bool(self.failures or self.seals or self.coverage.unreadable or has_failed_node)
+
+    @property
     def all_succeeded(self) -> bool:
         """Whether every node of the judged round reports success."""
         return nodes_done(self.roster) and all(

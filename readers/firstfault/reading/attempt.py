@@ -60,7 +60,7 @@ async def follow(
     store: ReadableStore, request: Request, interval_seconds: float
 ) -> AsyncGenerator[JobErrors, None]:
     """Yield the job at once and after each change, until all nodes are done; see
-    `MultiErrorFileOutputReader.follow`.
+    `AttemptReader.follow`.
 
     Raises:
         StoreError: the storage refuses a request.

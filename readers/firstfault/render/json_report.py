@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import replace
 from typing import Any
 
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.first_cause import find_first_cause, find_own_frames
-from firstfault.model import WorkerError
-from firstfault.model.failure import TEARDOWN
+from firstfault.model import Outcome, WorkerError
 from firstfault.report.data import AttemptSummary, Report
 from firstfault.report.engine_words import PLAIN
 from firstfault.report.job_identity import JobIdentity
@@ -21,18 +19,7 @@ from firstfault.wire.codecs import FieldTable
 from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import DECISION, SCHEMA, format_timestamp, verdict_to_dict
 
-
-class AttemptOutcome(str, enum.Enum):
-    """How an attempt ended, as far as it's known."""
-
-    SUCCEEDED = "succeeded"
-    TEARDOWN = "finished, teardown failed"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    MISSING = "not found"
-    """There is no such file or folder."""
-
-
+_MISSING = "not found"
 _JSON_FRAMES = 50
 _JSON_LINES = 200
 _TEXTS = {"file", "function", "group"}
@@ -59,13 +46,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
             replace(report.verdict, message=_shorten(report.verdict.message, longest))
         ),
         "decision": DECISION.write(report.decision),
-        "outcome": (
-            (
-                AttemptOutcome.TEARDOWN
-                if report.verdict.category == TEARDOWN
-                else AttemptOutcome.FAILED
-            ).value
-        ),
+        "outcome": report.outcome.value,
         "first_line": report.first_line,
         "root": _build_root(report, root, longest) if root is not None else None,
         "what": answers.what,
@@ -92,15 +73,18 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
-def json_without_failure(outcome: AttemptOutcome, reason: str) -> dict[str, Any]:
-    """Return the object for an attempt without a failure;
-    `reason` is the sentence that `show` prints.
+def json_without_failure(outcome: Outcome | None, reason: str) -> dict[str, Any]:
+    """Return the object for an attempt without a failure.
+
+    Args:
+        outcome: how it ended; None: there is no such file or folder.
+        reason: the sentence that `show` prints.
     """
     return {
         "schema": SCHEMA,
         "verdict": None,
         "decision": None,
-        "outcome": outcome.value,
+        "outcome": outcome.value if outcome is not None else _MISSING,
         "reason": reason,
     }
 
@@ -108,8 +92,8 @@ def json_without_failure(outcome: AttemptOutcome, reason: str) -> dict[str, Any]
 def _build_attempt(attempt: AttemptSummary) -> dict[str, Any]:
     return {
         "number": attempt.number,
-        "outcome": attempt.outcome,
-        "failed": attempt.verdict is not None,
+        "outcome": attempt.summary,
+        "failed": attempt.outcome.has_failed,
         "retry": attempt.decision.retry if attempt.decision is not None else None,
         "seconds": attempt.seconds,
     }

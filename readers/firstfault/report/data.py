@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.completion import classify_outcome
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.layout import parse_attempt_number
 from firstfault.model import (
     Decision,
     JobErrors,
+    Outcome,
     Verdict,
     WorkerError,
 )
@@ -39,11 +41,12 @@ class AttemptSummary:
     """One attempt in short."""
 
     number: int
+    outcome: Outcome
     verdict: Verdict | None = None
-    """None: it didn't fail, or this isn't known; see `note`."""
+    """None: it didn't fail, or this isn't known."""
     decision: Decision | None = None
     note: str = ""
-    """"succeeded", or why nothing is known."""
+    """Why nothing is known."""
     nodes: tuple[str, ...] = ()
     """Names of those that took part, if known."""
     seconds: float | None = None
@@ -52,16 +55,18 @@ class AttemptSummary:
     """The words for what ran it."""
 
     @property
-    def outcome(self) -> str:
+    def summary(self) -> str:
         """How it ended, in a line."""
-        return self.verdict.headline if self.verdict is not None else self.note
+        return (
+            self.verdict.headline if self.verdict is not None else self.note or self.outcome.value
+        )
 
     @property
     def line(self) -> str:
-        """Outcome, retry decision and duration, in a line."""
+        """How it ended, retry decision and duration, in a line."""
         retry = "" if self.decision is None else f", {self.engine.summarize_retry(self.decision)}"
         took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
-        return f"attempt {self.number}: {self.outcome}{retry}{took}"
+        return f"attempt {self.number}: {self.summary}{retry}{took}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,11 @@ class Report(Case):
     """The attempt's number, from 0; None: unknown."""
     attempts: tuple[AttemptSummary, ...] = ()
     """All known attempts by number, with this one; fewer than two: there is nothing to compare."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the attempt ended."""
+        return classify_outcome(self.verdict, self.job)
 
     @property
     def first_line(self) -> str:
@@ -172,7 +182,8 @@ def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
     answers = report.answers
     # a later attempt exists: what happened replaces the forecast
     if ordered and report.number is not None and (last := ordered[-1]).number > report.number:
-        ended = "failed too" if last.verdict is not None else last.note
+        ended = "failed too" if last.outcome.has_failed else last.outcome.value
+        ended = last.note or ended
         answers = replace(answers, retry=f"retried, attempt {last.number} {ended}")
     return replace(report, attempts=ordered, answers=answers)
 
@@ -188,6 +199,7 @@ def summarize_attempt(
     engine = find_engine_words(job, verdict)
     return AttemptSummary(
         number,
+        classify_outcome(verdict, job),
         verdict,
         decision,
         nodes=tuple(sorted(nodes - {""})),
@@ -218,7 +230,9 @@ def _list_changes(before: AttemptSummary, after: AttemptSummary) -> Iterator[str
     one, other = before.verdict, after.verdict
     if one is None or other is None:
         yield from (
-            f"attempt {item.number} {item.note}" for item in (before, after) if item.verdict is None
+            f"attempt {item.number} {item.summary}"
+            for item in (before, after)
+            if item.verdict is None
         )
         return
     is_known = bool(one.fingerprint and other.fingerprint)

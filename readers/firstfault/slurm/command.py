@@ -18,7 +18,7 @@ from firstfault.decision_mode import (
 )
 
 if TYPE_CHECKING:
-    from firstfault.conclude import Outcome
+    from firstfault.conclude import Judgment
     from firstfault.slurm.job import JobInfo
 
 
@@ -96,8 +96,8 @@ def requeue(
     attempts = starts.find_attempts(job, job.restarts, uri, job.start_time)
     # Nodes without a common folder each have all documents.
     attempts = [attempt for attempt in attempts if starts.is_visible(attempt)] or attempts
-    outcomes = _read_outcomes(attempts)
-    if not outcomes:
+    judgments = _read_judgments(attempts)
+    if not judgments:
         where = f" in {', '.join(attempts)}" if attempts else ""
         click.echo(
             f"firstfault: job {job.id} isn't requeued: no verdict on its start"
@@ -105,7 +105,7 @@ def requeue(
             err=True,
         )
         return EXIT.NOTHING_FOUND
-    plan = make_plan(job, outcomes, starts.count_requeues(job, attempts, uri), max_requeues)
+    plan = make_plan(job, judgments, starts.count_requeues(job, attempts, uri), max_requeues)
     slurm_job = SlurmJob(job.id)
     exclude, problem = "", ""
     if exclude_bad_node and plan.bad_node and not plan.stop_reason:
@@ -120,7 +120,7 @@ def requeue(
         return EXIT.TOOL_FAILED
     if plan.is_counted:
         starts.record_requeue(job, attempts)
-    for line in slurm_job.requeue(job, exclude=exclude, headline=plan.outcome.verdict.headline):
+    for line in slurm_job.requeue(job, exclude=exclude, headline=plan.judgment.verdict.headline):
         click.echo(f"firstfault: Slurm didn't do this: {line}", err=True)
     return EXIT.OK
 
@@ -133,12 +133,25 @@ def _is_requeued_already(job: JobInfo) -> bool:
     return start is not None and int(start.restart) < job.restarts
 
 
-def _read_outcomes(attempts: Sequence[str]) -> list[Outcome]:
-    """Return the outcomes of the attempts that failed."""
-    from firstfault.conclude import find_outcome  # noqa: PLC0415 - as above
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - as above
+def _read_judgments(attempts: Sequence[str]) -> list[Judgment]:
+    """Return the judgments of the attempts that failed."""
+    from firstfault.attempt_reader import (  # noqa: PLC0415 - as above
+        AttemptReader,
+        read_sealed_judgment,
+    )
+    from firstfault.conclude import find_judgment  # noqa: PLC0415 - as above
+    from firstfault.retry import HOST_CATEGORIES  # noqa: PLC0415 - as above
+    from firstfault.utils.run_sync import run_sync  # noqa: PLC0415 - as above
 
     # Exactly these folders, unlike the command `show`, which also accepts a folder of attempts or
     # of logs.
-    conclusions = [MultiErrorFileOutputReader(attempt).conclude() for attempt in attempts]
-    return [find_outcome(conclusion) for conclusion in conclusions if conclusion is not None]
+    found: list[Judgment] = []
+    for attempt in attempts:
+        judgment = run_sync(read_sealed_judgment(attempt))
+        # only the root cause's document proves that a machine is faulty
+        if judgment is None or judgment.verdict.category in HOST_CATEGORIES:
+            conclusion = AttemptReader(attempt).conclude()
+            judgment = find_judgment(conclusion) if conclusion is not None else None
+        if judgment is not None:
+            found.append(judgment)
+    return found

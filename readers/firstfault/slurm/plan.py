@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from firstfault.conclude import Outcome
+from firstfault.conclude import Judgment
 from firstfault.model.job import Action
 from firstfault.retry import RetryContext, host_evidence
 from firstfault.slurm.job import JobInfo
@@ -20,7 +20,7 @@ _COMPLETING, _FAILED_REASONS = "COMPLETING", {"TimeLimit", "NonZeroExitCode"}
 class RequeuePlan(NamedTuple):
     """What to do with a failed job."""
 
-    outcome: Outcome
+    judgment: Judgment
     """Of the step that decides."""
     stop_reason: str
     """Empty: the job is requeued."""
@@ -31,7 +31,7 @@ class RequeuePlan(NamedTuple):
     def describe(self, job_id: str, exclude: str, *, is_observed: bool) -> str:
         """Return one line about the plan."""
         without = f", without {exclude}" if exclude else ""
-        reason = self.stop_reason or self.outcome.decision.reason
+        reason = self.stop_reason or self.judgment.decision.reason
         if is_observed:
             negation = "not " if self.stop_reason else ""
             return f"observed: would {negation}have requeued job {job_id}{without}: {reason}"
@@ -40,7 +40,7 @@ class RequeuePlan(NamedTuple):
 
 def make_plan(
     job: JobInfo,
-    outcomes: Sequence[Outcome],
+    judgments: Sequence[Judgment],
     count: int,
     max_requeues: int,
 ) -> RequeuePlan:
@@ -48,18 +48,18 @@ def make_plan(
 
     Args:
         job: what Slurm knows of it.
-        outcomes: of the steps that failed in its last start, in their order; at least one.
+        judgments: of the steps that failed in its last start, in their order; at least one.
         count: how many requeues have counted so far.
         max_requeues: how many may count.
     """
     # The script tolerated an earlier step's failure, as in `srun eval.py || true`, and will do so
     # again.
-    outcome = outcomes[-1]
-    proven = [one for one in outcomes if host_evidence()(one.verdict, RetryContext())]
+    judgment = judgments[-1]
+    proven = [one for one in judgments if host_evidence()(one.verdict, RetryContext())]
     # SIGTERM may come from `timeout`, from scancel, or from sbatch's --signal before the time
     # limit: only Slurm's word shows that it was a preemption. A node may be lost again and again.
     is_free = job.state == _PREEMPTED or (
-        outcome in proven and outcome.decision.action is Action.SYSTEM
+        judgment in proven and judgment.decision.action is Action.SYSTEM
     )
     is_canceled = job.state == _COMPLETING and job.reason not in _FAILED_REASONS
     stop_reason = ""
@@ -67,9 +67,9 @@ def make_plan(
         stop_reason = (  # to its agents, a user's scancel looks like a preemption
             f"Slurm shows it as {job.state}"
         )
-    elif outcome.decision.action is Action.STOP:
-        stop_reason = outcome.decision.reason
+    elif judgment.decision.action is Action.STOP:
+        stop_reason = judgment.decision.reason
     elif not is_free and count >= max_requeues:
         stop_reason = describe_used_up(max_requeues, "requeue")
     bad_node = next((one.verdict.node or "" for one in reversed(proven)), "")
-    return RequeuePlan(outcome, stop_reason, not is_free, bad_node)
+    return RequeuePlan(judgment, stop_reason, not is_free, bad_node)

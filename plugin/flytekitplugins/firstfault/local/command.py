@@ -234,16 +234,18 @@ def _report(result: RunResult, attempt: LocalAttempt) -> Report | None:
 
 
 def _summarize(attempt: LocalAttempt) -> AttemptSummary:
+    from firstfault.model import Outcome  # noqa: PLC0415 - as above
     from firstfault.report.data import AttemptSummary, summarize_attempt  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
-        note = (
-            "succeeded"
-            if attempt.status == "succeeded"
-            else f"{attempt.status}, without an error document"
+        has_succeeded = attempt.status == "succeeded"
+        return AttemptSummary(
+            attempt.number,
+            Outcome.SUCCEEDED if has_succeeded else Outcome.UNKNOWN,
+            note="" if has_succeeded else f"{attempt.status}, without an error document",
+            seconds=attempt.total_seconds,
         )
-        return AttemptSummary(attempt.number, note=note, seconds=attempt.total_seconds)
     summary = summarize_attempt(
         attempt.number,
         conclusion.job,

@@ -27,7 +27,7 @@ from firstfault_torch.guard import suppress_internal_errors
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from firstfault.output_reader import MultiErrorFileOutputReader
+    from firstfault.attempt_reader import AttemptReader
     from flytekitplugins.firstfault.local.pods import Pod
     from flytekitplugins.firstfault.local.runner import Running
 
@@ -172,7 +172,7 @@ class AttemptView:
                 return drawn
         return self._spinner
 
-    async def _follow(self, reader: MultiErrorFileOutputReader) -> None:
+    async def _follow(self, reader: AttemptReader) -> None:
         async for job in reader.follow(_PAUSE_S):
             conclusion = reader.conclude_from(job)
             if conclusion is not None:

@@ -5,21 +5,29 @@ and summarize its task's remaining attempts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from firstfault.conclude import Conclusion, has_failed
+from firstfault.attempt_reader import AttemptReader
+from firstfault.conclude import Conclusion, conclude
 from firstfault.errors import BadDocumentError, FirstFaultError
-from firstfault.layout import OUTPUTS, parse_attempt_number
-from firstfault.model import DocumentRef, JobErrors, Scope
-from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.assemble import Snapshot
-from firstfault.report.data import AttemptSummary, summarize_attempt
+from firstfault.evidence.completion import classify_outcome
+from firstfault.layout import OUTPUTS, Layout, parse_attempt_number
+from firstfault.model import DocumentRef, JobErrors, Outcome, Scope
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.report.data import (
+    AttemptSummary,
+    Report,
+    report_conclusion,
+    summarize_attempt,
+    with_attempts,
+)
 from firstfault.store import is_remote, join, open_store
+from firstfault.strategies import get_strategy
 from firstfault.utils.run_sync import gathered, run_sync
 from firstfault.utils.text import counted, one_line
 
@@ -46,8 +54,6 @@ the search for attempts ends.
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage note about an unreadable document, before its name and the reason."""
-ReaderOf = Callable[[str], MultiErrorFileOutputReader]
-"""Creates the reader for a URI."""
 
 
 def find_run_logs(uri: str) -> dict[str, str]:
@@ -62,29 +68,74 @@ def find_run_logs(uri: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAttempt:
-    """The result of reading an attempt."""
+class ReadOptions:
+    """How to read an attempt and find its root cause."""
+
+    strategy: str | None = None
+    """None: that of the job."""
+    expected_nodes: int | None = None
+    """Number of nodes that should have reported; None: the number in the roster."""
+    fresh: bool = False
+    """Whether to open every document, instead of the copies that the pods left."""
+
+    def __post_init__(self) -> None:
+        if self.strategy is not None:
+            get_strategy(self.strategy)  # refuse an unknown one before anything is read
+
+    def reader(self, uri: str) -> AttemptReader:
+        """Return a reader with these options."""
+        return AttemptReader(
+            uri, strategy=self.strategy, expected_nodes=self.expected_nodes, fresh=self.fresh
+        )
+
+
+_DEFAULTS = ReadOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One execution of a job, as it was read from documents or from logs."""
 
     uri: str
     """URI of the output prefix, the errors/ folder or the only document."""
-    reader: MultiErrorFileOutputReader
     job: JobErrors
     conclusion: Conclusion | None
     """None: the attempt didn't fail, or has no files."""
-    succeeded: bool
-    """Whether the attempt has outputs and didn't fail."""
+    has_outputs: bool = False
+    """Whether the attempt has outputs; not checked after a failure."""
     is_of_logs: bool = False
     """Whether it was read from the logs of a job without firstfault."""
     sources: Sequence[Path | IO[bytes]] = ()
     """Logs that were read."""
 
     @property
+    def errors_uri(self) -> str:
+        """URI of the folder of error documents."""
+        return Layout.of(self.uri).errors_uri()
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the attempt ended."""
+        verdict = self.conclusion.verdict if self.conclusion is not None else None
+        return classify_outcome(verdict, self.job, has_outputs=self.has_outputs)
+
+    @property
     def exists(self) -> bool:
         """Whether the attempt failed, succeeded, or has at least a roster."""
-        return self.conclusion is not None or self.succeeded or bool(self.job.roster)
+        return self.outcome is not Outcome.UNKNOWN or bool(self.job.roster)
+
+    def report(
+        self,
+        conclusion: Conclusion,
+        *,
+        attempts: Sequence[AttemptSummary] = (),
+        logs: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Return the report on its conclusion; see `firstfault.report.build_report`."""
+        return with_attempts(report_conclusion(conclusion, uri=self.uri, logs=logs), attempts)
 
 
-def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -> ReadAttempt:
+def read(uri: str, options: ReadOptions = _DEFAULTS, additional: Sequence[Path] = ()) -> Attempt:
     """Read an attempt.
 
     In the folder of all attempts of a task, this is the last failed attempt, or the last attempt if
@@ -95,8 +146,8 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
     Args:
         uri: an output prefix, an errors/ folder, a document, the folder of all attempts of a task,
             or of logs.
-        make_reader: creates the reader.
-        beside: additional logs and flight recorder dumps of the same job.
+        options: how to read and judge it.
+        additional: more logs and flight recorder dumps of the same job.
 
     Raises:
         StoreError: an attempt could not be listed, or the only document could not be read.
@@ -104,32 +155,32 @@ def read_attempt(uri: str, make_reader: ReaderOf, beside: Sequence[Path] = ()) -
     """
     path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     if path is not None and path.is_file() and path.suffix != ".pb":
-        return read_logs([path, *beside], uri, make_reader)
+        return read_logs([path, *additional], uri, options)
     # documents are better evidence than logs, so logs are read only without documents
-    found = _read_documents(uri, _with_beside(make_reader, beside) if beside else make_reader)
-    if found.exists or path is None or uri.rstrip("/").endswith((".pb", "/errors")):
-        return replace(found, sources=beside)
-    logs = read_logs([path, *beside], uri, make_reader)
+    evidence = _read_logs_snapshot(additional) if additional else None
+    found = _read_documents(uri, options, evidence)
+    if found.exists or path is None or _is_part(uri):
+        return replace(found, sources=additional)
+    logs = read_logs([path, *additional], uri, options)
     return logs if logs.conclusion is not None or logs.job.coverage.notes or logs.exists else found
 
 
-def _with_beside(make_reader: ReaderOf, beside: Sequence[Path]) -> ReaderOf:
-    """Return a factory of readers that add the evidence in logs and flight recorder dumps."""
-    found = _read_logs_snapshot(beside)
-    return lambda uri: make_reader(uri).with_beside(found)
+def _is_part(uri: str) -> bool:
+    """Whether a URI is a part of an attempt: a document, or the folder of its documents."""
+    return uri.rstrip("/").endswith((".pb", "/errors"))
 
 
-def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
-    """Read an attempt like `read_attempt`, without logs; if no attempt is found,
+def _read_documents(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt:
+    """Read an attempt like `read`, without logs; if no attempt is found,
     the result's `exists` is False.
     """
-    here = _read_one(uri, make_reader)
-    if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
+    here = _read_one(uri, options, evidence)
+    if here.exists or _is_part(uri):
         return here
     found = None
     missing = 0
     for number in range(_MOST_ATTEMPTS):
-        attempt = _read_one(join(uri, str(number)), make_reader)
+        attempt = _read_one(join(uri, str(number)), options, evidence)
         missing = 0 if attempt.exists else missing + 1
         if missing > _GAP:
             break
@@ -138,10 +189,10 @@ def _read_documents(uri: str, make_reader: ReaderOf) -> ReadAttempt:
         # the last failed attempt wins over a later attempt that succeeded or is still running
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    return found or _newest_run(uri, make_reader) or here
+    return found or _newest_run(uri, options, evidence) or here
 
 
-def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
+def _newest_run(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt | None:
     """Read the last attempt of the latest run in a local folder of runs;
     None if `uri` isn't such a folder.
     """
@@ -150,33 +201,59 @@ def _newest_run(uri: str, make_reader: ReaderOf) -> ReadAttempt | None:
     )
 
     run = None if is_remote(uri) else find_newest_run(Path(uri.removeprefix("file://")))
-    return _read_documents(str(run), make_reader) if run is not None else None
+    return _read_documents(str(run), options, evidence) if run is not None else None
 
 
-def read_logs(sources: Sequence[Path | IO[bytes]], uri: str, make_reader: ReaderOf) -> ReadAttempt:
+def _read_one(uri: str, options: ReadOptions, evidence: Snapshot | None) -> Attempt:
+    reader = options.reader(uri)
+    if evidence is not None:
+        reader.with_beside(evidence)
+    job = reader.job()
+    conclusion = reader.conclude_from(job)
+    # only an output prefix can have outputs; the check is a request, so skip it after a failure
+    has_outputs = conclusion is None and not _is_part(uri) and reader.exists()
+    return Attempt(uri, job, conclusion, has_outputs)
+
+
+def read_logs(
+    sources: Sequence[Path | IO[bytes]], uri: str, options: ReadOptions = _DEFAULTS
+) -> Attempt:
     """Read the logs and flight recorder dumps of a job that ran without firstfault.
 
     Args:
         sources: log files, log folders, flight recorder dumps or a log stream, all of one job.
         uri: the name of the sources in messages.
-        make_reader: creates the reader.
+        options: how to judge them.
 
     Raises:
         BadDocumentError: a source has no known format.
     """
-    job = make_reader(uri).job_of(_read_logs_snapshot(sources))
+    snapshot = _read_logs_snapshot(sources)
+    job = assemble(snapshot, expected_nodes=options.expected_nodes)
     # a report on logs must not show an output prefix
-    here = "" if has_failed(job) else uri
-    reader = make_reader(here)
-    return ReadAttempt(
-        here,
-        reader,
-        job,
-        reader.conclude_from(job),
-        succeeded=False,
-        is_of_logs=True,
-        sources=sources,
+    here = "" if job.has_failed else uri
+    conclusion = conclude(job, strategy=options.strategy)
+    return Attempt(here, job, conclusion, is_of_logs=True, sources=sources)
+
+
+def read_document(data: bytes, name: str, options: ReadOptions = _DEFAULTS) -> Attempt:
+    """Read one error document from bytes, such as standard input. `name`
+    identifies the source in errors.
+
+    Raises:
+        BadDocumentError: the bytes aren't a valid document.
+    """
+    from firstfault.reading.fetch import (  # noqa: PLC0415 - who reads logs doesn't need it
+        sorted_out,
     )
+    from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
+
+    snapshot = sorted_out([decode(data, DocumentRef(name, size=len(data)))])
+    job = assemble(snapshot, expected_nodes=options.expected_nodes)
+    return Attempt("", job, conclude(job, strategy=options.strategy))
+
+
+# --- logs -----------------------------------------------------------------------------------------
 
 
 def _read_logs_snapshot(sources: Sequence[Path | IO[bytes]]) -> Snapshot:
@@ -232,30 +309,7 @@ def digest_logs(
     return LogDigest()
 
 
-def read_document(data: bytes, name: str, make_reader: ReaderOf) -> ReadAttempt:
-    """Read one error document from bytes, such as standard input. `name`
-    identifies the source in errors.
-
-    Raises:
-        BadDocumentError: the bytes aren't a valid document.
-    """
-    from firstfault.reading.fetch import (  # noqa: PLC0415 - who reads logs doesn't need it
-        sorted_out,
-    )
-    from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
-
-    reader = make_reader("")
-    job = reader.job_of(sorted_out([decode(data, DocumentRef(name, size=len(data)))]))
-    return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
-
-
-def _read_one(uri: str, make_reader: ReaderOf) -> ReadAttempt:
-    reader = make_reader(uri)
-    job = reader.job()
-    conclusion = reader.conclude_from(job)
-    # only an output prefix can have outputs; the check is a request, so skip it after a failure
-    may_succeed = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors"))
-    return ReadAttempt(uri, reader, job, conclusion, may_succeed and reader.exists())
+# --- the other attempts of a task -----------------------------------------------------------------
 
 
 def sibling_attempts(
@@ -283,10 +337,7 @@ def sibling_attempts(
         return ()
     folder, number = here
 
-    def make_reader(other: int) -> MultiErrorFileOutputReader:
-        return MultiErrorFileOutputReader(join(folder, str(other)), strategy=strategy)
-
-    others = run_sync(_summarize_neighbors(folder, number, make_reader, seconds))
+    others = run_sync(_summarize_neighbors(folder, number, ReadOptions(strategy), seconds))
     everyone = [*others, _summarize_failure(number, conclusion)] if others else []
     return tuple(sorted(everyone, key=lambda attempt: attempt.number))
 
@@ -294,7 +345,7 @@ def sibling_attempts(
 async def _summarize_neighbors(
     folder: str,
     number: int,
-    make_reader: Callable[[int], MultiErrorFileOutputReader],
+    options: ReadOptions,
     seconds: float,
 ) -> list[AttemptSummary]:
     async def after() -> list[AttemptSummary]:
@@ -304,16 +355,14 @@ async def _summarize_neighbors(
         found: list[AttemptSummary] = []
         for other in range(number + 1, number + 1 + _AROUND - len(before)):
             left = deadline - time.monotonic()
-            summary = (
-                await _summarize(folder, other, make_reader(other), left) if left > 0 else None
-            )
+            summary = await _summarize(folder, other, options, left) if left > 0 else None
             if summary is None:
                 break
             found.append(summary)
         return found
 
     async def one(other: int) -> list[AttemptSummary]:
-        summary = await _summarize(folder, other, make_reader(other), seconds)
+        summary = await _summarize(folder, other, options, seconds)
         return [summary] if summary is not None else []
 
     # earlier attempts have priority; later attempts only fill up the limit
@@ -325,33 +374,36 @@ async def _summarize_neighbors(
 async def _summarize(
     folder: str,
     number: int,
-    reader: MultiErrorFileOutputReader,
+    options: ReadOptions,
     seconds: float,
 ) -> AttemptSummary | None:
     """Summarize an attempt; None if it doesn't exist."""
     import asyncio  # noqa: PLC0415 - who reads logs doesn't need it
 
     try:
-        return await asyncio.wait_for(_read(folder, number, reader), seconds)
+        return await asyncio.wait_for(_read(folder, number, options), seconds)
     except asyncio.TimeoutError:
-        return AttemptSummary(number, note=f"could not be read: no answer within {seconds:.1f} s")
+        note = f"could not be read: no answer within {seconds:.1f} s"
+        return AttemptSummary(number, Outcome.UNKNOWN, note=note)
     except FirstFaultError as error:
-        return AttemptSummary(number, note=f"could not be read: {error}")
+        return AttemptSummary(number, Outcome.UNKNOWN, note=f"could not be read: {error}")
 
 
-async def _read(
-    folder: str, number: int, reader: MultiErrorFileOutputReader
-) -> AttemptSummary | None:
+async def _read(folder: str, number: int, options: ReadOptions) -> AttemptSummary | None:
+    reader = options.reader(join(folder, str(number)))
     job = await reader.job_async()
     conclusion = reader.conclude_from(job)
     if conclusion is not None:
         return _summarize_failure(number, conclusion)
     # without a failure: outputs distinguish a finished attempt from a running one
     async with open_store(folder) as store:
-        if job.all_succeeded or await store.exists(f"{number}/{OUTPUTS}"):
-            return AttemptSummary(number, note="succeeded")
+        has_outputs = not job.all_succeeded and await store.exists(f"{number}/{OUTPUTS}")
+    outcome = classify_outcome(None, job, has_outputs=has_outputs)
+    if outcome is Outcome.SUCCEEDED:
+        return AttemptSummary(number, outcome)
     if job.roster or job.history:
-        return AttemptSummary(number, note="has neither an error nor outputs; it may still run")
+        note = "has neither an error nor outputs; it may still run"
+        return AttemptSummary(number, outcome, note=note)
     return None
 
 
@@ -374,4 +426,5 @@ def _summarize_failure(number: int, conclusion: Conclusion) -> AttemptSummary:
         why = one_line(notes[0]) + (
             f", and {counted(count - 1, 'more document')}" if count > 1 else ""
         )
-    return AttemptSummary(number, note=f"could not be read: {why}")
+    outcome = classify_outcome(verdict, job)
+    return AttemptSummary(number, outcome, note=f"could not be read: {why}")
