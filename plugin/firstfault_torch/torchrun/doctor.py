@@ -26,7 +26,7 @@ from firstfault.decision_mode import DECISIONS_VARIABLE, find_mode_problem, read
 from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
-from firstfault_start import ON, WORKER_VARIABLE, is_in_worker
+from firstfault_start import WORKER_VARIABLE, is_in_worker, is_off, is_on
 from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
@@ -93,7 +93,7 @@ def doctor(as_json: bool) -> None:
     checks = list(_run_checks())
     refused = [name for state, name, _ in checks if state is _NO]
     is_recorded = not set(refused) - _IGNORED
-    is_plain_recorded = is_recorded and _is_switched_on() and _loads_entry_point()
+    is_plain_recorded = is_recorded and is_on() and _loads_entry_point()
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
@@ -124,15 +124,11 @@ def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
             "works now: torchrun, other launchers with torch's agent, and `firstfault torchrun`"
         ]
     lines = ["works now: `firstfault torchrun`"]
-    if not _is_switched_on():
+    if not is_on():
         lines.append(
             "would also work with FIRSTFAULT=1: torchrun, and other launchers with torch's agent"
         )
     return lines
-
-
-def _is_switched_on() -> bool:
-    return os.environ.get("FIRSTFAULT", "").lower() in ON
 
 
 def _run_checks() -> Iterator[_Check]:
@@ -277,7 +273,9 @@ def _check_switch() -> _Check:
             "switch",
             f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded",
         )
-    if _is_switched_on():
+    if is_off():
+        return _NO, "switch", f"FIRSTFAULT={value} turns firstfault off: nothing is recorded"
+    if is_on():
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
     return (
         _FACT,

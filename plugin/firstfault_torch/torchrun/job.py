@@ -182,6 +182,11 @@ def add_options(parser: ArgumentParser) -> None:
     groups.insert(0, groups.pop())
 
 
+def list_options() -> list[tuple[str, bool]]:
+    """Return the names of firstfault's options, and whether each is a flag."""
+    return [(setting.option, setting.is_flag) for setting in _SETTINGS]
+
+
 def set_variables(arguments: Namespace) -> None:
     """Set the variables of the options that were given; the agent and its workers read them."""
     # As variables and not as arguments: the agent, its workers and their children read the same
