@@ -55,12 +55,12 @@ from firstfault_torch.time_limits import (
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
 from firstfault_torch.torchrun.job import (
     chosen_folder,
-    drop_invalid,
     keeps_torch_box,
     read_options,
     root_folder,
     who,
 )
+from firstfault_torch.torchrun.variables import drop_invalid
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firstfault.decision_mode import DECISION_MODES, DECISIONS_VARIABLE, read_decision_mode
+from firstfault.decision_mode import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.errors import UsageError
 from firstfault.layout import RUN_MARK
 from firstfault.run_folder import FOLDERS, began, begin_run, make_attempt, make_fallback_folder
@@ -197,30 +197,19 @@ def set_variables(arguments: Namespace) -> None:
             os.environ[setting.variable] = value
 
 
-def find_problems() -> dict[str, str]:
-    """Return what is wrong with the variables, by variable: "must be a port from 1 to 65535,
-    not 'abc'".
+def list_variables() -> dict[str, Callable[[str], str]]:
+    """Return the variables of the options; each with its check, which returns what is wrong with
+    a value: "must be a port from 1 to 65535, not 'abc'"; empty: it is valid.
     """
-    problems = {}
-    for setting in _SETTINGS:
-        text = os.environ.get(setting.variable)
-        if text and setting.variable != DECISIONS_VARIABLE:  # find_mode_problem() checks that one
-            try:
-                setting.check(text)
-            except ArgumentTypeError as error:
-                problems[setting.variable] = str(error)
-    return problems
+    return {setting.variable: partial(_find_problem, setting) for setting in _SETTINGS}
 
 
-def drop_invalid() -> None:
-    """Remove each variable with an invalid value, and warn:
-    a training isn't refused because of it.
-    """
-    # This one isn't removed: without the variable, firstfault would act. Invalid, it only observes.
-    read_decision_mode()
-    for variable, problem in find_problems().items():
-        logger.warning("ignoring %s: it %s", variable, problem)
-        del os.environ[variable]
+def _find_problem(setting: _Setting, text: str) -> str:
+    try:
+        setting.check(text)
+    except ArgumentTypeError as error:
+        return str(error)
+    return ""
 
 
 def read_options(environment: Any = os.environ, **others: Any) -> Options:
