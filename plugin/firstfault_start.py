@@ -27,6 +27,10 @@ VARIABLE = "FIRSTFAULT"
 """Set to 1: every launcher that ends in torch's elastic agent runs under firstfault."""
 ON = ("1", "true", "yes", "on")
 """Its values that count as 1, in any case of the letters."""
+OFF = ("0", "false", "no", "off")
+"""Its values that turn off every entry point, also `firstfault torchrun` and a rank's recording.
+Not set, or empty: each entry point has its own default.
+"""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """The agent's process id, set by the agent for a worker that is a program: the process that it
 starts. Or `RANK`, the rank's process as `identify` names it, `OWN_RANK`'s numbers, `BEGAN`'s time,
@@ -81,6 +85,21 @@ _GROUPS = "torch.distributed.distributed_c10d"
 """A worker that imports it has peers."""
 
 
+def read_switch(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the value of `VARIABLE` as `ON` and `OFF` list them."""
+    return environment.get(VARIABLE, "").strip().lower()
+
+
+def is_on() -> bool:
+    """Whether `VARIABLE` lets torch's own launchers run under firstfault."""
+    return read_switch() in ON
+
+
+def is_off() -> bool:
+    """Whether `VARIABLE` turns off every entry point."""
+    return read_switch() in OFF
+
+
 def begin_worker() -> None:
     """Record what ends this process, if it is a worker: before its first line runs,
     and without a frame in it.
@@ -114,7 +133,7 @@ def _begin_rank(*, is_asked: bool) -> None:
     above has imported torch counts as begun when the kernel made it: that's before the import, so
     the one above counts if it follows.
     """
-    if OWN_RANK or is_in_worker():
+    if OWN_RANK or is_off() or is_in_worker():
         return
     mine = rank_of(os.environ)
     words = os.environ.get(WORKER_VARIABLE, "").split()[1:]
@@ -405,7 +424,7 @@ def handler() -> Callable[..., Any]:
     registry: Any = rendezvous_handler_registry
     create = registry.create_handler
     # a launcher in a worker trains under torch's agent: its job is part of the worker's
-    if os.environ.get(VARIABLE, "").lower() in ON and not is_in_worker():
+    if is_on() and not is_in_worker():
 
         def first(parameters: Any) -> Any:
             registry.create_handler = create

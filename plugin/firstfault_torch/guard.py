@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import queue
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
+from firstfault.errors import FirstFaultError
 from firstfault.utils.loggers import get_logger
 from firstfault_torch.time_limits import (
     BACKGROUND_RESULT_TIMEOUT_SECONDS,
@@ -55,6 +57,28 @@ _refused_threads = threading.Event()
 """Set after the first warning that the system allows no more threads: one warning is enough."""
 
 
+_failed_places: set[str] = set()
+"""Output prefixes with an upload that has failed: one warning is enough."""
+_MAX_REASON_CHARACTERS = 160
+
+
+def log_failed_upload(prefix: str, reason: str) -> None:
+    """Log that a document couldn't be uploaded. A storage that fails once often fails for each
+    document of a job, so a process warns once for an output prefix.
+    """
+    level = logging.DEBUG if prefix in _failed_places else logging.WARNING
+    _failed_places.add(prefix)
+    short = " ".join(reason.replace(prefix, "it").split())
+    if len(short) > _MAX_REASON_CHARACTERS:
+        short = f"{short[:_MAX_REASON_CHARACTERS]}..."
+    logger.log(
+        level,
+        "a document in %s was not uploaded: %s (further ones aren't logged; see `firstfault doctor`)",
+        prefix,
+        short,
+    )
+
+
 @contextlib.contextmanager
 def suppress_internal_errors(
     activity: str, *, through: tuple[type[BaseException], ...] = ()
@@ -79,7 +103,11 @@ def suppress_internal_errors(
                 _refused_threads.set()
                 logger.warning("can't start more threads: %s (first while %s)", text, activity)
             return
-        logger.warning(
+        is_known = isinstance(error, FirstFaultError) and any(
+            prefix in str(text) for prefix in _failed_places
+        )
+        logger.log(
+            logging.DEBUG if is_known else logging.WARNING,
             "failed while %s (%s: %s); the job itself isn't affected",
             activity,
             type(error).__name__,

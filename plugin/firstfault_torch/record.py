@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from firstfault_start import begin_rank, mark_rank
+from firstfault_start import begin_rank, is_off, mark_rank
 
 _USAGE = """\
 usage: python -m firstfault_torch.record train.py ...
@@ -38,5 +38,6 @@ elif len(sys.argv) == 1:
     sys.stderr.write(_USAGE)
     sys.exit(2)
 else:
-    mark_rank()
+    if not is_off():
+        mark_rank()
     os.execv(sys.executable, _get_command())  # noqa: S606 - the user's program

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ FOLDERS = (f"{_ROOT}/{_TORCHRUN_FOLDER}", f"{_ROOT}/runs")
 PRUNED = (*FOLDERS, f"{_ROOT}/logs")
 """The same, and where ``firstfault run`` leaves its logs if its store is remote."""
 _PRIVATE = 0o700
+_QUIET_SECONDS = 24 * 3600.0
 _kept: dict[Path, int] = {}
 """Descriptors of the private folders that this process has made or used."""
 
@@ -240,14 +242,35 @@ def runs_in(folder: Path) -> list[Path]:
 
 def find_newest_run(folder: Path) -> Path | None:
     """Return the run that was begun last in a folder of runs,
-    or in ``.firstfault`` with several of them.
+    or in ``.firstfault`` with several of them; without any, the last one without a mark.
     """
     runs = [
         run
         for parent in (folder, *(folder / Path(name).name for name in FOLDERS))
         for run in runs_in(parent)
     ]
-    return max(runs, key=began, default=None)
+    unmarked = () if runs else find_unmarked_runs(folder)
+    return max(runs, key=began, default=None) or max(unmarked, key=_find_last_time, default=None)
+
+
+def find_unmarked_runs(folder: Path) -> list[Path]:
+    """Return the folders with attempts directly in a folder that no process has marked as runs,
+    such as those of `PlainEngine` and of ranks that nobody waited for.
+    """
+    found = {
+        path.parent.parent.parent for path in folder.glob(f"*/*/{ROSTER}") if _is_attempt(path)
+    }
+    return sorted(run for run in found if not (run.is_symlink() or (run / RUN_MARK).exists()))
+
+
+def _is_attempt(roster: Path) -> bool:
+    return roster.parent.parent.name.isdecimal()
+
+
+def _find_last_time(run: Path) -> float:
+    """Return when the last attempt of a run began, seconds since the Unix epoch, or later."""
+    times = (path.lstat().st_mtime for path in run.glob(f"*/{ROSTER}") if _is_attempt(path))
+    return max(times, default=0.0)
 
 
 def find_run_folders() -> list[Path]:
@@ -321,7 +344,10 @@ def list_attempts(run: Path) -> list[Path]:
 
 def _has_ended(attempt: Path) -> bool:
     """Whether an attempt has its error or its outputs,
-    or all nodes of its last round have succeeded.
+    or all nodes of its last round have succeeded, or ended in any way a day ago.
+
+    Ranks without an agent publish no verdict. Under an agent, nodes that have failed may meet for
+    another round, and wait for hours until one more of them has started.
     """
     if (attempt / ERROR_FILE).exists() or (attempt / OUTPUTS).exists():
         return True
@@ -331,5 +357,24 @@ def _has_ended(attempt: Path) -> bool:
         if (key := RosterKey.parse(path.name)) is not None
     ]
     last = [key for key in keys if key.round == max(other.round for other in keys)]
-    ended = {(key.group_rank, key.incarnation) for key in last if key.phase is Phase.SUCCEEDED}
-    return bool(last) and {(key.group_rank, key.incarnation) for key in last} == ended
+    nodes = {(key.group_rank, key.incarnation) for key in last}
+    good = {(key.group_rank, key.incarnation) for key in last if key.phase is Phase.SUCCEEDED}
+    if last and nodes == good:
+        return True
+    # The newest incarnation counts: a container may have started again after a failure.
+    newest = {key.group_rank: key.incarnation for key in sorted(last, key=_get_incarnation)}
+    left = {
+        key.group_rank
+        for key in last
+        if key.phase is not Phase.JOINED and key.incarnation == newest[key.group_rank]
+    }
+    return bool(last) and left == newest.keys() and _is_quiet(attempt / ROSTER)
+
+
+def _get_incarnation(key: RosterKey) -> int:
+    return key.incarnation
+
+
+def _is_quiet(roster: Path) -> bool:
+    written = max(path.lstat().st_mtime for path in (roster, *roster.iterdir()))
+    return time.time() - written > _QUIET_SECONDS

@@ -254,11 +254,15 @@ def test_an_error_in_a_local_call(recoverable: bool) -> None:
 
 @pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
-def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an empty strategy plain torch elastic runs, raises kfpytorch's exception,
-    and sets no variables of ours.
+@pytest.mark.parametrize("variable", [{STRATEGY_VARIABLE: ""}, {"FIRSTFAULT": "0"}])
+def test_recording_is_switched_off(
+    variable: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an empty strategy, or FIRSTFAULT=0, plain torch elastic runs,
+    raises kfpytorch's exception, and sets no variables of ours.
     """
-    monkeypatch.setenv(STRATEGY_VARIABLE, "")
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
 
     @task(task_config=_config("fork"))
     def train() -> None:

@@ -125,6 +125,18 @@ def test_preemptions_are_not_judged(
     assert raised == stops
 
 
+@ONLY_SHORT
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With FIRSTFAULT=0 the callback reads nothing of Ray's, and leaves the worker as it is."""
+    monkeypatch.setenv("FIRSTFAULT", "0")
+    callback = StopRepeatedFaults()
+    before = dict(os.environ)
+    callback.after_controller_start(None)  # type: ignore[arg-type]
+    callback.after_init_train_context()
+    callback.after_worker_group_poll_status(_build_status())
+    assert os.environ == before
+
+
 @pytest.mark.skipif("trained" not in RETRIES, reason="trains for 10 minutes: `make progress`")
 @pytest.mark.timeout(1600)
 def test_with_progress_it_continues(ended: dict[str, Any]) -> None:

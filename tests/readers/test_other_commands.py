@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.conclude import conclude
-from firstfault.layout import RUN_MARK
+from firstfault.layout import RUN_MARK, error_key_for
 from firstfault.model import Kind
 from firstfault.run_folder import begin_run
 from firstfault.testing import make_error, make_job
@@ -126,6 +127,16 @@ def _run(folder: Path, number: int, host: str = "") -> Path:
     return run
 
 
+def _end_rank(run: Path, incarnation: str, *, age_seconds: float) -> None:
+    """Let the rank of a run end with a failure, so long ago."""
+    roster = run / "0" / "firstfault" / "roster"
+    failed = JOINED.replace("joined", "failed").replace("0000000000001", incarnation)
+    (roster / failed).touch()
+    then = time.time() - age_seconds
+    for path in (*roster.iterdir(), roster):
+        os.utime(path, (then, then))
+
+
 @pytest.mark.parametrize("folder", ["s3://bucket/runs", "gs://bucket/runs"])
 def test_prune_names_the_lifecycle_rule(folder: str) -> None:
     """Object storage isn't pruned: the error is one line that names what removes old runs there."""
@@ -183,9 +194,15 @@ def test_what_stays(tmp_path: Path) -> None:
     and what others made.
     """
     folder = tmp_path / ".firstfault" / "torchrun"
-    goes = [_run(folder, 1), _run(folder, 2, "other")]
+    goes = [_run(folder, 1), _run(folder, 2, "other"), _run(folder, 8, "other")]
+    (goes[0] / "requeues-4711_2.json").touch()
     (goes[1] / "0" / "error.pb").touch()
+    # ranks without an agent publish no verdict
+    _end_rank(goes[2], "0000000000002", age_seconds=90_000)
     stays = [_run(folder, number, "other" if number == 3 else "") for number in (3, 4, 5, 6)]
+    recent, restarted = (_run(folder, number, "other") for number in (9, 10))
+    _end_rank(recent, "0000000000002", age_seconds=60)
+    _end_rank(restarted, "0000000000000", age_seconds=90_000)
     held = begin_run(stays[1])
     (stays[2] / "notes.txt").touch()
     (stays[3] / RUN_MARK).unlink()
@@ -195,14 +212,33 @@ def test_what_stays(tmp_path: Path) -> None:
         told = _prune(str(tmp_path), "--keep", "0")
     finally:
         os.close(held)
-    assert [run.exists() for run in goes] == [False, False]
-    assert all(run.exists() for run in (*stays, elsewhere))
-    for run, why in zip(
-        stays[:3],
-        ("it may still be running",) * 2 + ("firstfault did not make notes.txt in it",),
-        strict=True,
-    ):
+    assert [run.exists() for run in goes] == [False] * 3
+    assert all(run.exists() for run in (*stays, elsewhere, recent, restarted))
+    reasons = (
+        "it may still be running",
+        "it may still be running",
+        "firstfault did not make notes.txt in it",
+        "without a file firstfault.run in it, firstfault may not have made it",
+        "it may still be running",
+        "it may still be running",
+    )
+    for run, why in zip((*stays, recent, restarted), reasons, strict=True):
         assert f"firstfault: kept {run}: {why}" in told
+
+
+def test_show_a_folder_of_unmarked_runs(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    """`show` reads the last of them, as `ls` lists them, and no file of another kind beside it."""
+    for number, name in enumerate(("4711.0", "4712.0"), 1):
+        errors = tmp_path / name / "0" / "firstfault" / "errors"
+        errors.mkdir(parents=True)
+        error = make_error(3, message=f"boom {number}")
+        (errors / error_key_for(error)).write_bytes(encode(error))
+        roster = errors.with_name("roster")
+        roster.mkdir()
+        os.utime(roster, (number, number))
+        (tmp_path / name / "requeues-4711.json").write_text('{"starts": [0]}')
+    ran = run("show", str(tmp_path))
+    assert (ran.code, "boom 2" in ran.out) == (EXIT.ROOT_CAUSE, True)
 
 
 _STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace: the loss is NaN"))

@@ -12,7 +12,7 @@ import obstore
 import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
+from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.store.obstore_settings import make_client
@@ -146,13 +146,18 @@ def test_a_token_of_the_environment_is_not_mixed_in(
     assert with_store(s3_environ.uri(), lambda store: store.list()) == []
 
 
-def test_the_choice_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable names the client; an unknown name raises a UsageError."""
+def test_the_choice_can_be_taken_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A variable names the client; an unknown name is ignored, with one warning."""
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     assert isinstance(open_store("s3://a-bucket/run", _KEYS), FsspecStore)
     monkeypatch.setenv(CLIENT_VARIABLE, "boto3")
-    with pytest.raises(UsageError, match="must be fsspec or obstore, not 'boto3'"):
-        open_store("s3://a-bucket/run", _KEYS)
+    for _ in range(2):
+        assert isinstance(open_store("s3://a-bucket/run", _KEYS), ObstoreStore)
+    assert caplog.messages == [
+        "firstfault: ignoring FIRSTFAULT_STORAGE_CLIENT: it must be fsspec or obstore, not 'boto3'"
+    ]
 
 
 def test_a_process_that_may_fork(s3_environ: S3, with_store: Callable[..., Any]) -> None:

@@ -14,7 +14,8 @@ from firstfault.cli import main
 from firstfault_start import handler
 from firstfault_torch.torchrun.agent import stand_in
 from firstfault_torch.torchrun.command import add_help
-from firstfault_torch.torchrun.settings import drop_invalid, read_options, set_variables
+from firstfault_torch.torchrun.settings import read_options, set_variables
+from firstfault_torch.torchrun.variables import drop_invalid
 from lab.cascades.cases import Way
 from tests.torchrun.nodes import run_job
 
@@ -137,6 +138,23 @@ def test_a_bad_value(
     drop_invalid()
     assert caplog.messages == [f"firstfault: ignoring {variable}: it {BAD_VALUES[variable]}"]
     assert os.environ == {"FIRSTFAULT_NODE": "host"}
+
+
+def test_bad_values_without_an_option(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are named when the job starts, without a credential; rules for redaction stay."""
+    rules = {"FIRSTFAULT_REDACT": "(s3cret\nvalid-\\w+"}
+    monkeypatch.setattr(os, "environ", {"FIRSTFAULT_WEBHOOK": "hook/s3cret", **rules})
+    drop_invalid()
+    assert os.environ == rules
+    assert [text.split(" must ")[0] for text in caplog.messages] == [
+        (
+            "firstfault: line 1 of FIRSTFAULT_REDACT is not a regular expression of RE2 (missing ));"
+            " it hides nothing"
+        ),
+        "firstfault: ignoring FIRSTFAULT_WEBHOOK: it",
+    ]
 
 
 def test_another_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from firstfault_torch.torchrun import doctor
+from firstfault_torch.torchrun.variables import VARIABLES
 
 pytestmark = pytest.mark.slow
 
@@ -182,6 +183,67 @@ def test_misspelled_settings(tmp_path: Path) -> None:
     assert told["hang"].startswith('FIRSTFAULT_HANG must be "off", or seconds like "warn:60"')
     conclusion = "records, but ignores invalid values: repair what is marked with NO (port)"
     assert doctor._conclude(["port"], is_plain_recorded=True) == [conclusion]
+
+
+BAD_VALUES = {
+    "FIRSTFAULT": "maybe",
+    "FIRSTFAULT_ATTEMPT": "first",
+    "FIRSTFAULT_STRATEGY": "best",
+    "FIRSTFAULT_RESTARTS": "always",
+    "FIRSTFAULT_HANG": "sometimes",
+    "FIRSTFAULT_EXIT_CODES": "all",
+    "FIRSTFAULT_DECISIONS": "acts",
+    "FIRSTFAULT_PORT": "http",
+    "FIRSTFAULT_KEEP_TORCH_BOX": "maybe",
+    "FIRSTFAULT_TERMINATION_LOG": "/no/such/folder/log",
+    "FLYTE_INTERNAL_ERROR_PROPAGATION": "best",
+    "FIRSTFAULT_WEBHOOK": "hooks.example/s3cret",
+    "FIRSTFAULT_NOTIFY_STALLS": "maybe",
+    "FIRSTFAULT_REDACT": "corp-\\w+\n(s3cret",
+    "FIRSTFAULT_SOURCE": "our repository",
+    "FIRSTFAULT_STORAGE_CLIENT": "boto3",
+    "NCCL_RAS_ADDR": "localhost",
+}
+"""A value of each variable that can have a wrong one."""
+ANY_VALUE = {
+    "FIRSTFAULT_FOLDER",  # the row "storage" is about it
+    "FIRSTFAULT_JOB",
+    "FIRSTFAULT_NODE",
+    "FIRSTFAULT_NAMESPACE",
+    "FIRSTFAULT_PREVIOUS",
+    "FIRSTFAULT_TIME_LIMIT_FILE",
+    "FIRSTFAULT_DEBUG",
+    "NODE_NAME",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+    "TORCHELASTIC_ERROR_FILE",
+    "NO_COLOR",
+    "FORCE_COLOR",
+}
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
+
+
+def test_all_documented_variables_are_checked() -> None:
+    """The page on options, the doctor's table and the bad values of this test name the same."""
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Environment variables\n")
+    rows = re.findall(r"^\| (`[A-Z_`, ]+`) \|", section.partition("\n### ")[0], re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"[A-Z_]+", row)}
+    assert documented == VARIABLES.keys() == BAD_VALUES.keys() | ANY_VALUE
+
+
+def test_each_bad_value_fails_the_check(tmp_path: Path) -> None:
+    """Each has a row of its own, which quotes no credential, and the exit code is 1."""
+    code, told = _doctor(tmp_path, "-c", NOT_HERE, **BAD_VALUES)
+    assert code == 1
+    told.pop("torch")
+    assert len(told.keys() - {"all"}) == len(BAD_VALUES)
+    texts = "\n".join(told[name] for name in told.keys() - {"all"})
+    assert "s3cret" not in texts
+    assert [name for name in BAD_VALUES if not re.search(rf"\b{name}\b", texts)] == []
+    assert told["redact"] == (
+        "line 2 of FIRSTFAULT_REDACT is not a regular expression of RE2 (missing )); it hides"
+        " nothing"
+    )
 
 
 def test_the_folder_on_object_storage(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_a_fault(fault: str, names: tuple[str, str, str], headline: str, tmp_pat
             "4711", "1", environment={"XDG_STATE_HOME": str(tmp_path / "home")}
         )
         assert (pointer.uri, pointer.step) == (prefix.uri, "2")
+        # the hosts' names, so that `firstfault prune` removes the run
+        marks = (tmp_path / "4711.2" / "firstfault.run").read_text().splitlines()
+        assert marks == [socket.gethostname()] * SIZE
     local_ranks = {failure.place.rank: failure.place.local_rank for failure in prefix.failures()}
     assert local_ranks == {0: 0, 1: 0 if names is SLURM else 1}
 

@@ -174,7 +174,7 @@ def test_observed(submit: Callable[..., Job]) -> None:
     """In the mode "observe" nothing is requeued."""
     lines = submit("recoverable", "--decisions observe").wait("requeue returned").splitlines()
     assert lines[1].startswith("firstfault: observed: would have requeued job ")
-    assert lines[2:] == ["requeue returned 1"]
+    assert lines[2:] == ["requeue returned 3"]
 
 
 def test_slurm_refuses(submit: Callable[..., Job]) -> None:
@@ -188,15 +188,32 @@ FALLBACK = re.compile(r"^  if \[ \$\? = 3 \].*?^  fi$", re.MULTILINE | re.DOTALL
 PAGE = ROOT / "docs" / "guides" / "schedulers.md"
 
 
-@pytest.mark.parametrize("options", [(), ("--array=1",)], ids=["job", "array"])
-def test_the_fallback_of_the_page(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """The lines of the page requeue a job that left no verdict, up to a limit: here once."""
+@pytest.mark.parametrize(
+    ("fails", "line", "options"),
+    [
+        ("false", "no verdict on its start", ()),
+        ("false", "no verdict on its start", ("--array=1",)),
+        (
+            f"{shlex.quote(sys.executable)} -m firstfault torchrun --local-addr 127.0.0.1 {FAULTY} recoverable",
+            "observed: would ",
+            (),
+        ),
+    ],
+    ids=["job", "array", "observed"],
+)
+def test_the_fallback_of_the_page(
+    tmp_path: Path, fails: str, line: str, options: tuple[str, ...]
+) -> None:
+    """The lines of the page requeue a job on which firstfault decides nothing,
+    up to a limit: here once.
+    """
     [fallback] = FALLBACK.findall(PAGE.read_text(encoding="utf-8"))
     assert "-lt 3 ]" in fallback
     lines = [
         "#!/bin/bash",
         f"export XDG_STATE_HOME={tmp_path}/state FIRSTFAULT_FOLDER={tmp_path}/ff",
-        "srun --kill-on-bad-exit=1 false || {",
+        f"export MARKS={tmp_path} OMP_NUM_THREADS=1 FIRSTFAULT_DECISIONS=observe",
+        f"srun --kill-on-bad-exit=1 {fails} || {{",
         "  trap '' TERM",
         f"  {shlex.quote(sys.executable)} -m firstfault requeue 2>>{tmp_path}/log",
         fallback.replace("-lt 3 ]", "-lt 1 ]"),
@@ -210,7 +227,7 @@ def test_the_fallback_of_the_page(tmp_path: Path, options: tuple[str, ...]) -> N
     try:
         job.wait("Restarts=1", job.fields)
         job.start_now()
-        assert job.wait("end 1").count("no verdict on its start") == 2
+        assert job.wait("end 1").count(line) == 2
         assert "Restarts=1" in job.fields()
     finally:
         slurm("scancel", job.id)

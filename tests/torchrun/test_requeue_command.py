@@ -259,14 +259,14 @@ def test_observe_and_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Observing prints one line, off prints none, a misspelled mode is observed,
-    and none requeues.
+    none requeues, and each exits with the code for scripts that then decide themselves.
     """
     job = failed["observed"]
     record(job, TEMPORARY)
     for mode, lines in (("observe", 1), ("off", 0), ("obsreve", 1)):
         monkeypatch.setenv("FIRSTFAULT_DECISIONS", mode)
         done = run("requeue", "--job", job)
-        assert done.code == 1
+        assert done.code == 3
         assert done.err.count(f"firstfault: observed: would have requeued job {job}: ") == lines
         assert mode != "off" or not done.err
     assert ["not 'obsreve'" in text for text in caplog.messages] == [True]

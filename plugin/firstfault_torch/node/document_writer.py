@@ -23,10 +23,17 @@ from firstfault.recorder.client import RecorderClient, Target
 from firstfault.recorder.folder import NodeFolder
 from firstfault.recorder.process import RecorderProcess, start_recorder
 from firstfault.recorder.spool import Spool, SpooledDocument
-from firstfault.store import join, open_store
+from firstfault.store import open_store
 from firstfault.utils.run_sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
-from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors, try_call
+from firstfault_start import is_in_worker
+from firstfault_torch.guard import (
+    call_with_timeout,
+    log_failed_upload,
+    logger,
+    suppress_internal_errors,
+    try_call,
+)
 from firstfault_torch.node_context import NodeContext
 from firstfault_torch.time_limits import (
     EXIT_RECORDER_TIMEOUT_SECONDS,
@@ -244,10 +251,9 @@ def _upload(
                 "writing a receipt",
                 local=True,
             )
-    if not receipt.durable:
-        logger.warning(
-            "%s was not uploaded: %s", join(node_context.output_prefix, target.path), receipt.error
-        )
+    # The agent of a worker tries again, and logs it for all workers of its node.
+    if not receipt.durable and not is_in_worker():
+        log_failed_upload(node_context.output_prefix, receipt.error)
     return receipt
 
 

@@ -36,7 +36,7 @@ from firstfault.render.flyte_message import flyte_message
 from firstfault.retry import RetryContext, find_machine
 from firstfault.store import join, split_name
 from firstfault.wire.json_schemas import to_json
-from firstfault_start import OWN_RANK
+from firstfault_start import OWN_RANK, is_off
 from firstfault_torch.guard import call_with_timeout, logger, suppress_internal_errors
 from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.time_limits import (
@@ -77,6 +77,7 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         self._folder = given_folder()
         self._mode = read_decision_mode()
         self._run = ""
+        """Empty: nothing is recorded."""
         self._attempt = -1
         self._is_judged = False
         self._ranks = 0
@@ -87,6 +88,8 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
         """Name the folder of all attempts, new for each run:
         a run may be repeated under its name.
         """
+        if is_off():
+            return
         with suppress_internal_errors("preparing to record"):
             config = train_run_context.get_run_config()
             folder = self._folder or join(
@@ -106,6 +109,8 @@ class StopRepeatedFaults(ControllerCallback, WorkerGroupCallback, WorkerCallback
 
     def after_init_train_context(self) -> None:
         """Begin to record this worker."""
+        if not self._run:
+            return
         with suppress_internal_errors("preparing to record"):
             context = get_train_context()
             folder, job = split_name(self._run)

@@ -57,7 +57,8 @@ from firstfault_torch.time_limits import (
 from firstfault_torch.torchrun.exit_codes import FAILED, choose_exit_code
 from firstfault_torch.torchrun.job_folder import chosen_folder, root_folder
 from firstfault_torch.torchrun.job_names import read_job_names
-from firstfault_torch.torchrun.settings import drop_invalid, keeps_torch_box, read_options
+from firstfault_torch.torchrun.settings import keeps_torch_box, read_options
+from firstfault_torch.torchrun.variables import drop_invalid
 from firstfault_torch.worker.worker_monitor import run_recorded
 
 _LAUNCHER = "torch.distributed.launcher.api"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 import click
 
 from firstfault.cli import missing_package
 from firstfault.errors import FirstFaultError
-from firstfault_start import without_collections
+from firstfault_start import is_off, without_collections
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _NAME = "firstfault torchrun"
+_OPTION_PREFIX = "--ff-"
 _EXAMPLES = """\
 examples:
   firstfault torchrun --standalone --nproc-per-node 8 train.py --lr 3e-4
@@ -48,6 +52,8 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     """  # noqa: D301 - click's mark of lines to keep
     if not _HAS_TORCH:
         return _explain_missing_torch(arguments)
+    if is_off():
+        _become_plain_torchrun(arguments)
     from torch.distributed.elastic.multiprocessing.errors import (  # noqa: PLC0415 - loads torch
         record,
     )
@@ -69,6 +75,52 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     if error is not None and not is_told(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's
+
+
+def _become_plain_torchrun(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by torch's own launcher, which runs its own agent.
+
+    A new program, and not a call: a switch that turns firstfault off must also work where
+    firstfault is what fails.
+    """
+    # The working folder must not hide modules of torch's, as it does not for the program torchrun.
+    flags = ["-P"] if sys.version_info >= (3, 11) else []
+    words = [sys.executable, *flags, "-m", "torch.distributed.run", *drop_own_options(arguments)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(words[0], words)  # noqa: S606 - the user's job
+
+
+def drop_own_options(arguments: Sequence[str]) -> list[str]:
+    """Return torchrun's arguments without firstfault's options; the script's arguments stay."""
+    if not any(word.startswith(_OPTION_PREFIX) for word in arguments):
+        return list(arguments)
+    from torch.distributed.run import get_args_parser  # noqa: PLC0415 - loads torch
+
+    from firstfault_torch.torchrun.settings import list_options  # noqa: PLC0415 - loads torch
+
+    parser = get_args_parser()
+    flags = []
+    for option, is_flag in list_options():
+        # without the checks of values: a misspelled one must not stop a job that ignores it
+        parser.add_argument(option, nargs=0 if is_flag else None, action=_Ignored)
+        flags += [option] if is_flag else []
+    # what follows the script, which may have options with the same names
+    length = len(arguments) - len(parser.parse_args(arguments).training_script_args)
+    words = iter(arguments[:length])
+    kept = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not word.startswith(_OPTION_PREFIX):
+            kept.append(word)
+        elif not equals and not any(flag.startswith(name) for flag in flags):
+            next(words, None)  # the value of an option that isn't a flag
+    return [*kept, *arguments[length:]]
+
+
+class _Ignored(argparse.Action):
+    def __call__(self, *_: object) -> None:
+        """Store nothing."""
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:

@@ -22,11 +22,10 @@ from pkgutil import resolve_name
 import click
 
 from firstfault.cli import EXIT, debug_option
-from firstfault.decision_mode import DECISIONS_VARIABLE, find_mode_problem, read_decision_mode
 from firstfault.errors import StoreError
 from firstfault.store import is_remote, join, open_store
 from firstfault.utils.run_sync import run_sync
-from firstfault_start import ON, WORKER_VARIABLE, is_in_worker
+from firstfault_start import WORKER_VARIABLE, is_in_worker, is_off, is_on
 from firstfault_torch.guard import call_with_timeout, try_call
 from firstfault_torch.time_limits import DOCTOR_TIMEOUT_SECONDS
 
@@ -49,17 +48,6 @@ TRIED = {
 _CALLBACKS, _JAX = "RAY_TRAIN_CALLBACKS", "JAX_COORDINATOR_ADDRESS"
 _HANDLER = "firstfault"
 """Name of our entry point in torch's group ``torchrun.handlers``."""
-_IGNORED = {
-    "decisions",
-    "exit codes",
-    "hang",
-    "port",
-    "attempt",
-    "strategy",
-    "restarts",
-    "keep torch box",
-}
-"""Rows of variables: an invalid value is ignored, and the job is recorded."""
 _OK, _NO, _FACT = True, False, None
 _STATES = {_OK: "ok", _NO: "NO", _FACT: "--"}
 _Check = tuple[bool | None, str, str]
@@ -92,8 +80,8 @@ def doctor(as_json: bool) -> None:
     """  # noqa: D301 - click's mark of lines to keep
     checks = list(_run_checks())
     refused = [name for state, name, _ in checks if state is _NO]
-    is_recorded = not set(refused) - _IGNORED
-    is_plain_recorded = is_recorded and _is_switched_on() and _loads_entry_point()
+    is_recorded = not set(refused) - _list_variable_rows()
+    is_plain_recorded = is_recorded and is_on() and _loads_entry_point()
     lines = [f"{_STATES[state]}  {name:10} {text}" for state, name, text in checks]
     lines += _conclude(refused, is_plain_recorded=is_plain_recorded)
     if as_json:
@@ -108,8 +96,9 @@ def doctor(as_json: bool) -> None:
 
 def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
     """Return what works now, and what would also work with another setting."""
-    invalid = [name for name in refused if name in _IGNORED]
-    refused = [name for name in refused if name not in _IGNORED]
+    rows = _list_variable_rows()
+    invalid = [name for name in refused if name in rows]
+    refused = [name for name in refused if name not in rows]
     if invalid and not refused:
         names = ", ".join(invalid)
         return [f"records, but ignores invalid values: repair what is marked with NO ({names})"]
@@ -124,15 +113,20 @@ def _conclude(refused: Sequence[str], *, is_plain_recorded: bool) -> list[str]:
             "works now: torchrun, other launchers with torch's agent, and `firstfault torchrun`"
         ]
     lines = ["works now: `firstfault torchrun`"]
-    if not _is_switched_on():
+    if not is_on():
         lines.append(
             "would also work with FIRSTFAULT=1: torchrun, and other launchers with torch's agent"
         )
     return lines
 
 
-def _is_switched_on() -> bool:
-    return os.environ.get("FIRSTFAULT", "").lower() in ON
+def _list_variable_rows() -> set[str]:
+    """Return the rows of variables: an invalid value is ignored, and the job is recorded."""
+    from firstfault_torch.torchrun.settings_in_words import (  # noqa: PLC0415 - loads strategies
+        list_rows,
+    )
+
+    return list_rows()
 
 
 def _run_checks() -> Iterator[_Check]:
@@ -147,7 +141,6 @@ def _run_checks() -> Iterator[_Check]:
     if has_torch:
         yield _check_versions()
     yield _check_switch()
-    yield _check_decisions()
     yield from _check_settings()
     yield _check_torch()
     if has_torch:
@@ -277,7 +270,9 @@ def _check_switch() -> _Check:
             "switch",
             f"{_JAX} is set: Flyte 2's JaxRun starts no torchrun, so nothing is recorded",
         )
-    if _is_switched_on():
+    if is_off():
+        return _NO, "switch", f"FIRSTFAULT={value} turns firstfault off: nothing is recorded"
+    if is_on():
         return _OK, "switch", f"FIRSTFAULT={value}: torchrun runs under firstfault"
     return (
         _FACT,
@@ -286,18 +281,8 @@ def _check_switch() -> _Check:
     )
 
 
-def _check_decisions() -> _Check:
-    """Report whether decisions are carried out; a misspelled value turns that off."""
-    problem = find_mode_problem(os.environ.get(DECISIONS_VARIABLE, ""))
-    return (
-        (_NO, "decisions", problem)
-        if problem
-        else (_FACT, "decisions", f"mode {read_decision_mode()}")
-    )
-
-
 def _check_settings() -> Iterator[_Check]:
-    """Report what the variables for exit codes, hangs and the port mean,
+    """Report what the variables for decisions, exit codes, hangs and the port mean,
     and each invalid value of any variable.
     """
     from firstfault_torch.torchrun.settings_in_words import (  # noqa: PLC0415 - loads strategies

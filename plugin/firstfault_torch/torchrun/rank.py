@@ -12,12 +12,14 @@ import os
 import time
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 from firstfault.model import NodePresence, Phase, Place, Subject, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.recorder.process import start_recorder
+from firstfault.run_folder import begin_run
 from firstfault.slurm_pointer import leave_pointer
-from firstfault.store import join, split_name
+from firstfault.store import is_remote, join, split_name
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault.wire.documents import encode, encode_presence
 from firstfault_start import (
@@ -101,6 +103,8 @@ def record_exit() -> None:
             )
 
 
+_marks: list[int] = []
+"""Descriptors of the marks on the folders of runs."""
 _suspended: dict[str, bytes] = {}
 """The last words of this process when it was about to exec another program."""
 
@@ -253,8 +257,20 @@ def _build_presence(phase: Phase, place: Place) -> NodePresence:
 def _join(node_context: NodeContext, place: Place) -> None:
     if place.rank == 0:  # one rank is enough: all record in the same folder
         leave_pointer(node_context.output_prefix, given_folder())
+    _mark_run(split_name(node_context.output_prefix)[0])
     path, data = as_entry(_build_presence(Phase.JOINED, replace(place, ip=look_up_address())))
     put_on_node(path, data, node_context, ANNOUNCE_TIMEOUT_SECONDS)
+
+
+def _mark_run(run: str) -> None:
+    """Mark a local run's folder as firstfault's, for `firstfault prune` and `show`.
+
+    Each rank does, and keeps the descriptor open: its lock shows that the run is active.
+    """
+    if not is_remote(run):
+        # another user's folder, for example; the documents may still be written
+        with contextlib.suppress(OSError):
+            _marks.append(begin_run(Path(run)))
 
 
 def _leave(node_context: NodeContext, presence: NodePresence) -> None:

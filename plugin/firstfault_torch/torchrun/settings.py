@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from firstfault.decision_mode import DECISION_MODES, DECISIONS_VARIABLE, read_decision_mode
+from firstfault.decision_mode import DECISION_MODES, DECISIONS_VARIABLE
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY, list_strategy_names
-from firstfault_torch.guard import logger, try_call
+from firstfault_torch.guard import try_call
 from firstfault_torch.options import DEFAULT_HANG, PORT_VARIABLE, Options, parse_hang, parse_port
 from firstfault_torch.torchrun import exit_codes
 
@@ -162,6 +162,11 @@ def add_options(parser: ArgumentParser) -> None:
     groups.insert(0, groups.pop())
 
 
+def list_options() -> list[tuple[str, bool]]:
+    """Return the names of firstfault's options, and whether each is a flag."""
+    return [(setting.option, setting.is_flag) for setting in _SETTINGS]
+
+
 def set_variables(arguments: Namespace) -> None:
     """Set the variables of the options that were given; the agent and its workers read them."""
     # As variables and not as arguments: the agent, its workers and their children read the same
@@ -172,30 +177,19 @@ def set_variables(arguments: Namespace) -> None:
             os.environ[setting.variable] = value
 
 
-def find_problems() -> dict[str, str]:
-    """Return what is wrong with the variables, by variable: "must be a port from 1 to 65535,
-    not 'abc'".
+def list_variables() -> dict[str, Callable[[str], str]]:
+    """Return the variables of the options; each with its check, which returns what is wrong with
+    a value: "must be a port from 1 to 65535, not 'abc'"; empty: it is valid.
     """
-    problems = {}
-    for setting in _SETTINGS:
-        text = os.environ.get(setting.variable)
-        if text and setting.variable != DECISIONS_VARIABLE:  # find_mode_problem() checks that one
-            try:
-                setting.check(text)
-            except ArgumentTypeError as error:
-                problems[setting.variable] = str(error)
-    return problems
+    return {setting.variable: partial(_find_problem, setting) for setting in _SETTINGS}
 
 
-def drop_invalid() -> None:
-    """Remove each variable with an invalid value, and warn:
-    a training isn't refused because of it.
-    """
-    # This one isn't removed: without the variable, firstfault would act. Invalid, it only observes.
-    read_decision_mode()
-    for variable, problem in find_problems().items():
-        logger.warning("ignoring %s: it %s", variable, problem)
-        del os.environ[variable]
+def _find_problem(setting: _Setting, text: str) -> str:
+    try:
+        setting.check(text)
+    except ArgumentTypeError as error:
+        return str(error)
+    return ""
 
 
 def read_options(environment: Any = os.environ, **others: Any) -> Options:

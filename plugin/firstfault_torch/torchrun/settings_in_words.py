@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+from firstfault.decision_mode import DECISIONS_VARIABLE, read_decision_mode
 from firstfault_torch.options import DEFAULT_HANG, PORT_VARIABLE, parse_hang
 from firstfault_torch.torchrun.exit_codes import CODES_VARIABLE, parse_exit_codes
-from firstfault_torch.torchrun.settings import HANG_VARIABLE, find_problems
+from firstfault_torch.torchrun.settings import HANG_VARIABLE
+from firstfault_torch.torchrun.variables import VARIABLES, find_problems
 
 
 def describe_settings() -> Iterator[tuple[bool, str, str]]:
@@ -19,7 +21,12 @@ def describe_settings() -> Iterator[tuple[bool, str, str]]:
         if variable not in problems:
             yield True, _name_row(variable), describe(os.environ.get(variable, ""))
     for variable, problem in problems.items():
-        yield False, _name_row(variable), f"{variable} {problem}: the value is ignored"
+        yield False, _name_row(variable), problem
+
+
+def list_rows() -> set[str]:
+    """Return the names of the rows about variables."""
+    return set(map(_name_row, VARIABLES))
 
 
 def _name_row(variable: str) -> str:
@@ -58,6 +65,7 @@ def _describe_port(text: str) -> str:
 
 
 _DESCRIPTIONS: dict[str, Callable[[str], str]] = {
+    DECISIONS_VARIABLE: lambda _: f"mode {read_decision_mode()}",
     CODES_VARIABLE: _describe_exit_codes,
     HANG_VARIABLE: _describe_hang,
     PORT_VARIABLE: _describe_port,

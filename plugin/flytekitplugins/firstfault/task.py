@@ -28,6 +28,7 @@ from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
 from firstfault.model import Phase
+from firstfault_start import is_off
 from firstfault_torch.engine import Publication
 from firstfault_torch.options import (
     Hang,  # noqa: F401 - the package's public names come from here
@@ -184,10 +185,11 @@ class _ReportingTask(PythonFunctionTask[Any]):
         """Return the engine of this execution; None if recording is switched off.
 
         A strategy's name in the environment turns recording on, an empty value off. Without the
-        variable (a local call) the task's configuration decides.
+        variable (a local call) the task's configuration decides. ``FIRSTFAULT=0`` turns it off,
+        too.
         """
         strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
-        if not strategy:
+        if not strategy or is_off():
             return None
         command = click.get_current_context(silent=True)
         # In a pod the click command is `pyflyte-execute`: its parameters hold the URIs that the

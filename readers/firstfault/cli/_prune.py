@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import click
 
 from firstfault.cli._support import EXIT, debug_option, echo, fail
+from firstfault.layout import RUN_MARK
 from firstfault.utils.text import counted
 
-_OWN = {"firstfault.run", "inputs.pb", "logs", "raw", "report.html"}
-"""What a run's folder may contain in addition to its attempts."""
+_OWN = re.compile(r"firstfault\.run|inputs\.pb|logs|raw|report\.html|requeues-[\d_]+\.json|\d+")
+"""What a run's folder may contain: attempts, and the records of `firstfault run` and `requeue`."""
 
 
 class _LocalFolder(click.Path):
@@ -60,7 +62,12 @@ def prune(folder: Path, keep: int) -> int:
       firstfault prune
       firstfault prune --keep 5 /shared/runs
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.run_folder import PRUNED, find_fallback_folders, runs_in  # noqa: PLC0415
+    from firstfault.run_folder import (  # noqa: PLC0415 - `--help` needs none of it
+        PRUNED,
+        find_fallback_folders,
+        find_unmarked_runs,
+        runs_in,
+    )
 
     removed, freed = 0, 0
     is_here = folder == Path()
@@ -76,6 +83,8 @@ def prune(folder: Path, keep: int) -> int:
             shutil.rmtree(run)
             echo(f"removed {run}")
             removed, freed = removed + 1, freed + size
+        for run in find_unmarked_runs(parent):
+            fail(f"kept {run}: without a file {RUN_MARK} in it, firstfault may not have made it")
     echo(f"removed {counted(removed, 'run')}, {freed / 1e6:.1f} MB")
     return EXIT.OK
 
@@ -87,9 +96,7 @@ def _explain_kept_run(run: Path) -> str:
     if belongs_to_another_user(run):
         return "it belongs to another user"
     # FOLDER may be any folder, so only what firstfault made is ever deleted
-    foreign = sorted(
-        path.name for path in run.iterdir() if path.name not in _OWN and not path.name.isdecimal()
-    )
+    foreign = sorted(path.name for path in run.iterdir() if not _OWN.fullmatch(path.name))
     if foreign:
         return f"firstfault did not make {', '.join(foreign)} in it"
     try:

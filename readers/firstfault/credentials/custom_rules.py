@@ -26,7 +26,7 @@ def redact_custom_matches(text: str) -> str:
     if not rules:
         return text
     data = text.encode(*TEXT_ENCODING)
-    for pattern in _compile_rules(rules):
+    for pattern in _compile_and_warn(rules):
         parts: list[bytes] = []
         end = 0
         for found in pattern.finditer(data):
@@ -38,10 +38,22 @@ def redact_custom_matches(text: str) -> str:
     return data.decode(*TEXT_ENCODING)
 
 
+def warn_of_invalid_rules() -> None:
+    """Log the warnings of the first text, so that a job has them when it starts."""
+    redact_custom_matches("")
+
+
 @lru_cache(maxsize=1)
-def _compile_rules(rules: str) -> tuple[Any, ...]:
-    """Compile the rules; log a warning for an invalid one, without its text,
-    which may hold a credential.
+def _compile_and_warn(rules: str) -> tuple[Any, ...]:
+    patterns, problems = compile_rules(rules)
+    for problem in problems:
+        logger.warning("%s", problem)
+    return patterns
+
+
+def compile_rules(rules: str) -> tuple[tuple[Any, ...], list[str]]:
+    """Return the compiled rules, and what is wrong with the invalid ones,
+    without their text, which may hold a credential.
     """
     # RE2 matches in linear time, so no rule can hang the report of a failed job
     import re2  # noqa: PLC0415 - slow, and only those who set the variable need it
@@ -49,7 +61,8 @@ def _compile_rules(rules: str) -> tuple[Any, ...]:
     options = re2.Options()
     # RE2 would print an invalid rule itself
     options.log_errors = False
-    found = []
+    found: list[Any] = []
+    problems: list[str] = []
     for number, rule in enumerate(rules.splitlines(), 1):
         if not rule.strip():
             continue
@@ -58,10 +71,8 @@ def _compile_rules(rules: str) -> tuple[Any, ...]:
         except re2.error as error:
             # after the colon RE2 quotes the rule, which may hold a credential
             why = error.args[0].decode(errors="replace").partition(":")[0]
-            logger.warning(
-                "line %d of %s is not a regular expression of RE2 (%s); it hides nothing",
-                number,
-                REDACT_VARIABLE,
-                why,
+            problems.append(
+                f"line {number} of {REDACT_VARIABLE} is not a regular expression of RE2 ({why}); it"
+                " hides nothing"
             )
-    return tuple(found)
+    return tuple(found), problems

@@ -16,10 +16,14 @@ from firstfault.decision_mode import (
     OFF,
     read_decision_mode,
 )
+from firstfault_start import is_off
 
 if TYPE_CHECKING:
     from firstfault.conclude import Judgment
     from firstfault.slurm.job import JobInfo
+
+_UNDECIDED = EXIT.NOTHING_FOUND
+"""For scripts: do what you do without firstfault."""
 
 
 @click.command()
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
     "--decisions",
     type=click.Choice(DECISION_MODES),
     help=(
-        "observe: only print what would be done. off: do nothing. Default: act, or the variable "
+        "observe: only print what would be done. off: do nothing (exit code 3). Default: act, or the variable "
         f"{DECISIONS_VARIABLE}."
     ),
 )
@@ -71,7 +75,8 @@ def requeue(
     URI is the run's folder, for jobs whose steps left no pointers to it.
 
     \b
-    Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 no verdict on this start of the job.
+    Exit codes: 0 requeued; 1 not requeued; 2 usage; 3 firstfault decides nothing: no verdict on
+    this start of the job, or the mode observe or off, or FIRSTFAULT=0.
 
     \b
     Examples, in the job's script and as a helper that Slurm starts after a failure:
@@ -83,9 +88,9 @@ def requeue(
     from firstfault.slurm.job import SlurmJob, find_job_id, read_job  # noqa: PLC0415 - as above
     from firstfault.slurm.plan import make_plan  # noqa: PLC0415 - as above
 
-    mode = decisions or read_decision_mode()
+    mode = OFF if is_off() else decisions or read_decision_mode()
     if mode == OFF:
-        return EXIT.TOOL_FAILED
+        return _UNDECIDED
     own_id = find_job_id()
     if not (job_id or own_id):
         raise click.UsageError("this isn't a job of Slurm; name one with --job")
@@ -104,7 +109,7 @@ def requeue(
             f" {job.restarts}{where}",
             err=True,
         )
-        return EXIT.NOTHING_FOUND
+        return _UNDECIDED
     plan = make_plan(job, judgments, starts.count_requeues(job, attempts, uri), max_requeues)
     slurm_job = SlurmJob(job.id)
     exclude, problem = "", ""
@@ -117,7 +122,7 @@ def requeue(
             f"firstfault: {plan.bad_node} is faulty, but can't be excluded: {problem}", err=True
         )
     if plan.stop_reason or mode != ACT:
-        return EXIT.TOOL_FAILED
+        return EXIT.TOOL_FAILED if mode == ACT else _UNDECIDED
     if plan.is_counted:
         starts.record_requeue(job, attempts)
     for line in slurm_job.requeue(job, exclude=exclude, headline=plan.judgment.verdict.headline):

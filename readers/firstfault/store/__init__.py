@@ -29,9 +29,15 @@ from firstfault.store.uris import (
     get_scheme as get_scheme,
     split_name as split_name,
 )
+from firstfault.utils.loggers import get_logger
+
+logger = get_logger(__name__)
 
 CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
-"""Environment variable that names the client: ``fsspec`` or ``obstore``."""
+"""Environment variable that names the client, one of `CLIENTS`."""
+CLIENTS = ("fsspec", "obstore")
+_warned: set[str] = set()
+"""Invalid names of a client that this process has warned about: it opens many stores."""
 OBSTORE_SCHEMES = {"s3", "s3a", "gs", "gcs", "az"}
 SCHEME_WITHOUT_SLASHES = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])", re.IGNORECASE)
 
@@ -57,7 +63,8 @@ def open_store(
             after a request in the parent, a request in the child hangs.
 
     Raises:
-        UsageError: the scheme is unknown, its package isn't installed, or a setting is invalid.
+        UsageError: the scheme is unknown, its package isn't installed, or a setting of the storage
+            is invalid.
     """
     slashes = SCHEME_WITHOUT_SLASHES.match(uri)
     # A URI with one slash has no scheme for fsspec: it would be a relative path, and a write would
@@ -67,10 +74,9 @@ def open_store(
             f"{uri!r} is not a storage URI: two slashes follow the scheme, as in"
             f" {slashes[1]}://bucket/key"
         )
-    wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
-    if wanted not in {"", "fsspec", "obstore"}:
-        raise UsageError(f"{CLIENT_VARIABLE} must be fsspec or obstore, not {wanted!r}")
-    may_be_obstore = wanted != "fsspec" and not may_fork and get_scheme(uri) in OBSTORE_SCHEMES
+    may_be_obstore = (
+        _read_client() != "fsspec" and not may_fork and get_scheme(uri) in OBSTORE_SCHEMES
+    )
     if may_be_obstore and importlib.util.find_spec("obstore") is not None:
         from firstfault.store.obstore_store import (  # noqa: PLC0415 - one of the two is enough
             open_obstore,
@@ -82,3 +88,22 @@ def open_store(
     from firstfault.store.fsspec_store import FsspecStore  # noqa: PLC0415 - as above
 
     return FsspecStore(uri, options, attempts=attempts)
+
+
+def find_client_problem(text: str) -> str:
+    """Return what is wrong with a value of `CLIENT_VARIABLE`; empty: it is valid."""
+    is_valid = not text or text.lower() in CLIENTS
+    return "" if is_valid else f"must be {' or '.join(CLIENTS)}, not {text!r}"
+
+
+def _read_client() -> str:
+    """Return the user's choice of `CLIENTS`; empty: none, or an invalid one.
+
+    A misspelled name must not lose the documents of a job.
+    """
+    text = os.environ.get(CLIENT_VARIABLE, "")
+    problem = find_client_problem(text)
+    if problem and text not in _warned:
+        _warned.add(text)
+        logger.warning("ignoring %s: it %s", CLIENT_VARIABLE, problem)
+    return "" if problem else text.lower()
