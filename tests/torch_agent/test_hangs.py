@@ -261,6 +261,37 @@ def test_the_rank_and_its_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (
+            dict.fromkeys(range(4, 8), "broadcast"),
+            (
+                "ranks 0, 1, 2, 3 in all_reduce at distributed_c10d.py:3 in all_reduce, ranks 4, 5, 6, 7 in"
+                " broadcast at distributed_c10d.py:3 in all_reduce"
+            ),
+        ),
+        (
+            dict.fromkeys(range(3, 8), "broadcast") | {7: "barrier"},
+            (
+                "ranks 0, 1, 2 in all_reduce at distributed_c10d.py:3 in all_reduce, ranks 3, 4, 5, 6 in broadcast"
+                " at distributed_c10d.py:3 in all_reduce, rank 7 in barrier at distributed_c10d.py:3 in all_reduce"
+            ),
+        ),
+    ],
+)
+def test_ranks_in_different_collectives(odd: dict[int, str], text: str) -> None:
+    """Without a majority all calls are listed, with their places, and no rank is blamed."""
+    told = _told({rank: worker(rank, call=call) for rank, call in odd.items()})
+    assert told.lines == (
+        (
+            "no progress for 61 s: 8 of 8 ranks wait in different collectives as #41 (default_pg):"
+            f" {text}"
+        ),
+    )
+    assert told.ranks == ()
+
+
 def test_when_a_stall_will_end_the_attempt() -> None:
     """A report that comes before the end has when that is,
     and why it's later in the first steps.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from firstfault.evidence.hangs import find_different_calls
 from firstfault.evidence.progress import drop_messages
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import DocumentRef, WorkerError
@@ -143,12 +144,21 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     ):
         return StallReport(())
     calls = Counter(call for failure in waiting for call in _list_outstanding(failure)[:1])
-    parts = [
-        _describe_waiting_ranks(failures, waiting, calls),
-        *_describe_stragglers(by_rank, ranks, calls),
-    ]
     absent = sorted({*range(failures[0].place.world_size)} - by_rank.keys())
-    parts += _describe_rest(accused, absent, missing)
+    different = find_different_calls(failures) if not accused and not absent else None
+    if different is not None:
+        parts = [
+            (
+                f"{len(waiting)} of {len(failures)} ranks wait in different collectives as"
+                f" #{different.number} ({different.group}): {different.text}"
+            )
+        ]
+    else:
+        parts = [
+            _describe_waiting_ranks(failures, waiting, calls),
+            *_describe_stragglers(by_rank, ranks, calls),
+            *_describe_rest(accused, absent, missing),
+        ]
     since = " since the first steps" if is_starting else ""
     lines = [
         one_line(f"no progress for {seconds:.0f} s{since}: {', '.join(parts)}", MAX_LINE_CHARACTERS)
