@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from firstfault.evidence.certain_bugs import find_missing_script
+from firstfault.evidence.certain_bugs import find_missing_program
 from firstfault.evidence.texts import has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
@@ -166,8 +166,9 @@ def _advise_on_end(case: Case, code: str) -> str:
     it's another failure.
     """
     root = case.verdict.root
-    if root is not None and (script := find_missing_script(root)):
-        return f"correct the path of the script: {one_line(script)} doesn't exist"
+    if root is not None and (program := find_missing_program(root)) is not None:
+        what = "the name of the module" if program.is_module else "the path of the script"
+        return f"correct {what}: {one_line(program.name)} doesn't exist"
     # this rank had left the training while its peers still waited for it
     if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
         return (
