@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
+import re
 import sys
 import traceback
 from functools import partial
+from typing import NoReturn
 
 import click
 
@@ -16,6 +19,8 @@ from firstfault_start import without_collections
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _NAME = "firstfault torchrun"
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
+"""argparse's message."""
 _EXAMPLES = """\
 examples:
   firstfault torchrun --standalone --nproc-per-node 8 train.py --lr 3e-4
@@ -62,6 +67,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.argv[0] = _NAME
     parser = get_args_parser()
     add_help(parser)
+    suggest_options(parser)
     given = parser.parse_args(arguments)
     set_variables(given)
     # torch's `record` writes the error file for an outer agent, as its own torchrun does.
@@ -69,6 +75,18 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     if error is not None and not is_told(error):
         traceback.print_exception(error)
     return 0 if error is None else 1  # as torchrun's
+
+
+def suggest_options(parser: argparse.ArgumentParser) -> None:
+    """Let the parser's message about an unknown option name the most similar one."""
+    refuse, options = parser.error, parser._option_string_actions  # noqa: SLF001 - no public name
+
+    def error(message: str) -> NoReturn:
+        unknown = _UNKNOWN_OPTION.match(message)
+        similar = difflib.get_close_matches(unknown[1], options, 1) if unknown is not None else []
+        refuse(f"{message}; did you mean {similar[0]!r}?" if similar else message)
+
+    parser.error = error  # type: ignore[method-assign]
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
