@@ -147,11 +147,12 @@ def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
         log = tmp_path / "node-0.err.log"
         job.start()
         until(
-            lambda: log.exists() and "may still be loading or compiling" in log.read_text(),
+            lambda: log.exists() and " since the first steps: " in log.read_text(),
             seconds=DEADLINE_S,
         )
         os.kill(cast("int", job.processes[0].pid), signal.SIGINT)
         ended = job.end()
+    assert "may still be loading" not in ended.logs, "it sleeps"
     assert re.search(
         r"no progress for [345] s since the first steps: 1 of 2 ranks wait in all_reduce #\d",
         ended.logs,
@@ -304,6 +305,10 @@ def test_when_a_stall_will_end_the_attempt() -> None:
         == "the attempt ends after 120 s without progress (3 x 40 s in the first steps)"
     )
     assert told.lines[:-1] == _told(odd, is_starting=True).lines
+    for is_busy in (True, False):
+        facts = {5: WorkerObservation(2, 1, 58.0, is_busy=is_busy)}
+        line = _told(odd, facts, is_starting=True).lines[1]
+        assert line.endswith(", may still be loading or compiling") == is_busy, line
     assert (
         _told(odd, end_seconds=40, ends_attempt=True).lines[-1]
         == "ending the attempt because of this stall"

@@ -334,11 +334,9 @@ def _describe_position(failure: WorkerError, facts: WorkerObservation, *, is_sta
     frame = where.frame or "unknown position"
     code = next((line.strip() for line in _find_source_line(failure, where.frame)), "")
     since = f", for at least {facts.unchanged_seconds:.0f} s" if facts.unchanged_seconds else ""
-    hint = (
-        ["may still be loading or compiling"]
-        if is_starting and where.kind is PositionKind.ELSEWHERE
-        else []
-    )
+    # A rank that does nothing, such as one in `time.sleep`, neither loads nor compiles.
+    is_loading = is_starting and facts.is_busy and where.kind is PositionKind.ELSEWHERE
+    hint = ["may still be loading or compiling"] if is_loading else []
     parts = [
         f"{where.exit_stage or frame}{since}{f' ({code})' if code else ''}",
         *facts.findings,

@@ -83,7 +83,9 @@ def suggest_options(parser: argparse.ArgumentParser) -> None:
 
     def error(message: str) -> NoReturn:
         unknown = _UNKNOWN_OPTION.match(message)
-        similar = difflib.get_close_matches(unknown[1], options, 1) if unknown is not None else []
+        similar = (
+            difflib.get_close_matches(unknown[1], options, 1, 0.8) if unknown is not None else []
+        )
         refuse(f"{message}; did you mean {similar[0]!r}?" if similar else message)
 
     parser.error = error  # type: ignore[method-assign]
