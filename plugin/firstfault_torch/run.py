@@ -195,9 +195,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # Verdict and report come before leftovers are killed, because that may take
             # `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
-            root = sealed.verdict.root if sealed is not None else None
+            root_ranks = sealed.verdict.ranks if sealed is not None else ()
             with suppress_internal_errors("logging a failure"):
-                log_failure(end.report, root, end.group_rank)
+                log_failure(end.report, root_ranks)
             _report(sealed, engine)
             is_finished = sealed is not None and engine.takes_results(sealed)
             seconds = options.stop_seconds
@@ -208,7 +208,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                 return _leave_with_results(end.finished_results, exit_settings)
             error = end.error
             with suppress_internal_errors("naming the root cause in torch's error"):
-                error = name_root_cause(error, end.report, root, end.group_rank)
+                error = name_root_cause(error, end.report, root_ranks)
             failed = NodeFailedError(error, end.report, sealed)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's
             # store

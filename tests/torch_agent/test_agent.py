@@ -416,7 +416,7 @@ def test_the_log_names_the_failed_worker(start: Start, caplog: pytest.LogCapture
         Path(file).write_bytes(pickle.dumps(f"traceback of local rank {rank}"))
     _kill(agent, 1)
     _look(agent)
-    log_failure(agent.node.reporter.report, None)  # the verdict is known
+    log_failure(agent.node.reporter.report)  # the verdict is known
     torchs = "torch.distributed.elastic.multiprocessing.api"
     said = [record.getMessage() for record in caplog.records if record.name == torchs]
     what = f"failed (exitcode: -9) local_rank: 1 (pid: {pids[1]}) of fn: _wait_to_be_stopped"

@@ -213,7 +213,7 @@ class ReportingAgent(LocalElasticAgent):
             # After the last round the line waits for the verdict.
             if self._remaining_restarts > 0:
                 with suppress_internal_errors_in_main("logging a failure"):
-                    log_failure(node.reporter.report, None)
+                    log_failure(node.reporter.report)
         elif result.state is WorkerState.HEALTHY:
             self._handle_peer_failure(worker_group)
         return result
@@ -343,7 +343,10 @@ class ReportingAgent(LocalElasticAgent):
             with suppress_internal_errors_in_main("describing a failure"):
                 keep_failure_lines(
                     self.node.reporter.report,
-                    [(death, self._describe_failure(death)) for death in ordered],
+                    [
+                        (self.node.places.rank_of(death.local_rank) or 0, self._describe(death))
+                        for death in ordered
+                    ],
                 )
         file = files.get(first.local_rank, "")
         failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
@@ -351,7 +354,7 @@ class ReportingAgent(LocalElasticAgent):
             WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure}
         )
 
-    def _describe_failure(self, death: WorkerExit) -> str:
+    def _describe(self, death: WorkerExit) -> str:
         return torch_agent.describe_failure(
             self._pcontext, death.local_rank, death.pid, death.exit_code
         )

@@ -49,10 +49,10 @@ class NodeReport:
     receipts: list[model.Receipt] = field(default_factory=list)
     error_files: dict[int, str] = field(default_factory=dict)
     """Local rank to torch's error.json, which need not exist."""
-    exit_codes: dict[int, int] = field(default_factory=dict)
-    """Of the workers that have ended, by local rank."""
+    exits: dict[int, WorkerExit] = field(default_factory=dict)
+    """By global rank."""
     failure_lines: dict[int, str] = field(default_factory=dict)
-    """torch's line about each failed worker by local rank, the first failure first;
+    """torch's line about each failed worker by global rank, the first failure first;
     empty if it's logged.
     """
 
@@ -267,7 +267,9 @@ class Reporter:
         # Each look of the main thread sees all deaths again. `stop` is the one of the first call: a
         # death that was found before this agent stopped its workers stays a failure, not a
         # consequence.
-        self.report.exit_codes[death.local_rank] = death.exit_code
+        rank = self._get_place(death.local_rank).rank
+        if rank is not None:
+            self.report.exits[rank] = death
         if death.local_rank not in self._documented:
             self._documented[death.local_rank] = self._submit(upload)
 

@@ -8,57 +8,47 @@ while the peer still runs its exit handlers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from firstfault.model import WorkerError
-from firstfault_torch.agent.deaths import WorkerExit
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.compat.torch_agent import FAILURE_LOGGER, process_failure
 
 _failures = logging.getLogger(FAILURE_LOGGER)
 
 
-def keep_failure_lines(report: NodeReport, lines: Iterable[tuple[WorkerExit, str]]) -> None:
+def keep_failure_lines(report: NodeReport, lines: Iterable[tuple[int, str]]) -> None:
     """Keep torch's line about each failed worker until the root cause is known.
 
     Args:
         report: of the round.
-        lines: in the order of the failures.
+        lines: with the workers' ranks, in the order of the failures.
     """
     report.failure_lines.clear()
-    report.failure_lines.update((death.local_rank, line) for death, line in lines)
+    report.failure_lines.update(lines)
 
 
-def log_failure(report: NodeReport, root: WorkerError | None, group_rank: int = 0) -> None:
+def log_failure(report: NodeReport, root_ranks: Sequence[int] = ()) -> None:
     """Log torch's line about the root cause, else about this node's first failure; once."""
     lines = report.failure_lines
-    local_rank = _find_root(root, group_rank)
-    line = lines[local_rank] if local_rank in lines else next(iter(lines.values()), "")
+    named = next((rank for rank in (*root_ranks, *lines) if rank in lines), None)
+    line = lines[named] if named is not None else ""
     lines.clear()
     if line:
         _failures.error("%s", line)
 
 
-def name_root_cause(
-    error: Exception, report: NodeReport, root: WorkerError | None, group_rank: int
-) -> Exception:
+def name_root_cause(error: Exception, report: NodeReport, root_ranks: Sequence[int]) -> Exception:
     """Return torch's error about the root cause if that was a worker of this node,
     else the error itself.
     """
-    local_rank = _find_root(root, group_rank)
-    if not isinstance(error, ChildFailedError) or root is None or local_rank is None:
+    rank = next((rank for rank in root_ranks if rank in report.exits), None)
+    if not isinstance(error, ChildFailedError) or rank is None or rank in error.failures:
         return error
-    rank, code = root.place.rank, report.exit_codes.get(local_rank)
-    if rank is None or rank in error.failures or not code:
-        return error
-    file = report.error_files.get(local_rank, "")
-    failure = process_failure(local_rank, root.place.pid, code, file)
+    ended = report.exits[rank]
+    if not ended.exit_code:
+        return error  # torch takes it for a success
+    file = report.error_files.get(ended.local_rank, "")
+    failure = process_failure(ended.local_rank, ended.pid, ended.exit_code, file)
     return ChildFailedError(error.name, {rank: failure})
-
-
-def _find_root(root: WorkerError | None, group_rank: int) -> int | None:
-    """Return the local rank of the root cause; None: it wasn't a worker of this node."""
-    is_here = root is not None and root.place.group_rank == group_rank
-    return root.place.local_rank if root is not None and is_here else None
