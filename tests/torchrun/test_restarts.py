@@ -67,3 +67,4 @@ def test_the_same_fault_twice_without_progress(tmp_path: Path) -> None:
         "the previous round failed with the same fault, and this one trained less than 10 minutes"
         in ended.err
     )
+    assert "\n  Before: 1 restart of the workers in this attempt\n" in ended.err

@@ -34,6 +34,7 @@ from firstfault.model.job import Action
 from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder
 from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import split_name
+from firstfault.utils.text import counted
 from firstfault_torch.agent.agent import PeerFailedError
 from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
@@ -350,6 +351,8 @@ class TorchrunEngine(PlainEngine):
         lines = textwrap.wrap(f"firstfault: {verdict.verdict.headline}", _COLUMNS, **_UNBROKEN)
         shown = () if verdict.verdict.category == "interrupted" else _ROWS  # a person knows it
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
+        if restarts := verdict.node_context.round:
+            lines.append(f"  Before: {counted(restarts, 'restart')} of the workers in this attempt")
         prefix = self.identity().output_prefix
         on_node = self._find_on_node(verdict)
         if on_node is not None and prefix != str(on_node):
