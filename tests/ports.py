@@ -14,6 +14,7 @@ _PORTS = range(15_000, 32_000)
 may get any of these between the moment at which a test looks and the moment at which its own
 process listens.
 """
+_COMMON = "/tmp"  # noqa: S108 - locks, in a file that nobody reads
 _next = itertools.cycle(_PORTS)
 for _ in range(os.getpid() * 101 % len(_PORTS)):  # so that sessions rarely try the same ports
     next(_next)
@@ -24,7 +25,10 @@ def _locks() -> IO[bytes]:
     """Return a file whose byte N a session of tests locks if it has taken port N;
     it stays open until the end.
     """
-    return (Path(tempfile.gettempdir()) / f"firstfault-tests-ports-{os.getuid()}").open("wb")
+    # Not in TMPDIR: sessions with several of these share the machine's ports. A store may take
+    # seconds to listen, in which another session would find its port free.
+    folder = _COMMON if os.access(_COMMON, os.W_OK) else tempfile.gettempdir()
+    return (Path(folder) / f"firstfault-tests-ports-{os.getuid()}").open("wb")
 
 
 def get_free_port() -> int:

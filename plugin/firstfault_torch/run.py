@@ -37,6 +37,7 @@ from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stop_processes import kill_orphans
+from firstfault_torch.agent.torch_error import log_failure, name_root_cause
 from firstfault_torch.conclusion import sealed_verdict
 from firstfault_torch.conclusion.conclude_on_node import (
     Wait,
@@ -198,6 +199,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # Verdict and report come before leftovers are killed, because that may take
             # `stop_seconds`.
             publication = reach_verdict(end, exit_settings)
+            root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
+            with suppress_internal_errors("logging a failure"):
+                log_failure(end.report, root_ranks)
             _report(publication, engine)
             is_finished = publication is not None and engine.takes_results(publication.sealed)
             seconds = options.stop_seconds
@@ -206,7 +210,10 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             kill_orphans(node_context, seconds)
             if is_finished:  # only the teardown failed
                 return _leave_with_results(end.finished_results, exit_settings)
-            failed = NodeFailedError(end.error, end.report, publication)
+            error = end.error
+            with suppress_internal_errors("naming the root cause in torch's error"):
+                error = name_root_cause(error, end.report, root_ranks)
+            failed = NodeFailedError(error, end.report, publication)
             # they hold the agent, and `end` its peers: a later fork must not inherit the round's
             # store
             traceback.clear_frames(failed.error.__traceback__)

@@ -316,6 +316,10 @@ def build_restart_record(conclusion: Conclusion, context: RestartContext) -> mod
     )
 
 
+UNUSED_RESTARTS = "(max_restarts) left unused"
+"""In a decision's reason, behind the number of restarts."""
+
+
 def explain_unused_restarts(
     decision: model.Decision,
     verdict: model.Verdict,
@@ -326,7 +330,7 @@ def explain_unused_restarts(
     `max_restarts` were left.
     """
     used = verdict.root.place.restart_count if verdict.root is not None else 0
-    count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts (max_restarts) were not used"
+    count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts {UNUSED_RESTARTS}"
     why = (
         f"for the same reason, {count}"
         if refused.reason == decision.reason

@@ -20,7 +20,7 @@ from firstfault.doubts import (
     explain_unknown,
 )
 from firstfault.errors import UsageError
-from firstfault.evidence.certain_bugs import explain_missing_script, find_certain_bug
+from firstfault.evidence.certain_bugs import explain_missing_program, find_certain_bug
 from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.fatal_text import find_telling_line
 from firstfault.exceptions.first_cause import iter_exceptions
@@ -653,7 +653,9 @@ def find_proof_of_repeat(verdict: Verdict, context: RetryContext) -> str:
         or explain_replaced_request(verdict.root)
     ):
         return ""
-    bug = find_certain_bug(verdict.root) or explain_missing_script(verdict.root, len(verdict.ranks))
+    bug = find_certain_bug(verdict.root) or explain_missing_program(
+        verdict.root, len(verdict.ranks)
+    )
     return f"{bug}, so it would fail again" if bug else ""
 
 
@@ -675,7 +677,7 @@ def _find_repeat(verdict: Verdict, context: RetryContext) -> str:
         return ""
     same_fault = same_fault_again()(verdict, context)
     if same_fault and _has_known_place(verdict) and _is_short(verdict, context):
-        return f"{same_fault.reason}, and this one made no progress"
+        return f"{same_fault.reason}, and this one trained less than {_REPEAT_MINUTES} minutes"
     return ""
 
 

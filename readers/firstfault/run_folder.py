@@ -273,6 +273,15 @@ def _find_last_time(run: Path) -> float:
     return max(times, default=0.0)
 
 
+def find_newest_attempt(folder: Path) -> Path | None:
+    """Return the last attempt of a run, or of the newest run in a folder of runs; None: the folder
+    is neither.
+    """
+    run = folder if (folder / RUN_MARK).is_file() else find_newest_run(folder)
+    attempts = list_attempts(run) if run is not None else []
+    return max(attempts, key=lambda attempt: int(attempt.name), default=None)
+
+
 def find_run_folders() -> list[Path]:
     """Return the folders with runs of torchrun and ``firstfault run`` in the working folder."""
     return [folder for folder in map(Path, FOLDERS) if runs_in(folder)]

@@ -11,6 +11,8 @@ import pytest
 from firstfault import model
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
+from firstfault.report import build_report
+from firstfault.retry import decide
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.utils.toml import parse_toml
@@ -747,3 +749,31 @@ def test_how_far_ranks_came(
     verdict = find_stragglers(came)
     assert (verdict.ranks, verdict.scope is model.Scope.UNDETERMINED) == (ranks, not ranks)
     assert why in verdict.headline
+
+
+def test_what_to_do_after_an_exit_that_printed_its_reason() -> None:
+    """The next step is about the line that the headline has; without a line, about the log."""
+    for stderr, advice in (
+        ("fatal: no license\n", "find where the program prints this"),
+        ("", "read the end of its log to find out why it exited"),
+    ):
+        found = job(left(stderr, exit_code=7))
+        verdict = evidence(found)
+        report = build_report(found, verdict, decide(verdict))
+        assert report.answers.steps[0].text.replace("the pod's", "its") == advice
+
+
+@pytest.mark.parametrize("file", ["signal_handling.py", "worker.py"])
+def test_a_data_loader_process_that_was_killed(file: str) -> None:
+    """The advice is about memory; the line at which the signal arrived isn't the place."""
+    message = "DataLoader worker (pid 17) is killed by signal: Killed."
+    frames = (
+        model.FrameInfo("/app/train.py", 62, "main", "loss.backward()"),
+        model.FrameInfo(f"/x/site-packages/torch/utils/data/_utils/{file}", 73, "handler"),
+    )
+    exception = model.ExceptionInfo("RuntimeError", message, frames=frames)
+    found = job(make_error(1, exception=exception))
+    verdict = evidence(found)
+    answers = build_report(found, verdict, decide(verdict)).answers
+    assert answers.steps[0].text.startswith("check the memory and /dev/shm of its node")
+    assert answers.code == ("" if file == "signal_handling.py" else "train.py:62 in main")

@@ -445,16 +445,36 @@ def test_a_rank_that_waited_for_another(
 
 
 def test_all_ranks_waited_in_one_collective() -> None:
-    """Then no rank differs from its peers, and the headline has the deadline and
+    """Then no rank stands out, and the headline has the deadline and
     the rank that missed it.
     """
     verdict = evidence(make_job(_killed(0, _COLLECTIVE), _stopped(1, _COLLECTIVE)))
     assert (verdict.ranks, verdict.category) == ((), "hang")
-    text = (
-        'undetermined: "train step" exceeded 30 s on rank 0, in a collective, no rank differs from'
-        " its peers"
-    )
+    text = 'undetermined: "train step" exceeded 30 s on rank 0, in a collective, no rank stands out'
     assert verdict.headline == text
+
+
+def test_ranks_waited_in_different_collectives() -> None:
+    """Then the headline has each rank's call, and blames none."""
+
+    def called(operation: str) -> tuple[model.CollectiveProgress, ...]:
+        call = model.Collective(16, f"gloo:{operation}", "[[3]] -> [[3]]", "Float -> Float")
+        return (model.CollectiveProgress("default_pg", call.operation, 16, 15, (call,)),)
+
+    lost = make_error(
+        1,
+        at_ms=9000,
+        exception="RuntimeError",
+        message="Connection closed by peer [127.0.0.1]:234",
+        collectives=called("broadcast"),
+    )
+    verdict = evidence(make_job(_killed(0, _COLLECTIVE, collectives=called("all_reduce")), lost))
+    assert (verdict.ranks, verdict.category) == ((), "hang")
+    assert verdict.headline.startswith(
+        'undetermined: "train step" exceeded 30 s on rank 0, in different collectives: rank 0 in'
+        " all_reduce at "
+    )
+    assert ", rank 1 in broadcast at " in verdict.headline
 
 
 def test_a_report_has_the_deadline() -> None:

@@ -209,6 +209,30 @@ def test_a_line_before_sys_exit() -> None:
         assert verdict.category == "exit"
 
 
+@pytest.mark.parametrize(
+    ("argument", "exit_code", "headline"),
+    [
+        ("", None, "fatal: license server"),
+        ("", 1, "fatal: license server; exit code 1"),
+        ("no checkpoint", None, "no checkpoint; exit code 1"),
+        ("3", None, "fatal: license server; exit code 3"),
+    ],
+)
+def test_the_exit_code_is_known_or_not_told(
+    argument: str, exit_code: int | None, headline: str
+) -> None:
+    """A program that the agent killed while it exited has no exit code but that of its call."""
+    left = make_error(
+        1,
+        exception=ExceptionInfo("SystemExit", argument),
+        category="exit",
+        exit_code=exit_code,
+        log_tail="fatal: license server\n",
+    )
+    verdict = evidence(make_job(left))
+    assert verdict.headline == f"SystemExit, rank 1 on worker-0: {headline}"
+
+
 _TRACEBACK = (
     'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'
 )

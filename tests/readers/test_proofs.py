@@ -10,9 +10,9 @@ from firstfault import model
 from firstfault.conclude import conclude
 from firstfault.evidence import certain_bugs
 from firstfault.evidence.certain_bugs import (
-    explain_missing_script,
+    explain_missing_program,
     find_certain_bug,
-    find_missing_script,
+    find_missing_program,
 )
 from firstfault.model import Action, ExceptionInfo
 from firstfault.report import build_report
@@ -216,29 +216,48 @@ def test_a_refused_command_line(text: str) -> None:
     )
 
 
-@pytest.mark.parametrize("text", _BUGS["missing_script"]["examples"])
-def test_a_script_that_does_not_exist(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "exit_code", "reason", "advice"),
+    [
+        (text, 2, "the script doesn't exist", f"the path of the script: {name} doesn't exist")
+        for text, name in zip(
+            _BUGS["missing_script"]["examples"], ("/job/nope.py", "nope.py"), strict=True
+        )
+    ]
+    + [
+        (text, 1, "the module doesn't exist", "the name of the module: nope doesn't exist")
+        for text in _BUGS["missing_module"]["examples"]
+    ],
+)
+def test_a_program_that_does_not_exist(text: str, exit_code: int, reason: str, advice: str) -> None:
     """It stops a job of one node, or of all ranks; another node may have the file,
     and other errors may pass.
     """
-    script = "/job/nope.py" if "/job" in text else "nope.py"
-    ended = died(0, "", 2, log_tail=text)
+    ended = died(0, "", exit_code, log_tail=f"a warning\n{text}")
     one = replace(ended, place=replace(ended.place, world_size=4, group_world_size=1))
     job = make_job(one)
     conclusion = conclude(job)
     assert conclusion is not None
     assert (conclusion.decision.action, conclusion.decision.reason) == (
         Action.STOP,
-        "the script doesn't exist, so it would fail again",
+        f"{reason}, so it would fail again",
     )
     report = build_report(job, conclusion.verdict, conclusion.decision)
-    assert report.answers.steps[0].text == f"correct the path of the script: {script} doesn't exist"
+    assert report.answers.steps[0].text == f"correct {advice}"
+    other = replace(one, place=replace(one.place, rank=1, local_rank=1))
+    both = conclude(make_job(one, other))
+    assert both is not None
+    assert both.decision.reason == conclusion.decision.reason
     several = replace(one, place=replace(one.place, group_world_size=2))
-    assert not explain_missing_script(several, 2)
-    assert explain_missing_script(several, 4)
-    for tail in (text.replace("Errno 2", "Errno 13"), f"{text.strip()}\ntrying again", "lost"):
-        assert not find_missing_script(replace(one, log_tail=tail))
-    assert not find_missing_script(replace(one, exit_code=1))
+    assert not explain_missing_program(several, 2)
+    assert explain_missing_program(several, 4)
+    for tail in (
+        text.replace("Errno 2", "Errno 13").replace("No module", "Nothing"),
+        f"{text.strip()}\ntrying again",
+        "lost",
+    ):
+        assert find_missing_program(replace(one, log_tail=tail)) is None
+    assert find_missing_program(replace(one, exit_code=3 - exit_code)) is None
 
 
 def test_an_uncertain_root_cause_proves_nothing() -> None:

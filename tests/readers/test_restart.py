@@ -111,7 +111,7 @@ def _fingerprint(root: WorkerError) -> str:
             None,
             {"again": True},
             False,
-            "the previous round failed with the same fault, and this one made no",
+            "the previous round failed with the same fault, and this one trained",
         ),
         (
             BUG,
@@ -154,7 +154,7 @@ def _fingerprint(root: WorkerError) -> str:
             None,
             SAME_NODE,
             False,
-            "the same fault, and this one made no progress",
+            "the same fault, and this one trained less than 10 minutes",
         ),
         (ECC, None, {"again": True, "previous_node": "worker-1"}, True, "a faulty GPU"),
         (GONE, None, {}, False, "the GPU is gone, and a restart would need it"),

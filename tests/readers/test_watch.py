@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias
 
@@ -16,10 +18,11 @@ from firstfault.cli import EXIT
 from firstfault.cli._following import Progress
 from firstfault.cli._live import format_progress_line
 from firstfault.errors import AccessDeniedError, StoreUnavailableError
-from firstfault.layout import LIVE, restart_record_name, watched_until_ms
+from firstfault.layout import LIVE, RUN_MARK, restart_record_name, watched_until_ms
 from firstfault.model import JobErrors, Kind, Phase, RestartKind, RestartRecord
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import never
+from firstfault.run_folder import FOLDERS, begin_run
 from firstfault.store.fsspec_store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.json_schemas import restart_to_json
@@ -472,3 +475,25 @@ def test_a_storage_that_is_away_for_a_while(
     errors.append(AccessDeniedError("refused"))
     with pytest.raises(AccessDeniedError):
         _followed(attempt.reader())
+
+
+def test_a_folder_of_runs(
+    tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest attempt of the newest run is watched; with `--last`, of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    runs = Path(FOLDERS[0])
+    for number, name in enumerate(("old", "new")):
+        for attempt in ("0", "9", "10"):
+            os.close(begin_run(runs / name, attempt))
+        os.utime(runs / name / RUN_MARK, (number, number))
+    newest = runs / "new" / "10"
+    for given in ([str(runs)], [str(runs / "new")], ["--last"], [str(newest)]):
+        ran = run("watch", *given, "--timeout", "0.01")
+        assert ran.code == EXIT.TIMEOUT, given
+        assert f"{newest}/firstfault/errors" in ran.err.splitlines()[0], given
+    assert run("watch").code == run("watch", str(runs), "--last").code == EXIT.USAGE
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ran = run("watch", str(empty), "--timeout", "0.01")
+    assert f"watching {empty}/firstfault/errors" in ran.err

@@ -328,6 +328,24 @@ def test_lines(runs: str, run: Callable[..., Ran]) -> None:
     assert len(run("ls", runs, "--since", "1d").out.splitlines()) == 3
 
 
+def test_a_limit(runs: str, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest attempts are listed, and the number of the others is told;
+    on a terminal a limit is the default.
+    """
+    lines = run("ls", runs).out.splitlines()
+    ran = run("ls", runs, "--limit", "1")
+    assert ran.out.splitlines() == lines[:1]
+    left = len(lines) - 1
+    assert ran.err.strip() == (
+        f"firstfault: {left} older attempt{'s' if left > 1 else ''} left out;"
+        f" --limit {len(lines)} lists all"
+    )
+    monkeypatch.setattr("firstfault.cli._ls._LINES_ON_TERMINAL", 1)
+    monkeypatch.setattr("firstfault.cli._ls.on_terminal", lambda: True)
+    assert run("ls", runs).out.splitlines() == lines[:1]
+    assert len(run("ls", runs, "--json").out.splitlines()) == len(lines)
+
+
 def test_json_lines(runs: str, run: Callable[..., Ran]) -> None:
     """With --json each line is an object with the documented fields."""
     found = [json.loads(line) for line in run("ls", runs, "--json").out.splitlines()]

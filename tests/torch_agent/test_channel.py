@@ -136,6 +136,19 @@ def test_finished_workers(agent: Agent, worker: OpenChannel) -> None:
     assert agent.channel.finished(LONG_S) == {}
 
 
+def test_exiting_programs(agent: Agent, worker: OpenChannel) -> None:
+    """A program's report that it exits is known to the round, and doesn't wake the agent."""
+    agent.channel.begin(1)
+    worker(0, round_=1).report_exit()
+    assert agent.channel.finished(LONG_S) == {}  # all that was sent before has been read
+    exiting = agent.channel.exiting()
+    assert exiting.keys() == {0}
+    assert exiting[0]["pid"] == os.getpid()
+    assert not agent.woken.acquire(blocking=False), "torch sees the exit itself"
+    agent.channel.begin(2)
+    assert agent.channel.exiting() == {}
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_worker_that_does_not_answer(
     others: int,

@@ -147,11 +147,12 @@ def test_a_hang_in_the_first_steps(tmp_path: Path) -> None:
         log = tmp_path / "node-0.err.log"
         job.start()
         until(
-            lambda: log.exists() and "may still be loading or compiling" in log.read_text(),
+            lambda: log.exists() and " since the first steps: " in log.read_text(),
             seconds=DEADLINE_S,
         )
         os.kill(cast("int", job.processes[0].pid), signal.SIGINT)
         ended = job.end()
+    assert "may still be loading" not in ended.logs, "it sleeps"
     assert re.search(
         r"no progress for [345] s since the first steps: 1 of 2 ranks wait in all_reduce #\d",
         ended.logs,
@@ -261,6 +262,37 @@ def test_the_rank_and_its_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (
+            dict.fromkeys(range(4, 8), "broadcast"),
+            (
+                "ranks 0, 1, 2, 3 in all_reduce at distributed_c10d.py:3 in all_reduce, ranks 4, 5, 6, 7 in"
+                " broadcast at distributed_c10d.py:3 in all_reduce"
+            ),
+        ),
+        (
+            dict.fromkeys(range(3, 8), "broadcast") | {7: "barrier"},
+            (
+                "ranks 0, 1, 2 in all_reduce at distributed_c10d.py:3 in all_reduce, ranks 3, 4, 5, 6 in broadcast"
+                " at distributed_c10d.py:3 in all_reduce, rank 7 in barrier at distributed_c10d.py:3 in all_reduce"
+            ),
+        ),
+    ],
+)
+def test_ranks_in_different_collectives(odd: dict[int, str], text: str) -> None:
+    """Without a majority all calls are listed, with their places, and no rank is blamed."""
+    told = _told({rank: worker(rank, call=call) for rank, call in odd.items()})
+    assert told.lines == (
+        (
+            "no progress for 61 s: 8 of 8 ranks wait in different collectives as #41 (default_pg):"
+            f" {text}"
+        ),
+    )
+    assert told.ranks == ()
+
+
 def test_when_a_stall_will_end_the_attempt() -> None:
     """A report that comes before the end has when that is,
     and why it's later in the first steps.
@@ -273,6 +305,10 @@ def test_when_a_stall_will_end_the_attempt() -> None:
         == "the attempt ends after 120 s without progress (3 x 40 s in the first steps)"
     )
     assert told.lines[:-1] == _told(odd, is_starting=True).lines
+    for is_busy in (True, False):
+        facts = {5: WorkerObservation(2, 1, 58.0, is_busy=is_busy)}
+        line = _told(odd, facts, is_starting=True).lines[1]
+        assert line.endswith(", may still be loading or compiling") == is_busy, line
     assert (
         _told(odd, end_seconds=40, ends_attempt=True).lines[-1]
         == "ending the attempt because of this stall"

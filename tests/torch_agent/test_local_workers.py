@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import LogsDest
 
 from firstfault.layout import error_key_for
-from firstfault.model import CollectiveProgress, Place, Writer
+from firstfault.model import TERMINATED, CollectiveProgress, Place, Writer
 from firstfault.recorder.client import RecorderClient
 from firstfault.recorder.folder import NodeFolder
 from firstfault.testing import make_error
@@ -269,6 +270,39 @@ def test_a_deadline_after_the_program_closed_every_descriptor(
     local.stop_watching()
     os.write(number, b"still open")
     os.close(number)
+
+
+@pytest.mark.parametrize(("reason", "exit_code"), [("a failure", 7), (TERMINATED, -15)])
+def test_a_program_that_exits_while_a_peer_fails(
+    reason: str, exit_code: int, start: Callable[..., list[Any]], prefix: Prefix
+) -> None:
+    """It ends by itself, and counts as failed when it began to exit; after a signal to the node it
+    is stopped like all others.
+    """
+    with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as folder:
+        context = replace(prefix.node_context(), node_folder=folder)
+        assert context.files is not None
+        files = context.files
+        local = LocalWorkers(context, Reporter(context, Place), LONG_S, lambda: None)
+        local.begin_round()
+
+        def exits(ready: Any) -> None:
+            channel = WorkerChannel(files, context.round, 0, lambda _: {})
+            channel.report_exit()
+            _leaving(ready)
+
+        began = time.monotonic_ns()
+        processes = start(exits, _plain)
+        pcontext = SimpleNamespace(_pc=SimpleNamespace(processes=processes), error_files={})
+        local.started(pcontext, (0, 1))
+        local.find_finished()  # all that was sent before has been read
+        local.stop(reason, frozenset({1}))
+        assert _exit_codes(processes)[0] == exit_code
+        (exiting_ns,) = local.find_failure_times().values()
+        assert began < exiting_ns < local.stopped.began_ns
+        assert (0 in local.stopped.first) == (exit_code == 7)
+        local.stop_watching()
+        local.close()
 
 
 @pytest.mark.parametrize("function", ["__del__", "__next__"])

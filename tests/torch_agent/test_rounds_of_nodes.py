@@ -38,7 +38,7 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
     assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
     assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
     assert (
-        "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same"
+        "2 of 3 restarts (max_restarts) left unused: the previous round failed with the same"
         " fault" in ended.logs
     )
     assert "Restarts: 1 restart\n  round 0: ValueError, rank 1" in ended.logs
@@ -141,7 +141,7 @@ def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
     assert ended.verdict.ranks == (1,)
     assert "the bug" in ended.verdict.message
     assert not ended.conclusion.decision.retry
-    assert "3 of 3 restarts (max_restarts) were not used" in ended.logs
+    assert "3 of 3 restarts (max_restarts) left unused" in ended.logs
     assert (ended.job.round, ended.job.history) == (0, ())
     assert {failure.place.restart_count for failure in ended.job.failures} == {0}
     (record,) = ended.job.restarts

@@ -181,17 +181,25 @@ def test_a_broken_installation(
     assert "torch's own agent runs the workers" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--nope", "--nope"),
+        ("--ff-hangs", "--ff-hangs; did you mean '--ff-hang'?"),
+        ("--nprc_per_node=2", "--nprc_per_node=2; did you mean '--nproc_per_node'?"),
+    ],
+)
 def test_an_unknown_option(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    option: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is refused in the words of torch."""
+    """It is refused in the words of torch, and a similar one is named."""
     monkeypatch.setattr(sys, "argv", ["firstfault"])
     monkeypatch.setattr("firstfault_torch.torchrun.agent.stand_in", lambda: None)
     with pytest.raises(SystemExit) as refused:
-        main(["torchrun", "--nope", "train.py"])
+        main(["torchrun", option, "train.py"])
     assert refused.value.code == 2
     assert capsys.readouterr().err.endswith(
-        "firstfault torchrun: error: unrecognized arguments: --nope\n"
+        f"firstfault torchrun: error: unrecognized arguments: {told}\n"
     )
 
 

@@ -145,7 +145,7 @@ def test_a_recoverable_exception_is_requeued_once(
     assert (lines[0], lines[-3]) == ("srun returned 75", "srun returned 93")
     assert "is requeued: RecoverableError was raised as recoverable" in lines[1]
     assert (
-        "stops: the previous attempt failed with the same fault, and this one made no progress"
+        "stops: the previous attempt failed with the same fault, and this one trained less than 10 minutes"
         in lines[-2]
     )
     assert json.loads((tmp_path / "ff" / job.id / f"requeues-{job.id}.json").read_text()) == {

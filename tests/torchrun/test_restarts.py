@@ -64,5 +64,7 @@ def test_the_same_fault_twice_without_progress(tmp_path: Path) -> None:
     ended = _run(tmp_path, "value", "value")
     assert ended.code == 1, "a scheduler may still run the job again"
     assert (
-        "the previous round failed with the same fault, and this one made no progress" in ended.err
+        "the previous round failed with the same fault, and this one trained less than 10 minutes"
+        in ended.err
     )
+    assert "\n  Before: 1 restart of the workers in this attempt\n" in ended.err

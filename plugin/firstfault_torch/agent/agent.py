@@ -25,6 +25,7 @@ from firstfault_torch.agent.node_round import AGENT_FAILED, NEW_RENDEZVOUS, Node
 from firstfault_torch.agent.observed_logs import ObservedLogsSpecs
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
+from firstfault_torch.agent.torch_error import keep_failure_lines, log_failure
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import try_call
 from firstfault_torch.node.fork_gate import hold_forked_workers
@@ -209,6 +210,10 @@ class ReportingAgent(LocalElasticAgent):
                 # after a last failure.
                 self._refused += self._remaining_restarts
                 self._remaining_restarts = 0
+            # After the last round the line waits for the verdict.
+            if self._remaining_restarts > 0:
+                with suppress_internal_errors_in_main("logging a failure"):
+                    log_failure(node.reporter.report)
         elif result.state is WorkerState.HEALTHY:
             self._handle_peer_failure(worker_group)
         return result
@@ -316,31 +321,42 @@ class ReportingAgent(LocalElasticAgent):
 
     def _failed_result(self, worker_exits: list[WorkerExit]) -> RunResult:
         """Return a result as torch's, about the worker that failed first,
-        and log that failure as torch does.
+        and keep what torch logs about each.
 
         Torch's own result and log name the failure that it finds first, which may be a stopped
         sibling; or none, while a child of the dead process keeps its sentinel open.
         """
         files, stopped = self.node.reporter.report.error_files, self.node.workers.stopped
         reported = stopped.first if stopped is not None else frozenset()
-        # Not simply the earliest death: a rank that raised and reported may be in its teardown for
-        # seconds, and die after the siblings that were stopped because of it.
-        first = next(
-            (worker_exit for worker_exit in worker_exits if worker_exit.local_rank in reported),
-            worker_exits[0],
+        # Not simply the earliest death: a rank that raised, or called `sys.exit`, may be in its
+        # teardown for seconds, and die after the siblings that failed because of it.
+        began = self.node.workers.find_failure_times()
+        ordered = sorted(
+            worker_exits,
+            key=lambda death: (
+                death.local_rank not in reported,
+                began.get(death.local_rank, death.monotonic_ns),
+            ),
         )
+        first = ordered[0]
         if stopped is None or first.local_rank in reported:
-            with suppress_internal_errors_in_main("logging a failure"):
-                torch_agent.log_failure(
-                    self._pcontext,
-                    first.local_rank,
-                    first.pid,
-                    first.exit_code,
+            with suppress_internal_errors_in_main("describing a failure"):
+                keep_failure_lines(
+                    self.node.reporter.report,
+                    [
+                        (self.node.places.rank_of(death.local_rank) or 0, self._describe(death))
+                        for death in ordered
+                    ],
                 )
         file = files.get(first.local_rank, "")
         failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
         return RunResult(
             WorkerState.FAILED, failures={self.node.places.rank_of(first.local_rank) or 0: failure}
+        )
+
+    def _describe(self, death: WorkerExit) -> str:
+        return torch_agent.describe_failure(
+            self._pcontext, death.local_rank, death.pid, death.exit_code
         )
 
     def _handle_peer_failure(self, group: WorkerGroup) -> None:

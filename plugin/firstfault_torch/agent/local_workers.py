@@ -232,6 +232,30 @@ class LocalWorkers:
         failed = self._channel.failed() if self._channel is not None else {}
         return {rank: report for rank, report in failed.items() if rank not in self._forgotten}
 
+    def find_failure_times(self) -> dict[int, int]:
+        """Return when workers of this round had failed, or begun to exit, by their own reports:
+        the monotonic time by local rank.
+        """
+        exiting = self._find_exiting(time.monotonic_ns())
+        failed = {
+            rank: int(report["monotonic_ns"])
+            for rank, report in self.reported().items()
+            if "monotonic_ns" in report
+        }
+        return {**exiting, **failed}
+
+    def _find_exiting(self, before_ns: int) -> dict[int, int]:
+        """Return when programs of workers had begun to exit in the middle, by local rank."""
+        if self._channel is None or self._watch is None:
+            return {}
+        # the process that the agent has started: a wrapper may run several programs
+        pids = {rank: process.pid for rank, process in enumerate(worker_processes(self._context))}
+        return {
+            rank: report["monotonic_ns"]
+            for rank, report in self._channel.exiting().items()
+            if pids.get(rank) == report["pid"] and report["monotonic_ns"] < before_ns
+        }
+
     def find_finished(self) -> frozenset[int]:
         """Return the local ranks that had come to their end before this agent knew of a failure.
 
@@ -500,6 +524,11 @@ class LocalWorkers:
             first |= self.expired.keys() | {
                 rank for rank, pid in alive.items() if not _is_running(pid)
             }
+            # So does a program that called `sys.exit` before: its exit handlers, and the end of
+            # torch's threads, take seconds. After a signal to the node the exit may be the
+            # program's answer.
+            if reason != TERMINATED:
+                first |= self._find_exiting(began).keys()
             # Set twice: now, so that other threads leave the workers alone; and below, with what
             # the workers answered. `killed_ns` is an estimate until then, so that a SIGKILL from
             # elsewhere during the questions isn't taken for this agent's.

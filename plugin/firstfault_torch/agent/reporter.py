@@ -49,6 +49,12 @@ class NodeReport:
     receipts: list[model.Receipt] = field(default_factory=list)
     error_files: dict[int, str] = field(default_factory=dict)
     """Local rank to torch's error.json, which need not exist."""
+    exits: dict[int, WorkerExit] = field(default_factory=dict)
+    """By global rank."""
+    failure_lines: dict[int, str] = field(default_factory=dict)
+    """torch's line about each failed worker by global rank, the first failure first;
+    empty if it's logged.
+    """
 
 
 class Reporter:
@@ -261,6 +267,9 @@ class Reporter:
         # Each look of the main thread sees all deaths again. `stop` is the one of the first call: a
         # death that was found before this agent stopped its workers stays a failure, not a
         # consequence.
+        rank = self._get_place(worker_exit.local_rank).rank
+        if rank is not None:
+            self.report.exits[rank] = worker_exit
         if worker_exit.local_rank not in self._documented:
             self._documented[worker_exit.local_rank] = self._submit(upload)
 

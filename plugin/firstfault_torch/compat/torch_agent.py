@@ -41,7 +41,7 @@ _LOGGERS = (
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.elastic.multiprocessing.api",
 )
-_FAILURES = logging.getLogger(_LOGGERS[-1])
+FAILURE_LOGGER = _LOGGERS[-1]
 """Where torch logs which worker failed."""
 _formatter = logging.Formatter()
 _BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -245,10 +245,8 @@ def process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) 
     return ProcessFailure(local_rank, pid, exit_code, error_file if is_readable(error_file) else "")
 
 
-def log_failure(context: Any, local_rank: int, pid: int, exit_code: int) -> None:
-    """Log that a worker failed in torch's words and through torch's logger,
-    with the traceback that torch kept.
-    """
+def describe_failure(context: Any, local_rank: int, pid: int, exit_code: int) -> str:
+    """Return that a worker failed in torch's words, with the traceback that torch kept."""
     entrypoint = getattr(context, "entrypoint", "")
     what = (
         f"fn: {entrypoint.__qualname__}"
@@ -257,14 +255,7 @@ def log_failure(context: Any, local_rank: int, pid: int, exit_code: int) -> None
     )
     text = read_traceback(traceback_files(context).get(local_rank, ""))
     more = f"\n{text}" if text else ""
-    _FAILURES.error(
-        "failed (exitcode: %s) local_rank: %s (pid: %s) of %s%s",
-        exit_code,
-        local_rank,
-        pid,
-        what,
-        more,
-    )
+    return f"failed (exitcode: {exit_code}) local_rank: {local_rank} (pid: {pid}) of {what}{more}"
 
 
 def format_exceptions_early() -> None:

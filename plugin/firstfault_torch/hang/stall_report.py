@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from firstfault.evidence.hangs import find_different_calls
 from firstfault.evidence.progress import drop_messages
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import DocumentRef, WorkerError
@@ -143,12 +144,21 @@ def build_stall_report(  # noqa: PLR0913 - keywords
     ):
         return StallReport(())
     calls = Counter(call for failure in waiting for call in _list_outstanding(failure)[:1])
-    parts = [
-        _describe_waiting_ranks(failures, waiting, calls),
-        *_describe_stragglers(by_rank, ranks, calls),
-    ]
     absent = sorted({*range(failures[0].place.world_size)} - by_rank.keys())
-    parts += _describe_rest(accused, absent, missing)
+    different = find_different_calls(failures) if not accused and not absent else None
+    if different is not None:
+        parts = [
+            (
+                f"{len(waiting)} of {len(failures)} ranks wait in different collectives as"
+                f" #{different.number} ({different.group}): {different.text}"
+            )
+        ]
+    else:
+        parts = [
+            _describe_waiting_ranks(failures, waiting, calls),
+            *_describe_stragglers(by_rank, ranks, calls),
+            *_describe_rest(accused, absent, missing),
+        ]
     since = " since the first steps" if is_starting else ""
     lines = [
         one_line(f"no progress for {seconds:.0f} s{since}: {', '.join(parts)}", MAX_LINE_CHARACTERS)
@@ -324,11 +334,9 @@ def _describe_position(failure: WorkerError, facts: WorkerObservation, *, is_sta
     frame = where.frame or "unknown position"
     code = next((line.strip() for line in _find_source_line(failure, where.frame)), "")
     since = f", for at least {facts.unchanged_seconds:.0f} s" if facts.unchanged_seconds else ""
-    hint = (
-        ["may still be loading or compiling"]
-        if is_starting and where.kind is PositionKind.ELSEWHERE
-        else []
-    )
+    # A rank that does nothing, such as one in `time.sleep`, neither loads nor compiles.
+    is_loading = is_starting and facts.is_busy and where.kind is PositionKind.ELSEWHERE
+    hint = ["may still be loading or compiling"] if is_loading else []
     parts = [
         f"{where.exit_stage or frame}{since}{f' ({code})' if code else ''}",
         *facts.findings,

@@ -35,8 +35,8 @@ STATE, PULSE, SNAPSHOT = "state", "pulse", "snapshot"
 """An agent's questions: the state of a worker that it is about to stop; whether one makes progress;
 where it is.
 """
-FAILED, FINISHED = "failed", "finished"
-"""A worker's reports: its exception has left the function;
+FAILED, EXITING, FINISHED = "failed", "exiting", "finished"
+"""A worker's reports: its exception has left the function; its program exits in the middle;
 its function or program has come to its end.
 """
 _ECHO = "echo"
@@ -189,6 +189,7 @@ class AgentChannel:
         self._wake = wake
         self._round = 0
         self._failed: dict[int, dict[str, Any]] = {}
+        self._exiting: dict[int, dict[str, Any]] = {}
         self._finished: dict[int, dict[str, Any]] = {}
         self._echoes = itertools.count(1)
         self._heard = 0
@@ -204,12 +205,17 @@ class AgentChannel:
         # the round under the same lock, so such a message can't land in the new round.
         with self._arrived:
             self._round = round_
-            self._failed, self._finished, self._answers = {}, {}, {}
+            self._failed, self._exiting, self._finished, self._answers = {}, {}, {}, {}
 
     def failed(self) -> dict[int, dict[str, Any]]:
         """Return the reports of the round's failed workers, by local rank."""
         with self._arrived:
             return dict(self._failed)
+
+    def exiting(self) -> dict[int, dict[str, Any]]:
+        """Return the reports of the round's programs that exit in the middle, by local rank."""
+        with self._arrived:
+            return dict(self._exiting)
 
     def finished(self, seconds: float) -> dict[int, dict[str, Any]]:
         """Return the reports of the round's finished workers, by local rank.
@@ -284,6 +290,8 @@ class AgentChannel:
                 return
             if has_failed:
                 self._failed[local_rank] = message
+            elif message["kind"] == EXITING:
+                self._exiting[local_rank] = message
             elif message["kind"] == FINISHED:
                 self._finished[local_rank] = message
             elif message["kind"] == _ECHO:
@@ -326,8 +334,15 @@ class WorkerChannel:
         """Inform the agent that this worker's function has returned,
         or that its program has run to its end.
         """
+        self._report_end(FINISHED)
+
+    def report_exit(self) -> None:
+        """Inform the agent that this worker's program exits in the middle, by `sys.exit`."""
+        self._report_end(EXITING)
+
+    def _report_end(self, kind: str) -> None:
         content = {"pid": os.getpid(), "monotonic_ns": time.monotonic_ns()}
-        _send(self._agent, {**self._who, **content, "kind": FINISHED})
+        _send(self._agent, {**self._who, **content, "kind": kind})
 
     def _reply(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {}

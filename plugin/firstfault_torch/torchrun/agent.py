@@ -36,6 +36,7 @@ from firstfault.model.job import Action
 from firstfault.run_folder import begin_run, find_fallback_folders, make_fallback_folder
 from firstfault.slurm_pointer import leave_pointer
 from firstfault.store import split_name
+from firstfault.utils.text import counted
 from firstfault_torch.agent.agent import PeerFailedError
 from firstfault_torch.agent.launch import Job, Prepared, run_agent
 from firstfault_torch.compat import warn_once
@@ -352,6 +353,8 @@ class TorchrunEngine(PlainEngine):
         is_known = classify_outcome(sealed.verdict) is Outcome.INTERRUPTED  # a person did it
         shown = () if is_known else _ROWS
         lines += [f"  {name}: {rows[name]}" for name in shown if name in rows]
+        if restarts := publication.node_context.round:
+            lines.append(f"  Before: {counted(restarts, 'restart')} of the workers in this attempt")
         prefix = self.identity().output_prefix
         on_node = self._find_on_node(sealed)
         if on_node is not None and prefix != str(on_node):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +22,8 @@ from firstfault_start import is_off, without_collections
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
 _NAME = "firstfault torchrun"
 _OPTION_PREFIX = "--ff-"
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
+"""argparse's message."""
 _EXAMPLES = """\
 examples:
   firstfault torchrun --standalone --nproc-per-node 8 train.py --lr 3e-4
@@ -68,6 +72,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.argv[0] = _NAME
     parser = get_args_parser()
     add_help(parser)
+    suggest_options(parser)
     parsed = parser.parse_args(arguments)
     set_variables(parsed)
     # torch's `record` writes the error file for an outer agent, as its own torchrun does.
@@ -121,6 +126,20 @@ def drop_own_options(arguments: Sequence[str]) -> list[str]:
 class _Ignored(argparse.Action):
     def __call__(self, *_: object) -> None:
         """Store nothing."""
+
+
+def suggest_options(parser: argparse.ArgumentParser) -> None:
+    """Let the parser's message about an unknown option name the most similar one."""
+    refuse, options = parser.error, parser._option_string_actions  # noqa: SLF001 - no public name
+
+    def error(message: str) -> NoReturn:
+        unknown = _UNKNOWN_OPTION.match(message)
+        similar = (
+            difflib.get_close_matches(unknown[1], options, 1, 0.8) if unknown is not None else []
+        )
+        refuse(f"{message}; did you mean {similar[0]!r}?" if similar else message)
+
+    parser.error = error  # type: ignore[method-assign]
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:

@@ -2,8 +2,8 @@
 `firstfault_start` imports and calls it.
 
 Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame
-shows whether the program reached its end, and `sys.exit` first notes where it is called, and which
-exception is handled there.
+shows whether the program reached its end, and `sys.exit` first notes where it is called, with which
+argument, and which exception is handled there.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import dis
 import os
 import sys
 import threading
-from functools import partial
-from types import FrameType, ModuleType, TracebackType
+from _sitebuiltins import Quitter
+from dataclasses import replace
+from types import BuiltinFunctionType, FrameType, ModuleType, TracebackType
 from typing import Any
 
+from firstfault.model import ExceptionInfo
 from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
-from firstfault_torch.failures.capture import NOTED, capture
+from firstfault_torch.failures.capture import NOTED, capture, safe_text
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.worker.worker_monitor import (
     WorkerMonitor,
@@ -29,6 +31,8 @@ from firstfault_torch.worker.worker_monitor import (
 )
 
 _WORKER = os.getpid()
+_BITS_OF_LONG = 64
+"""Of C's long: Python exits with -1 for a larger number."""
 _outermost: list[FrameType] = []
 _called: list[tuple[int, Any]] = []
 """The last call of `sys.exit`: the outermost frame's instruction at that time,
@@ -45,24 +49,26 @@ class _Exit:
         self._call = getattr(module, name)
         self.__module__, self.__name__, self.__doc__ = module.__name__, name, self._call.__doc__
 
+        def note(kind: type, *arguments: Any, **more: Any) -> Any:
+            given = (*arguments, *more.values())
+            _note_call(sys._getframe(1), given[0] if given else None)  # noqa: SLF001 - documented
+            return object.__new__(kind)
+
+        # Python makes an instance of a class in two calls: `__new__` notes the call, and has
+        # returned when `__init__`, the real sys.exit, raises. So neither is in the traceback.
+        self._noted = type(name, (), {"__new__": note, "__init__": staticmethod(self._call)})
+
     def __repr__(self) -> str:
         return repr(self._call)
 
     def __reduce__(self) -> str:
         return self.__name__  # of its module's global
 
-    # A property: for a call Python first gets this attribute, in the caller's frame, and then calls
-    # the result, the real sys.exit. This method has returned by then, so it isn't in the traceback.
+    # A property: for a call Python first gets this attribute, and then calls the result with the
+    # arguments.
     @property
     def __call__(self) -> Any:
-        with suppress_internal_errors("noting an exit"):
-            # A forked child and other threads don't end this program by sys.exit.
-            is_main = (
-                os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
-            )
-            if _outermost and is_main and has_process_group():
-                _note(sys._getframe(1), sys.exc_info()[1])  # noqa: SLF001 - documented
-        return self._call
+        return self._noted
 
 
 def begin() -> None:
@@ -76,7 +82,8 @@ def begin() -> None:
         while frame is not None:
             _outermost[:], frame = [frame], frame.f_back
         for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
-            if hasattr(module, name):
+            # Not what a program has put there: it may return instead of raising.
+            if type(getattr(module, name, None)) in {BuiltinFunctionType, Quitter}:
                 setattr(module, name, _Exit(module, name))
 
 
@@ -102,19 +109,36 @@ def record_exit() -> None:
     """
     with suppress_internal_errors("recording an exit"):
         # pop() also drops the frame, which holds the program's globals and objects.
-        error = _find_end(_outermost.pop()) if _outermost else SystemExit()
+        frame = _outermost.pop() if _outermost else None
+        error = _find_end(frame) if frame is not None else SystemExit()
+        is_call = frame is not None and not _has_returned(frame)
+        del frame
         # Flyte 2's runtime catches the exception of its task, which its observer records, and then
         # exits with 1.
         if has_process_group() and _monitor().in_flight.left is None:
-            _monitor().exits(error, is_kept=False)
+            _monitor().exits(error, is_kept=False, is_announced=is_call)
 
 
-def _note(frame: FrameType, handled: BaseException | None) -> None:
+def _note_call(frame: FrameType, argument: Any) -> None:
+    """Keep an exit of this program, called in this frame."""
+    with suppress_internal_errors("noting an exit"):
+        # A forked child and other threads don't end this program by sys.exit.
+        is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
+        if _outermost and is_main and has_process_group():
+            # the exception that the caller handles: this function handles none
+            _note(frame, argument, sys.exc_info()[1])
+
+
+def _note(frame: FrameType, argument: Any, handled: BaseException | None) -> None:
     """Keep an exit as data: the exceptions would hold the program's objects."""
     if (node_context := _monitor().node_context) is not None:
         error = _exit_at(frame)
         error.__context__ = handled
-        read = partial(capture, error, in_flight=True)
+
+        def read() -> ExceptionInfo:
+            message = _describe_argument(argument)  # calls the `__str__` of the program's object
+            return replace(capture(error, in_flight=True), message=message)
+
         noted = call_with_timeout(
             read,
             node_context.upload_deadline_seconds / 2,
@@ -123,6 +147,20 @@ def _note(frame: FrameType, handled: BaseException | None) -> None:
         )
         # Only the last call: an earlier one was caught, or this one wouldn't run.
         _called[:] = [(_outermost[0].f_lasti, noted)]
+
+
+def _describe_argument(argument: Any) -> str:
+    """Return the exit code that Python makes of an argument of `sys.exit`, or the text that it
+    prints before it exits with 1.
+    """
+    if argument is None:
+        return "0"
+    if isinstance(argument, int):
+        number = int.__index__(argument)
+        return str(number & 0xFF if number.bit_length() < _BITS_OF_LONG else 0xFF)
+    text = safe_text(argument)
+    # not to be taken for a code
+    return repr(text) if text.strip().lstrip("-").isdigit() else text
 
 
 def _find_end(frame: FrameType) -> SystemExit:

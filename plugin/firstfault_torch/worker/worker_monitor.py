@@ -281,16 +281,20 @@ class WorkerMonitor:
                 content | ({OTHERS_CONTINUE: True} if self.others_continue else {})
             )
 
-    def exits(self, error: BaseException, *, is_kept: bool = True) -> None:
+    def exits(
+        self, error: BaseException, *, is_kept: bool = True, is_announced: bool = False
+    ) -> None:
         """Record a clean exit before the task function's end: not a failure,
         but perhaps why a peer waits.
 
         torch keeps the process of a function until its siblings have ended, but not that of a
-        program.
+        program. An exit that `is_announced` ends this process by itself: the agent needn't stop it.
         """
         self.in_flight.withdraw_handled(None)
         if self._asked.is_set():
             return  # a handler's answer to the signal with which the agent stops this process
+        if self._channel is not None and is_announced:
+            self._channel.report_exit()
         if self._write(error, held=True) and is_kept:
             threading.Thread(target=_leave_later, name="firstfault-leave", daemon=True).start()
 

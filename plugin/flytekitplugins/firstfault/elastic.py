@@ -25,9 +25,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
-from firstfault.model import WorkerError
 from firstfault_torch.agent.launch import build_job
-from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.failures.torch_error_file import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.options import DEFAULT_SIGNALS, Options, logs_specs, numa_options
@@ -309,23 +307,4 @@ def _local_error(failed: NodeFailedError) -> Exception:
             failed.verdict.seal.message, timestamp=timestamp
         )
         return recoverable
-    return ElasticTaskError(_with_root_first(failed, verdict.root), timestamp)
-
-
-def _with_root_first(failed: NodeFailedError, root: WorkerError | None) -> Exception:
-    """Return torch's error with the root cause in it: torch keeps one failure per node,
-    which may be another one.
-    """
-    error, files = failed.error, failed.report.error_files
-    if not isinstance(error, ChildFailedError) or root is None:
-        return error
-    place = root.place
-    if place.rank is None or place.local_rank not in files or place.rank in error.failures:
-        return error
-    first = process_failure(
-        place.local_rank,
-        place.pid,
-        root.exit_code or 1,
-        files[place.local_rank],
-    )
-    return ChildFailedError(error.name, {place.rank: first})
+    return ElasticTaskError(failed.error, timestamp)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.cli._support import EXIT, debug_option, echo, fail, uri_argument
+from firstfault.cli._support import EXIT, debug_option, echo, fail, on_terminal, uri_argument
 from firstfault.utils.text import counted, one_line, printable
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _SCHEMA = "firstfault.ls/v1"
 _SINCE = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhdw])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _NANO = 1_000_000_000
+_LINES_ON_TERMINAL = 20
 _GROUPS = ("fingerprint", "category", "pod", "machine", "node")
 
 
@@ -49,13 +50,21 @@ def _parse_since(
     help="Group attempts by this, and count them.",
 )
 @click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Only the newest attempts; {_LINES_ON_TERMINAL} by default on a terminal.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
     help="Print one JSON object (firstfault.ls/v1) on each line.",
 )
 @debug_option
-def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int:
+def ls(
+    uri: str | None, since: int | None, by: str | None, limit: int | None, *, as_json: bool
+) -> int:
     """List the failed attempts below a folder, newest first.
 
     URI is a folder with many executions, such as a folder of runs or Flyte's metadata prefix.
@@ -90,13 +99,18 @@ def ls(uri: str | None, since: int | None, by: str | None, as_json: bool) -> int
             f"none of the {count} attempts below {below}"
             f" failed{'' if since is None else ' in this time'}"
         )
-    for attempt in attempts:
+    if limit is None and not as_json and on_terminal():
+        limit = _LINES_ON_TERMINAL
+    listed = attempts[:limit] if by is None else attempts
+    for attempt in listed:
         if by is None:
             _print(_attempt_json(attempt) if as_json else _attempt_text(attempt))
         elif attempt.note:
             # an unreadable attempt is in none of the groups: report it on stderr, because the
             # counts lack it
             fail(_attempt_text(attempt))
+    if left_out := len(attempts) - len(listed):
+        fail(f"{counted(left_out, 'older attempt')} left out; --limit {len(attempts)} lists all")
     groups = grouped(attempts, by) if by is not None else []
     for group in groups:
         _print(_group_json(group, by) if as_json else _group_text(group))

@@ -167,7 +167,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     from firstfault.attempt import ReadOptions, read  # noqa: PLC0415 - `--help` needs none of it
 
     options = ReadOptions(strategy, expected_nodes, fresh)
-    uri = _find_uri(uri, last=last)
+    uri = find_uri(uri, last=last)
     try:
         paths = [Path(path) for path in beside]
         if uri == _STDIN:
@@ -199,8 +199,8 @@ def _check_forms(forms: Forms, *, recovered: bool) -> None:
         raise click.UsageError("--against prints text, or JSON with --json")
 
 
-def _find_uri(uri: str | None, *, last: bool) -> str:
-    """Return the URI to show; with `last` that of the newest local run."""
+def find_uri(uri: str | None, *, last: bool) -> str:
+    """Return the URI that a command is given; with `last` that of the newest local run."""
     if uri is not None and last:
         raise click.UsageError("pass a URI or --last, not both")
     if uri is not None:

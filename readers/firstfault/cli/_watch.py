@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
 from firstfault.cli import _support as cli
-from firstfault.cli._show import Forms, print_attempt
+from firstfault.cli._show import Forms, find_uri, print_attempt
+from firstfault.store import is_remote
 
 
 @click.command()
-@cli.uri_argument()
+@cli.uri_argument(required=False)
+@click.option(
+    "--last", is_flag=True, help="Watch the newest run below .firstfault, instead of a URI."
+)
 @cli.reader_options
 @click.option(
     "--interval",
@@ -47,7 +52,8 @@ from firstfault.cli._show import Forms, print_attempt
 )
 @cli.debug_option
 def watch(  # noqa: PLR0913, PLR0917 - click's options
-    uri: str,
+    uri: str | None,
+    last: bool,
     strategy: str | None,
     expected_nodes: int | None,
     interval: float,
@@ -58,7 +64,8 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
 
-    URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each
+    URI is the attempt's output prefix or its errors/ folder. In a local folder of runs, the newest
+    attempt of the newest run is watched. While documents may still arrive, each
     new answer is printed in one line, marked as not decided yet. When every node has reported, or
     at the timeout, the command prints the same report as show, and ends.
 
@@ -68,6 +75,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 
     \b
     Examples:
+      firstfault watch --last
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault watch --follow s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
@@ -78,7 +86,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     forms = Forms(**given)
     options = ReadOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
-    following: str | None = cli.resolved(uri)
+    following: str | None = _find_attempt(cli.resolved(find_uri(uri, last=last)))
     code: int = cli.EXIT.OK
     while following is not None:
         uri = following
@@ -110,6 +118,15 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         if not in_time or (is_over and not progress.is_superseded):
             following = None
     return code
+
+
+def _find_attempt(uri: str) -> str:
+    """Return the newest attempt in a local folder of runs; of any other folder its URI."""
+    from firstfault.run_folder import find_newest_attempt  # noqa: PLC0415 - as above
+
+    path = None if is_remote(uri) else Path(uri.removeprefix("file://"))
+    newest = find_newest_attempt(path) if path is not None and path.is_dir() else None
+    return str(newest) if newest is not None else uri
 
 
 def _find_next_attempt(uri: str) -> str:

@@ -27,6 +27,8 @@ from firstfault.utils.toml import parse_toml
 
 _USAGE_EXIT_CODE = 2
 """Of argparse and click after a bad command line."""
+_NO_MODULE_EXIT_CODE = 1
+"""Of ``python -m`` without the module."""
 _USAGE_CHARS_READ = 2_000
 """At the end of the output: earlier lines may be from another process that the program started."""
 _CONTAINERS = {"ExceptionGroup", "BaseExceptionGroup"}
@@ -51,24 +53,44 @@ def _read_table() -> dict[str, Any]:
     return parse_toml(Path(__file__).with_name("certain_bugs.toml").read_text(encoding="utf-8"))
 
 
+@dataclass(frozen=True, slots=True)
+class MissingProgram:
+    """A program that Python didn't find."""
+
+    name: str
+    """A script's path, or the name of the module after ``-m``."""
+    is_module: bool
+    reason: str
+    """Why another attempt would fail again."""
+
+
 @cache
-def _missing_script() -> Pattern:
-    return Pattern(_read_table()["missing_script"]["pattern"])
+def _list_missing_programs() -> tuple[tuple[int, Pattern, str, bool], ...]:
+    """Return the exit codes of Python if a script or a module doesn't exist, and its lines."""
+    script, module = (_read_table()[name] for name in ("missing_script", "missing_module"))
+    return (
+        (_USAGE_EXIT_CODE, Pattern(script["pattern"]), script["reason"], False),
+        (_NO_MODULE_EXIT_CODE, Pattern(module["pattern"]), module["reason"], True),
+    )
 
 
-def find_missing_script(failure: WorkerError) -> str:
-    """Return the path of the program that Python didn't find; empty: it's another failure.
+def find_missing_program(failure: WorkerError) -> MissingProgram | None:
+    """Return the program that Python didn't find; None: it's another failure.
 
     It depends on the node's files: on a node whose folder isn't mounted, another attempt may find
     it.
     """
-    if failure.exit_code != _USAGE_EXIT_CODE or failure.exception is not None:
-        return ""
-    found = _missing_script().search(failure.printed[-_USAGE_CHARS_READ:])
-    return found["path"] if found is not None else ""
+    if failure.exception is not None:
+        return None
+    tail = failure.printed[-_USAGE_CHARS_READ:]
+    for code, pattern, reason, is_module in _list_missing_programs():
+        found = pattern.search(tail) if failure.exit_code == code else None
+        if found is not None:
+            return MissingProgram(found["name"], is_module, reason)
+    return None
 
 
-def explain_missing_script(failure: WorkerError, ranks: int) -> str:
+def explain_missing_program(failure: WorkerError, ranks: int) -> str:
     """Return that a job's program doesn't exist; empty: that isn't certain.
 
     Args:
@@ -78,11 +100,8 @@ def explain_missing_script(failure: WorkerError, ranks: int) -> str:
     """
     place = failure.place
     is_everywhere = place.group_world_size == 1 or 0 < place.world_size <= ranks
-    return (
-        str(_read_table()["missing_script"]["reason"])
-        if is_everywhere and find_missing_script(failure)
-        else ""
-    )
+    program = find_missing_program(failure) if is_everywhere else None
+    return program.reason if program is not None else ""
 
 
 @cache

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from firstfault.evidence.certain_bugs import find_missing_program
 from firstfault.evidence.library_calls import (
     DATA_LOADER_FOLDER,
     classify_by_library_call,
@@ -669,7 +670,7 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, _describe_signal(failure, signal))
     # Python exits with 1 after any uncaught exception, a peer's error included
-    if failure.exit_code == 1:
+    if failure.exit_code == 1 and find_missing_program(failure) is None:
         return ClassifiedFailure(
             failure, FailureClass.UNCLEAR, "exited with code 1, without a reason"
         )

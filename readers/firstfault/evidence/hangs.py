@@ -62,6 +62,8 @@ more likely the majority waits for something else.
 """
 MIN_TIMED_OUT_PER_CULPRIT = 2
 """Minimum of timed-out ranks for each rank without a timeout."""
+_MAX_LISTED_RANKS = 4
+"""In a text about ranks that called one collective."""
 LINE_IN_FUNCTION = re.compile(r":\d+ in (?!main$|<module>$)")
 """The line in a position such as "train.py:12 in step": positions in one function count as equal.
 """
@@ -247,11 +249,13 @@ def _build_candidates(
 
 
 def _sort_failures(diagnosis: Diagnosis) -> list[WorkerError]:
-    """Return the workers' failures by rank,
-    so that results don't depend on the order of reading.
-    """
+    return sort_by_rank(judged.failure for judged in diagnosis.workers)
+
+
+def sort_by_rank(failures: Iterable[WorkerError]) -> list[WorkerError]:
+    """Return failures by rank, so that results don't depend on the order of reading."""
     return sorted(
-        (judged.failure for judged in diagnosis.workers),
+        failures,
         key=lambda failure: (
             failure.rank or 0,
             failure.node,
@@ -293,31 +297,77 @@ def find_mixed_calls(diagnosis: Diagnosis) -> list[Candidate]:
     none can be singled out.
     """
     waited = {judged.failure.rank for judged in diagnosis.waits}
-    for progress in group_progress(_sort_failures(diagnosis)):
+    found = find_different_calls(_sort_failures(diagnosis))
+    if found is None or len(found.calls) > MAX_CULPRITS + 1 or not found.calls.keys() <= waited:
+        return []
+    why = (
+        f"it called a different collective as number {found.number} of {found.group}: {found.text}"
+    )
+    return _build_candidates(diagnosis, [(rank, why) for rank in found.calls], "collective")
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentCalls:
+    """The first collective as which the ranks of a group called different ones,
+    without a majority.
+    """
+
+    group: str
+    number: int
+    calls: dict[int, Collective]
+    """By rank."""
+    text: str
+    """"rank 0 in all_reduce at train.py:62 in main, rank 1 in broadcast at train.py:50 in main"."""
+
+
+def find_different_calls(failures: Sequence[WorkerError]) -> DifferentCalls | None:
+    """Return the first collective in which the ranks of a group differ; None: they agree,
+    or only a minority differs.
+
+    Args:
+        failures: of workers, in the order of their ranks.
+    """
+    for progress in group_progress(failures):
         for group, members in sorted(progress.items()):
-            # []: the members differ, without a majority
-            is_split = (
-                len(members) <= MAX_CULPRITS + 1
-                and members.keys() <= waited
-                and _find_first_divergence(members) == []
+            if _find_first_divergence(members) != []:
+                continue
+            for number, calls in sorted(_group_calls(members).items()):
+                if _find_divergent_calls(calls) == []:
+                    text = _describe_calls(dict(sorted(calls.items())), failures)
+                    return DifferentCalls(group, number, dict(sorted(calls.items())), text)
+    return None
+
+
+def _describe_calls(calls: dict[int, Collective], failures: Sequence[WorkerError]) -> str:
+    """Return which ranks are in which collective, and where."""
+    names = {rank: call.operation.rpartition(":")[2] for rank, call in calls.items()}
+    if len(set(names.values())) == 1:  # the sizes or types differ
+        names = {
+            rank: " ".join(
+                filter(None, (names[rank], "with", *call.sizes.split(), *call.dtypes.split()[:1]))
             )
-            calls = (
-                {rank: one.last[-1] for rank, one in sorted(members.items()) if one.last}
-                if is_split
-                else {}
-            )
-            if len(calls) > 1:
-                texts = [
-                    f"rank {rank} {call.operation} with {call.sizes}"
-                    for rank, call in calls.items()
-                ]
-                number = next(iter(calls.values())).sequence
-                why = (
-                    f"it called a different collective as number {number} of {group}:"
-                    f" {', '.join(texts)}"
-                )
-                return _build_candidates(diagnosis, [(rank, why) for rank in calls], "collective")
-    return []
+            for rank, call in calls.items()
+        }
+    at = {failure.rank: _locate_wait(failure) for failure in failures}
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, name in names.items():
+        found[name, at.get(rank, "")].append(rank)
+    return ", ".join(
+        f"{_list_ranks(ranks)} in {name}{f' at {frame}' if frame else ''}"
+        for (name, frame), ranks in found.items()
+    )
+
+
+def _list_ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks[:_MAX_LISTED_RANKS]))
+    more = len(ranks) - _MAX_LISTED_RANKS
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{f' and {more} more' if more > 0 else ''}"
+
+
+def _locate_wait(failure: WorkerError) -> str:
+    """Return where a rank waited, by its stack or the exception that ended the wait."""
+    frames = find_own_frames(failure.exception) if failure.exception is not None else ()
+    return locate_main_thread(failure).frame or (format_place(frames[-1]) if frames else "")
 
 
 def find_ranks_left_behind(diagnosis: Diagnosis) -> list[Candidate]:
@@ -508,15 +558,8 @@ def _find_first_divergence(
     """Return the ranks that differ in the first differing collective, with its number; None:
     all agree.
     """
-    steps: dict[int, dict[int, Collective]] = defaultdict(dict)
-    for rank, progress in members.items():
-        if progress.last_operation:
-            steps[progress.enqueued][rank] = Collective(progress.enqueued, progress.last_operation)
-        for entry in progress.last:
-            if not entry.is_p2p:
-                steps[entry.sequence][rank] = entry
     odd: list[tuple[int, int, str]] | None = None
-    for number, calls in sorted(steps.items()):
+    for number, calls in sorted(_group_calls(members).items()):
         divergent = _find_divergent_calls(calls)
         if divergent:
             # later collectives differ as a consequence
@@ -524,6 +567,18 @@ def _find_first_divergence(
         if divergent is not None:
             odd = []
     return odd
+
+
+def _group_calls(members: dict[int, CollectiveProgress]) -> dict[int, dict[int, Collective]]:
+    """Return the known collectives of a group by number and rank."""
+    steps: dict[int, dict[int, Collective]] = defaultdict(dict)
+    for rank, progress in members.items():
+        if progress.last_operation:
+            steps[progress.enqueued][rank] = Collective(progress.enqueued, progress.last_operation)
+        for entry in progress.last:
+            if not entry.is_p2p:
+                steps[entry.sequence][rank] = entry
+    return steps
 
 
 # Operations in which all ranks must pass equal sizes

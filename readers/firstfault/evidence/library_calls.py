@@ -15,6 +15,9 @@ from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 
 DATA_LOADER_FOLDER = "torch/utils/data/"
+_LOADER_SIGNAL_HANDLER = f"{DATA_LOADER_FOLDER}_utils/signal_handling.py"
+_LOADER_FRAMES = 12
+"""From the innermost one: reading from a process goes through multiprocessing."""
 _MAX_LIBRARY_FRAMES = 8
 """Maximum number of library frames to search: farther out,
 the library may be the one that calls the training.
@@ -48,6 +51,21 @@ def classify_by_library_call(exception: ExceptionInfo, found: Classification) ->
     return (
         replace(found, role=Role.PRIMARY, category="config") if _is_parser_called(called) else found
     )
+
+
+def is_of_loader_process(exception: ExceptionInfo) -> bool:
+    """Whether an exception is about a process of the rank's data loader: it was raised in torch's
+    code for these.
+    """
+    return any(DATA_LOADER_FOLDER in frame.file for frame in exception.frames[-_LOADER_FRAMES:])
+
+
+def is_raised_by_loader_signal(exception: ExceptionInfo) -> bool:
+    """Whether torch's handler of SIGCHLD raised because a loader's process has died:
+    at any line of the program.
+    """
+    frame = exception.frames[-1] if exception.frames else None
+    return frame is not None and _LOADER_SIGNAL_HANDLER in frame.file
 
 
 def was_raised_by_config_parser(exception: ExceptionInfo) -> bool:

@@ -277,6 +277,7 @@ def _parse_number(text: str | None) -> int | None:
 # --- the message of a failed process --------------------------------------------------------------
 _ENDED = "it exited without an error"
 """The text for an exit with code 0, as of a program that returns too early."""
+_SUCCESS = "exit code 0"
 _REACHED_END = "its program reached its end"
 """The recorder's text for the end of a program that nobody called `sys.exit` in."""
 _ENDED_EARLY = "ended early"
@@ -324,16 +325,25 @@ def find_message(failure: WorkerError) -> Message:
     ):
         found = replace(found, text=f"{disk.text} ({found.text})")
     if failure.exception is None or exception.message != failure.exception.message:
-        parts = (found.wrapper, f"printed before {_describe_end(failure)}")
+        parts = (found.wrapper, f"printed before {_describe_end(failure) or 'its exit'}")
         return replace(found, wrapper="; ".join(part for part in parts if part))
     is_exit = found.what == "SystemExit" or "SystemExit" in exception.bases
+    end = _describe_end(failure)
+    is_call = found.what == "SystemExit" and not exception.causes
+    if is_call and exception.message.strip("-0123456789") not in {"", "None"}:
+        return replace(found, wrapper=end)  # its own text
     if is_exit and failure.exit_code != 0 and (line := _last_line(failure, "")):
-        return replace(found, text=line, wrapper=_describe_end(failure))
-    if found.what == "SystemExit" and exception.message in {"", "0"}:
-        frames = first_cause.find_own_frames(exception)
-        at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
-        return replace(found, text=f"it exited at {at}" if at else _ENDED)
-    return found
+        return replace(found, text=line, wrapper=end)
+    return replace(found, text=_describe_exit_call(exception, end)) if is_call else found
+
+
+def _describe_exit_call(exception: ExceptionInfo, end: str) -> str:
+    """Return the code and place of an exit without a text."""
+    frames = first_cause.find_own_frames(exception)
+    at = f"{format_place(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
+    if end in {"", _SUCCESS}:
+        return f"it exited at {at}" if at else _ENDED
+    return f"{end} at {at}" if at else end
 
 
 def has_reached_end(failure: WorkerError) -> bool:
@@ -407,10 +417,27 @@ def _last_line(failure: WorkerError, signal: str) -> str:
 
 
 def _describe_end(failure: WorkerError) -> str:
-    """Return how a process ended, for a message that it printed before: "exit code 7"."""
-    if failure.exception is not None and failure.exit_code is None:
-        return f"exit code {extract_sentence(failure.exception.message) or 0}"
-    return failure.signal or f"exit code {failure.exit_code}"
+    """Return how a process ended: "exit code 7"; empty: unknown."""
+    if failure.signal:
+        return failure.signal
+    code = "" if failure.exit_code is None else str(failure.exit_code)
+    if not code and failure.exception is not None:
+        code = _find_exit_code(failure.exception.message)
+    return f"exit code {code}" if code else ""
+
+
+def _find_exit_code(argument: str) -> str:
+    """Return the exit code that Python makes of the argument of `sys.exit`; empty: unknown.
+
+    Without an argument the code is 0, but a program that raises SystemExit is recorded without it.
+    """
+    if _is_exit_code(argument):
+        return argument
+    return "1" if argument and argument != "None" else ""
+
+
+def _is_exit_code(argument: str) -> bool:
+    return argument.lstrip("-").isdigit()
 
 
 def _build_exception_message(exception: ExceptionInfo) -> Message:

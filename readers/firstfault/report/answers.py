@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from firstfault.conclude import UNUSED_RESTARTS
+from firstfault.evidence.library_calls import is_raised_by_loader_signal
 from firstfault.evidence.texts import is_unexplained_write
 from firstfault.exceptions.ending_exception import find_ending_exception
 from firstfault.exceptions.first_cause import find_own_frames
@@ -119,7 +121,8 @@ def _describe_same_end(case: Case) -> str:
         if record.restart and record.kind is RestartKind.ROUND
     ]
     is_unclear = case.decision.action is Action.UNKNOWN and not case.engine.cites
-    if not before or not is_unclear or before[-1].headline != case.verdict.headline:
+    is_known = UNUSED_RESTARTS in case.decision.reason  # it compares with the start before
+    if not before or not is_unclear or before[-1].headline != case.verdict.headline or is_known:
         return ""
     count = sum(
         1
@@ -265,6 +268,8 @@ def _find_code(failure: WorkerError, headline: str = "") -> tuple[str, str]:
     exception = find_ending_exception(failure) or next(
         (thread.exception for thread in threads), None
     )
+    if exception is not None and is_raised_by_loader_signal(exception):
+        return "", ""  # the line at which the signal arrived explains nothing
     frames = find_own_frames(exception) if exception is not None else ()
     crashed = find_crash_frames(failure)
     # the last frame is returned: the innermost one outside of libraries, else the one that crashed

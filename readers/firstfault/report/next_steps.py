@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from firstfault.evidence.certain_bugs import find_missing_script
-from firstfault.evidence.texts import has_reached_end
+from firstfault.evidence.certain_bugs import find_missing_program
+from firstfault.evidence.library_calls import is_of_loader_process
+from firstfault.evidence.texts import find_message, has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
 from firstfault.model.failure import (
@@ -166,16 +167,30 @@ def _advise_on_end(case: Case, code: str) -> str:
     it's another failure.
     """
     root = case.verdict.root
-    if root is not None and (script := find_missing_script(root)):
-        return f"correct the path of the script: {one_line(script)} doesn't exist"
+    if root is not None and (program := find_missing_program(root)) is not None:
+        what = "the name of the module" if program.is_module else "the path of the script"
+        return f"correct {what}: {one_line(program.name)} doesn't exist"
     # this rank had left the training while its peers still waited for it
     if root is not None and (locate_main_thread(root).exit_stage or has_reached_end(root)):
         return (
             "find out why this rank ran fewer steps than its peers: fewer batches, or an early"
             " return"
         )
+    raised = root.exception if root is not None else None
+    if case.verdict.category == "signal" and raised is not None and is_of_loader_process(raised):
+        return (
+            "check the memory and /dev/shm of its node, which a killed data loader process has often"
+            " used up"
+        )
+    if case.verdict.category != "exit":
+        return ""
     # the line that called sys.exit is known: no log knows more
-    return "open the code that exited" if case.verdict.category == "exit" and code else ""
+    if code:
+        return "open the code that exited"
+    # the last line of its output
+    return (
+        "find where the program prints this" if root is not None and find_message(root).text else ""
+    )
 
 
 def _name_tool_of_vendor(advice: str, text: str) -> str:

@@ -236,7 +236,7 @@ def _rate_confidence(fault: FirstFault, *, is_sure: bool) -> str:
 
 
 def _may_follow_peer_error(first: ClassifiedFailure) -> bool:
-    """Whether a program may exit like this after any error, a peer's too: with exit code 0,
+    """Whether a program may exit like this after any error, a peer's too: with exit code 0 or 1,
     or without any output.
     """
     failure = first.failure
@@ -244,7 +244,8 @@ def _may_follow_peer_error(first: ClassifiedFailure) -> bool:
         return False
     if failure.exception is None:
         return not failure.log_tail.strip()
-    return failure.exception.type == "SystemExit" and failure.exception.message in {"", "0", "None"}
+    unspecific = {"", "0", "1", "None"}  # a program exits with 1 after any error
+    return failure.exception.type == "SystemExit" and failure.exception.message in unspecific
 
 
 def _explain_stopped_ranks(

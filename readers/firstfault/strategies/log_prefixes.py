@@ -27,6 +27,8 @@ _PREFIX = r"""
 in this order.
 """
 _OWN_RANK = r"\[Rank (?P<rank>\d{1,6})\]"
+_KEY_ECHO = r"^(?:\^[A-Z\\])+(?=\S)"
+"""What a terminal prints for a key such as Ctrl-C, before the next output."""
 _MAX_PREFIXES = 8
 _WORD = r"[^\W_]{2}"
 
@@ -53,6 +55,7 @@ def strip_log_prefixes(text: str, rank: int | None = None) -> str:
 
 
 def _strip_line(line: str, rank: int | None) -> str:
+    line = _compile(_KEY_ECHO).sub("", line)
     for _ in range(_MAX_PREFIXES):
         found = _compile(_PREFIX).match(line)
         own = _compile(_OWN_RANK).match(line) if found is None else None

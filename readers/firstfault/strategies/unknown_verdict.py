@@ -8,6 +8,7 @@ from itertools import islice
 
 from firstfault.evidence.classification import STORE_WAIT, FailureClass
 from firstfault.evidence.diagnosis import Candidate, Diagnosis, describe_blame
+from firstfault.evidence.hangs import find_different_calls, sort_by_rank
 from firstfault.evidence.progress import describe_waits
 from firstfault.evidence.texts import find_message
 from firstfault.model import JobErrors, Reason, Subject, Suspect, Verdict
@@ -139,9 +140,10 @@ def _describe_expired_deadline(job: JobErrors) -> str:
         return "no rank shows its own fault"
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
     subject = f"rank{'s' if len(ranks) > 1 else ''} {join_ranks(ranks)}"
-    return (
-        f"{expired[0].expired.text} on {subject}, in a collective, no rank differs from its peers"
-    )
+    waits = "in a collective, no rank stands out"
+    if (different := find_different_calls(sort_by_rank(job.failures))) is not None:
+        waits = f"in different collectives: {different.text}"
+    return f"{expired[0].expired.text} on {subject}, {waits}"
 
 
 def _describe_unreported_nodes(job: JobErrors) -> str:
