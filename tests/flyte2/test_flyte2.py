@@ -79,11 +79,12 @@ def _run(
     restart: int = 0,
     limit: int = 2,
     pods: int = 2,
+    ranks_each: int = 1,
     outputs: str = "",
     options: Sequence[str] = (),
     **variables: str,
 ) -> Job:
-    """Run a restart of a JobSet, whose pods have a rank each."""
+    """Run a restart of a JobSet, whose pods have so many ranks each."""
     names = {
         "JOBSET_NAME": "job",
         "JOBSET_RESTART_ATTEMPT": str(restart),
@@ -91,7 +92,7 @@ def _run(
         "FLYTE_CLUSTERED_WORKER": "1",
     }
     environments = dict.fromkeys(range(pods), ENVIRONMENT | names | variables)
-    of_torchrun = ("--nproc-per-node=1", "--no-python", "--")
+    of_torchrun = (f"--nproc-per-node={ranks_each}", "--no-python", "--")
     return run_job(
         folder,
         _a0(folder, task, fault, *options, outputs=outputs),
@@ -284,12 +285,13 @@ def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     assert not list((tmp_path / "outputs").rglob("e1-*.pb"))
 
 
-def test_outputs_of_a_wrong_type(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pods", "ranks_each"), [(2, 1), (1, 2)])
+def test_outputs_of_a_wrong_type(tmp_path: Path, pods: int, ranks_each: int) -> None:
     """Flyte handles an exception outside of the task function, and its pods exit with 0:
-    here with its error.
+    here with its error, also if all workers exit with 0 at the same time.
     """
-    job = _run(tmp_path, "none", task="train_to_text")
-    assert _codes(job) == [0, 0]
+    job = _run(tmp_path, "none", task="train_to_text", pods=pods, ranks_each=ranks_each)
+    assert _codes(job) == [0] * pods
     assert job.nodes[0].headline.startswith(
         "TypeTransformerFailedError, ranks 0, 1: Expected value of type"
     )
