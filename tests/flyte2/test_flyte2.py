@@ -275,6 +275,14 @@ def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
     assert "host-1" in job.nodes[0].headline
 
 
+def test_a_task_that_returns_early(tmp_path: Path) -> None:
+    """Its entrypoint ends with ``sys.exit(main())``, which is no call of the task's."""
+    job = _run(tmp_path, "early", pods=1, ranks_each=2)
+    assert _codes(job) == [1]
+    headline = job.nodes[0].headline
+    assert headline.startswith("ended early, rank 1 on host-0: its program reached its end")
+
+
 def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     """Also if the task handles the exception of another one, which it runs in its own process."""
     job = _run(tmp_path, "handled")

@@ -147,6 +147,8 @@ class FailureClass(enum.IntEnum):
     """May be cause or consequence: a collective's timeout, an abort."""
     CONSEQUENCE = 5
     """The failure names a peer that is gone, or its agent stopped the process."""
+    FINISHED = 6
+    """The program ran to its end, and no other failure is about that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +530,9 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
         "",
     )
     refuses = log.signature == "usage" or was_raised_by_config_parser(exception)
-    if found is None and failure.exit_code != 0 and refuses:
+    # an exit without a code in its text succeeded, unless its process had another code
+    has_failed = bool(failure.exit_code) or exception.message not in {"", "0", "None"}
+    if found is None and has_failed and refuses:
         why = "rejected its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
     in_flight = bool(failure.sent_signals)

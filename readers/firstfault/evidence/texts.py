@@ -296,7 +296,8 @@ def has_reached_end(failure: WorkerError) -> bool:
     but nobody called `sys.exit`.
     """
     raised = failure.exception
-    return raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
+    is_end = raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
+    return is_end and not failure.exit_code
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.diagnosis import Diagnosis
-from firstfault.evidence.texts import find_message
+from firstfault.evidence.texts import find_message, has_reached_end
 from firstfault.model import (
     JobErrors,
     NodePresence,
@@ -43,7 +43,11 @@ _LARGEST_WORLD = 100_000
 _INEXACT_NS = 1_000_000_000
 """Less exact times may put failures of one cascade into the wrong order, and are worth a row."""
 _NOT_OPENED = "documents listed but not opened"
-_STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
+_STATES = {
+    FailureClass.CONSEQUENCE: State.VICTIM,
+    FailureClass.UNCLEAR: State.UNCLEAR,
+    FailureClass.FINISHED: State.FINISHED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +430,10 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
         line = first.failure.sent_signals[0].reason
     elif first.state is State.STOPPED:
         line = _describe_stop(first.failure, len(events))
+    elif has_reached_end(first.failure) and first.state is State.FINISHED:
+        # not "ended early": no peer needed it
+        what = State.FINISHED.value
+        line = find_message(first.failure).text
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
     count = len(events) + len(unopened)
     return Group(
@@ -516,6 +524,7 @@ def _list_ranks(
     finished = {
         rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks
     }
+    finished |= {rank for entry in job.roster for rank in entry.finished_ranks}
     words = find_engine_words(job, verdict)
     named = set(job.named_ranks)
     highest = max(
