@@ -32,6 +32,7 @@ from firstfault.exceptions.first_cause import (
     is_wrapper,
     iter_exceptions,
 )
+from firstfault.exceptions.flytekit_files import is_output_error
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
@@ -178,6 +179,7 @@ class ClassifiedFailure:
         return self.failure.node or None
 
 
+_RAISED_ITSELF = "raised its own exception"
 _CLASS_BY_ROLE = {
     Role.PRIMARY: FailureClass.OWN_FAULT,
     Role.SECONDARY: FailureClass.CONSEQUENCE,
@@ -416,6 +418,8 @@ def _classify_exception(
     if name == "SystemExit":
         return _classify_exit_call(failure, exception)
     judged = _classify_raised(failure, exception)
+    if judged.why == _RAISED_ITSELF and is_output_error(exception):
+        judged = replace(judged, why="returned a value that flytekit can't convert")
     is_own = failure.category == "exit" and judged.failure_class is FailureClass.OWN_FAULT
     return replace(judged, category=judged.category or "user_code") if is_own else judged
 
@@ -438,7 +442,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
         why = (
-            "raised its own exception"
+            _RAISED_ITSELF
             if not found.is_specific
             else f"reports its own fault ({found.signature})"
         )

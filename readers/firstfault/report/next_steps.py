@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from firstfault.evidence.certain_bugs import find_missing_script
+from firstfault.evidence.certain_bugs import find_advice_on_bug, find_missing_script
 from firstfault.evidence.texts import has_reached_end
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
@@ -150,8 +150,8 @@ def _give_advice(case: Case, code: str) -> str:
             )
             return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    if ended := _advise_on_end(case, code):
-        return ended
+    if found := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
+        return found
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
