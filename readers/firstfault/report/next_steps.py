@@ -23,6 +23,7 @@ from firstfault.model.failure import (
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
+from firstfault.strategies.headlines import NO_PROGRESS
 from firstfault.utils.text import one_line
 
 _LOGS = 4
@@ -135,7 +136,11 @@ def _give_advice(case: Case, code: str) -> str:
     if verdict.category == TEARDOWN:
         return advice
     if verdict.is_at_time_limit:
-        return "raise the time limit, or resume from a checkpoint"
+        return (
+            "find out why the job made no progress before you raise the time limit"
+            if NO_PROGRESS in verdict.headline
+            else "raise the time limit, or resume from a checkpoint"
+        )
     if verdict.code in _ADVICE_BY_CODE:
         return _ADVICE_BY_CODE[verdict.code]
     if case.is_alone:

@@ -20,6 +20,8 @@ from firstfault.model.job import UNNAMED_PROCESS
 from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault.utils.text import extract_sentence, one_line
 
+NO_PROGRESS = "no progress for"
+"""Begins the sentence about a stall before the end of a job."""
 MAX_HEADLINE_CHARS = 160
 _MAX_RANKS_IN_TEXT = 8
 """As many ranks as fit into a line."""
