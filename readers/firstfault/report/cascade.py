@@ -28,7 +28,7 @@ from firstfault.report.engine_words import find_engine_words
 from firstfault.report.formatting import (
     MAX_LISTED_ITEMS,
     TENTH,
-    format_range,
+    format_delay,
     format_ranks,
     format_shift,
     format_signed,
@@ -666,7 +666,7 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
     elif cascade.from_root and (low < 0 or len(timed) == 1):
         yield later_text(Interval(low, high))
     elif cascade.from_root:
-        yield f"{format_range(low, high)} after the cause" if high > 0 else "at the same time"
+        yield f"{format_delay(low, high)} after the cause" if high > 0 else "at the same time"
     elif high > 0:
         # the time of the root cause is unknown: times are counted from the first victim
         yield f"within {duration(high)}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from firstfault.evidence.certain_bugs import find_advice_on_bug, find_missing_script
-from firstfault.evidence.texts import has_reached_end
+from firstfault.evidence.texts import has_reached_end, is_unsendable_result
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
 from firstfault.model.failure import (
@@ -91,8 +91,12 @@ def _may_be_on_kubernetes(job: JobErrors) -> bool:
     is a machine.
     """
     known = [place for place in job.places if place.host]
+    # in a cluster, Flyte 1's pods have a namespace
     return not known or any(
-        place.namespace or place.machine or place.host != place.node for place in known
+        place.namespace
+        or place.machine
+        or (place.host != place.node and place.engine not in {"", "flyte"})
+        for place in known
     )
 
 
@@ -179,6 +183,8 @@ def _advise_on_end(case: Case, code: str) -> str:
             "find out why this rank ran fewer steps than its peers: fewer batches, or an early"
             " return"
         )
+    if root is not None and is_unsendable_result(root):
+        return "return a value that pickle can write, such as the path of a file"
     # the line that called sys.exit is known: no log knows more
     return "open the code that exited" if case.verdict.category == "exit" and code else ""
 
