@@ -137,6 +137,31 @@ def test_the_trial_of_the_docs(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+def test_the_elastic_trial_of_the_docs(tmp_path: Path) -> None:
+    """The page's second task, with its script for inputs and without torchrun,
+    records a failure, too.
+    """
+    page = (
+        (ROOT / "docs" / "start" / "flyte2.md")
+        .read_text(encoding="utf-8")
+        .partition("### A task with inputs, and `Elastic`")[2]
+    )
+    for name in ("elastic_trial.py", "write_inputs.py"):
+        text, _, page = page.partition("```python\n")[2].partition("```")
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    subprocess.run(
+        ["bash", "-c", page.partition("```bash\n")[2].partition("```")[0]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": ENVIRONMENT["PATH"], "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=LONG_S,
+        check=True,
+    )
+    error = ErrorDocument.FromString((tmp_path / "out" / "error.pb").read_bytes()).error
+    assert error.message.startswith("TypeError rank 1 ")
+    assert (tmp_path / "out" / "firstfault-runs" / "elastic-a0" / "0" / "error.pb").is_file()
+
+
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All pods exit with 0, after which JobSet restarts none and Flyte reads the error,
     which isn't recoverable.

@@ -1,9 +1,9 @@
-"""Functions that return what torch can't send to the agent."""
+"""What a worker had done before its failure: returned a value, or lost a thread."""
 
 from dataclasses import replace
 
 from firstfault.conclude import conclude
-from firstfault.model import ExceptionInfo, SentSignal, Writer
+from firstfault.model import ExceptionInfo, SentSignal, ThreadFailure, Writer
 from firstfault.render.terminal import terminal_text
 from firstfault.report.data import report_conclusion
 from firstfault.testing import make_error, make_job
@@ -60,3 +60,16 @@ def test_a_result_that_cannot_be_pickled() -> None:
     assert "Next return a value that pickle can write" in text
     assert "1 stopped by its agent, at least 250 ms later" in text
     assert SENT not in _text(ELSEWHERE)
+
+
+def test_a_thread_that_failed_before() -> None:
+    """The exception of a thread explains that of the main thread, if it came before."""
+    error = make_error(1, exception="RuntimeError", message="the prefetch thread died", at_ms=500)
+    assert error.timestamp_ns is not None
+    for before_ns, is_shown in ((1_000_000, True), (-1_000_000, False)):
+        dead = ThreadFailure(
+            "prefetch", error.timestamp_ns - before_ns, ExceptionInfo("KeyError", "'shard'")
+        )
+        verdict = conclude(make_job(replace(error, thread_failures=(dead,)))).verdict
+        reason = "before, its thread 'prefetch' ended with KeyError: 'shard'"
+        assert (reason in verdict.why) is is_shown
