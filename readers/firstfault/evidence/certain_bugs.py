@@ -151,7 +151,7 @@ def _explain(exception: ExceptionInfo) -> str:
         return ""
     reason = next((bug.reason for bug in _load()[0] if bug.fits(exception)), "")
     return reason.replace(
-        "{type}", f"{'an' if exception.type[0] in 'AIU' else 'a'} {exception.type}"
+        "{type}", f"{'an' if exception.type.startswith(('A', 'I', 'U')) else 'a'} {exception.type}"
     )
 
 
