@@ -202,8 +202,29 @@ async def _failed_attempts(
                 if attempt.changed_ns is None or attempt.changed_ns >= since_ns
             ]
         read = await each(_Reader(store, with_machines=with_machines).read, wanted, _AT_ONCE)
-    failed = [attempt for attempt in read if attempt is not None]
+    failed = _drop_copies([attempt for attempt in read if attempt is not None])
     return sorted(failed, key=lambda attempt: (-(attempt.time_ns or 0), attempt.uri)), len(found)
+
+
+def _drop_copies(failed: list[FailedAttempt]) -> list[FailedAttempt]:
+    """Leave out attempts with the verdict of another one below their folder.
+
+    Flyte 2 reads the error of an action above the folders of its attempts, which have the
+    documents.
+    """
+
+    def get_verdict(attempt: FailedAttempt) -> tuple[object, ...]:
+        return (attempt.time_ns, attempt.fingerprint, attempt.line)
+
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for attempt in failed:
+        alike.setdefault(get_verdict(attempt), []).append(attempt.uri)
+
+    def is_copy(attempt: FailedAttempt) -> bool:
+        folder = f"{attempt.uri.rstrip('/')}/"
+        return any(uri.startswith(folder) for uri in alike[get_verdict(attempt)])
+
+    return [attempt for attempt in failed if attempt.note or not is_copy(attempt)]
 
 
 class _Reader:

@@ -63,6 +63,8 @@ def fail(fault: str) -> int:
                 raise AssertionError("the inner task has not failed")
         if fault == "lost":
             os.kill(os.getppid(), signal.SIGKILL)
+        if fault == "early":
+            return 7
     dist.barrier()
     dist.destroy_process_group()
     return 7

@@ -79,11 +79,12 @@ def _run(
     restart: int = 0,
     limit: int = 2,
     pods: int = 2,
+    ranks_each: int = 1,
     outputs: str = "",
     options: Sequence[str] = (),
     **variables: str,
 ) -> Job:
-    """Run a restart of a JobSet, whose pods have a rank each."""
+    """Run a restart of a JobSet, whose pods have so many ranks each."""
     names = {
         "JOBSET_NAME": "job",
         "JOBSET_RESTART_ATTEMPT": str(restart),
@@ -91,7 +92,7 @@ def _run(
         "FLYTE_CLUSTERED_WORKER": "1",
     }
     environments = dict.fromkeys(range(pods), ENVIRONMENT | names | variables)
-    of_torchrun = ("--nproc-per-node=1", "--no-python", "--")
+    of_torchrun = (f"--nproc-per-node={ranks_each}", "--no-python", "--")
     return run_job(
         folder,
         _a0(folder, task, fault, *options, outputs=outputs),
@@ -134,6 +135,31 @@ def test_the_trial_of_the_docs(tmp_path: Path) -> None:
     assert "firstfault: TypeError, rank 1 on " in ended.stderr
     assert ended.stderr.endswith("/out/firstfault-runs/trial/0\n")
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_the_elastic_trial_of_the_docs(tmp_path: Path) -> None:
+    """The page's second task, with its script for inputs and without torchrun,
+    records a failure, too.
+    """
+    page = (
+        (ROOT / "docs" / "start" / "flyte2.md")
+        .read_text(encoding="utf-8")
+        .partition("### A task with inputs, and `Elastic`")[2]
+    )
+    for name in ("elastic_trial.py", "write_inputs.py"):
+        text, _, page = page.partition("```python\n")[2].partition("```")
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    subprocess.run(
+        ["bash", "-c", page.partition("```bash\n")[2].partition("```")[0]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": ENVIRONMENT["PATH"], "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=LONG_S,
+        check=True,
+    )
+    error = ErrorDocument.FromString((tmp_path / "out" / "error.pb").read_bytes()).error
+    assert error.message.startswith("TypeError rank 1 ")
+    assert (tmp_path / "out" / "firstfault-runs" / "elastic-a0" / "0" / "error.pb").is_file()
 
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
@@ -274,6 +300,14 @@ def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
     assert "host-1" in job.nodes[0].headline
 
 
+def test_a_task_that_returns_early(tmp_path: Path) -> None:
+    """Its entrypoint ends with ``sys.exit(main())``, which is no call of the task's."""
+    job = _run(tmp_path, "early", pods=1, ranks_each=2)
+    assert _codes(job) == [1]
+    headline = job.nodes[0].headline
+    assert headline.startswith("ended early, rank 1 on host-0: its program reached its end")
+
+
 def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     """Also if the task handles the exception of another one, which it runs in its own process."""
     job = _run(tmp_path, "handled")
@@ -284,12 +318,13 @@ def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     assert not list((tmp_path / "outputs").rglob("e1-*.pb"))
 
 
-def test_outputs_of_a_wrong_type(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pods", "ranks_each"), [(2, 1), (1, 2)])
+def test_outputs_of_a_wrong_type(tmp_path: Path, pods: int, ranks_each: int) -> None:
     """Flyte handles an exception outside of the task function, and its pods exit with 0:
-    here with its error.
+    here with its error, also if all workers exit with 0 at the same time.
     """
-    job = _run(tmp_path, "none", task="train_to_text")
-    assert _codes(job) == [0, 0]
+    job = _run(tmp_path, "none", task="train_to_text", pods=pods, ranks_each=ranks_each)
+    assert _codes(job) == [0] * pods
     assert job.nodes[0].headline.startswith(
         "TypeTransformerFailedError, ranks 0, 1: Expected value of type"
     )

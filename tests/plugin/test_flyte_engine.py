@@ -314,3 +314,13 @@ def test_a_storage_that_hangs_does_not_delay_the_choice(
     assert flyte_engine.newest_seal(own.seal, own.document, prefix.uri) == own.document
     assert time.monotonic() - began < SOON_S
     hangs.set()
+
+
+def test_a_namespace_needs_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flyte's default is a guess about a cluster: on a laptop, no command of kubectl follows."""
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_PROJECT", "local")
+    monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_DOMAIN", "development")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert flyte_engine.namespace() == ""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    assert flyte_engine.namespace() == "local-development"

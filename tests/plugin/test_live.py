@@ -27,9 +27,11 @@ from firstfault.model import NodePresence, Phase, SentSignal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
+from flytekitplugins.firstfault.local import stall_lines
 from flytekitplugins.firstfault.local.live import AttemptView, shown_rows
 from flytekitplugins.firstfault.local.pods import Pod
 from flytekitplugins.firstfault.local.runner import Running
+from flytekitplugins.firstfault.local.stall_lines import StallLines
 from tests.plugin.running import Running as Started
 from tests.plugin.running import short_folder
 from tests.waiting import until
@@ -371,10 +373,61 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
         assert terminal.end() == EXIT.INTERRUPTED
     assert Started(terminal.process, tmp_path, temporary).left_over() == []
     assert "firstfault: interrupted" in terminal.shown
+    shown = " ".join(terminal.shown.split())
+    assert re.search(r"interrupted; to see what it did: firstfault show runs/\w+/0", shown)
     assert "Traceback" not in terminal.shown
 
 
 # --- afterwards -----------------------------------------------------------------------------------
+
+_TOO_FEW = """
+from flytekit import task
+from flytekitplugins.firstfault import Elastic
+
+@task(
+    task_config=Elastic(nnodes=1, nproc_per_node=1, start_method="fork", increase_shared_mem=False)
+)
+def train() -> tuple[int, int]:
+    return (1,)
+"""
+
+
+@pytest.mark.jobs
+def test_a_missing_output(tmp_path: Path) -> None:
+    """Flyte accepts outputs without one that the task declares, and the command warns of it."""
+    (tmp_path / "too_few.py").write_text(_TOO_FEW)
+    done = subprocess.run(
+        [sys.executable, "-m", "firstfault", "run", "too_few.py", "train"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_DEADLINE_S,
+    )
+    assert done.returncode == EXIT.OK, done.stderr
+    assert done.stdout.endswith('succeeded: {"o0": 1}\n')
+    assert "the task returned no value for o1, which it declares" in done.stderr
+
+
+def test_stalls_in_the_log_of_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only an agent's lines about a stall are printed, each once, and whole."""
+    monkeypatch.setattr(stall_lines, "_POLL_SECONDS", 0.0)
+    log = tmp_path / "pod.log"
+    lines = StallLines(log)
+    assert lines.read() == []
+    log.write_text("step 1\nfirstfault: rank 3: no stall yet\nfirstfault: no progress for 61 s: ")
+    assert lines.read() == []
+    with log.open("a") as file:
+        file.write("rank 3 has called 3\nfirstfault: rank 3: train.py:5 in load\nstep 2\n")
+    assert lines.read() == [
+        "no progress for 61 s: rank 3 has called 3",
+        "rank 3: train.py:5 in load",
+    ]
+    with log.open("a") as file:
+        file.write("firstfault: progress resumed after 74 s\n")
+    assert lines.read() == ["progress resumed after 74 s"]
+    assert lines.read() == []
+
 
 _TWICE = """
 import os

@@ -146,8 +146,16 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
             "UsageError: Elastic.nnodes must be a number like 2",
         ),
         (TASKS.replace("nnodes=2", "strategy='earlyest'"), "unknown strategy 'earlyest'"),
+        (
+            TASKS.replace("nnodes=2", "nproc_per_nodes=2"),
+            "'nproc_per_nodes'; did you mean nproc_per_node? (at tasks_of_this_test.py:5)",
+        ),
+        (
+            "def read():\n    return {}['lr']\nread()",
+            "KeyError: 'lr' (at tasks_of_this_test.py:2 in read)",
+        ),
     ],
-    ids=["syntax", "import", "raise", "exit", "nnodes", "strategy"],
+    ids=["syntax", "import", "raise", "exit", "nnodes", "strategy", "misspelled", "function"],
 )
 def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..., Said]) -> None:
     """An error during the file's import is shown in one line, also a call of sys.exit()."""

@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 from firstfault.conclude import conclude
-from firstfault.model import CollectiveProgress, ExceptionInfo, FrameInfo, WorkerError
+from firstfault.model import (
+    CollectiveProgress,
+    ExceptionInfo,
+    FrameInfo,
+    NodePresence,
+    Phase,
+    Receipt,
+    WorkerError,
+)
 from firstfault.render.terminal import terminal_text
 from firstfault.report import Report
 from firstfault.report.data import report_conclusion
@@ -78,3 +86,81 @@ def test_one_peer() -> None:
     """The only peer that tells where it was is named by its rank."""
     headline = _early(_victim(0, 12)).verdict.headline
     assert "while rank 0 was at all_reduce #12 (train.py:7 in step)" in headline
+
+
+def _raised(at_ms: int, called: int) -> WorkerError:
+    """Return rank 0's own exception, after so many collectives."""
+    error = ExceptionInfo("ValueError", "cannot save the model", bases=("Exception",))
+    return make_error(
+        0,
+        at_ms=at_ms,
+        exception=error,
+        message=error.message,
+        collectives=_progress(called),
+        world_size=2,
+    )
+
+
+def _on_machine(failure: WorkerError, at_ms: int) -> WorkerError:
+    return replace(failure, boot_id="b00t", monotonic_ns=at_ms * 1_000_000)
+
+
+def _conclude(own_at_ms: int, own_called: int, *, ended_at_ms: int = 100) -> Report:
+    ended = make_error(
+        1,
+        at_ms=ended_at_ms,
+        exception=ENDED,
+        message=ENDED.message,
+        category="exit",
+        collectives=_progress(11),
+        world_size=2,
+    )
+    # one boot of one machine, so the order of both is certain
+    job = make_job(
+        _on_machine(_raised(own_at_ms, own_called), own_at_ms), _on_machine(ended, ended_at_ms)
+    )
+    return report_conclusion(conclude(job), uri="")
+
+
+def test_a_rank_that_nobody_needs() -> None:
+    """A program that ends after another rank has failed, or when no rank is further than it,
+    has finished.
+    """
+    for own_at_ms, own_called in ((0, 12), (0, 11), (200, 11)):
+        report = _conclude(own_at_ms, own_called)
+        assert report.verdict.headline == "ValueError, rank 0 on worker-0: cannot save the model"
+        assert not report.verdict.suspects
+        states = {item.rank: item.state.value for item in report.cascade.ranks}
+        assert states == {0: "root cause", 1: "finished"}
+    # it ended first, and rank 0 may have waited for it
+    assert _conclude(200, 12).verdict.headline.startswith("ended early, rank 1 ")
+
+
+def test_an_exit_with_success_is_no_refusal() -> None:
+    """Libraries for command lines also exit after a success: only another code refuses options."""
+    exit_frame = FrameInfo("/env/lib/python3.11/site-packages/click/core.py", 1612, "main", "")
+    error = ExceptionInfo("SystemExit", "", bases=("BaseException",), frames=(CALL, exit_frame))
+    categories = [
+        conclude(
+            make_job(make_error(1, exception=error, message="", category="exit", exit_code=code))
+        ).verdict.category
+        for code in (None, 0, 2)
+    ]
+    assert categories == ["exit", "exit", "config"]
+
+
+def test_a_finished_rank_without_a_document() -> None:
+    """A rank that its agent saw finish before the failure isn't one without a report."""
+    failure = _raised(0, 11)
+    entry = NodePresence(
+        Phase.FAILED,
+        replace(failure.place, rank=None, local_rank=None),
+        (0, 1),
+        finished_ranks=(1,),
+        receipts=(Receipt("e1-0.pb", durable=True, rank=0),),
+    )
+    job = make_job(failure, roster=(entry,))
+    report = report_conclusion(conclude(job), uri="")
+    states = {item.rank: item.state.value for item in report.cascade.ranks}
+    assert states == {0: "root cause", 1: "finished"}
+    assert "what happened to rank 1" not in terminal_text(report)

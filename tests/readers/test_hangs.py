@@ -24,6 +24,7 @@ from firstfault.wire.documents import decode, encode
 from tests.readers.scenes import (
     IN_COLLECTIVE,
     IN_SLEEP,
+    IN_TORCHS_WAIT,
     PEER,
     STACK,
     WAITED,
@@ -383,6 +384,12 @@ def _killed(
     )
     ended = {"exit_code": -9, "signal": "SIGKILL", "category": "hang", "expired": expired}
     return _rank(rank, stack, timestamp_ns=at, **{**ended, **fields})
+
+
+def test_a_deadline_after_the_end_of_a_function() -> None:
+    """A rank that had returned was killed at no line, and the headline has the reason instead."""
+    verdict = evidence(make_job(_killed(1, IN_TORCHS_WAIT)))
+    assert verdict.headline.endswith(': "train step" exceeded 30 s: its function had returned')
 
 
 def _stopped(rank: int, stack: str, **fields: Any) -> model.WorkerError:

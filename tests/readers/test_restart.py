@@ -23,6 +23,7 @@ from firstfault.layout import (
     restart_record_name,
 )
 from firstfault.model import (
+    TIME_LIMIT,
     ExceptionInfo,
     FrameInfo,
     Kind,
@@ -367,3 +368,21 @@ def test_a_job_that_was_terminated_during_a_stall(
         f"Stalls: 1 stall, {seconds:.0f} s in total, {64 * seconds / 3600:.2f} rank hours, waiting"
         " for rank" in text
     )
+
+
+def test_a_time_limit_during_a_stall(attempt: Attempt, run: Callable[..., Ran]) -> None:
+    """More time alone doesn't help a job that made no progress, so the advice is another one."""
+    record = replace(STALL, headline="rank 17: its function had returned while its peers waited")
+    limit = replace(
+        agent(1, "preemption", 600_000, message="the attempt reached its time limit"),
+        code=TIME_LIMIT,
+    )
+    for has_stalled in (False, True):
+        if has_stalled:
+            name = restart_record_name("stall", 0, 0)
+            attempt.put(f"{ROSTER}/{name}", restart_to_json(record))
+        attempt.write(limit)
+        text = " ".join(run("show", attempt.uri).out.split())
+        advice = "find out why the job made no progress before you raise the time limit"
+        assert (advice in text) is has_stalled
+        assert ("rank 17: its function had returned" in text) is has_stalled

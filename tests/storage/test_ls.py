@@ -245,6 +245,21 @@ def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert notes["b"] == ""
 
 
+def test_a_verdict_in_two_folders(tmp_path: Path) -> None:
+    """Flyte 2's error above the folders of its attempts is listed once, with the documents;
+    an earlier error stays.
+    """
+    files = _sealed(_error(0))
+    earlier = _sealed(_error(1))
+    below = {f"0/firstfault-runs/job/1/{path}": data for path, data in files.items()}
+    first = {f"0/firstfault-runs/job/0/{path}": data for path, data in earlier.items()}
+    _put(str(tmp_path), {"0/error.pb": files["error.pb"], **below, **first})
+    found, number = failed_attempts(str(tmp_path))
+    names = sorted(attempt.uri.removeprefix(f"{tmp_path}/") for attempt in found)
+    assert names == ["0/firstfault-runs/job/0", "0/firstfault-runs/job/1"]
+    assert number == 3
+
+
 def test_errors_beat_outputs(tmp_path: Path) -> None:
     """An attempt with documents and outputs failed, as in show, unless a later round recovered."""
     error = _error()

@@ -293,6 +293,23 @@ def test_ranks_in_different_collectives(odd: dict[int, str], text: str) -> None:
     assert told.ranks == ()
 
 
+RETURNED = """Thread 0x00007f13c9ffb740 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 349 in wait
+  File "/x/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 708 in _wrap
+  File "<string>", line 1 in <module>
+"""
+
+
+def test_a_rank_whose_function_had_returned() -> None:
+    """It's at no line, it isn't loading, and the record of the stall has the reason."""
+    told = _told({5: worker(5, begun=40, stack=RETURNED)}, is_starting=True)
+    assert told.lines[1] == "rank 5: its function had returned, for at least 58 s"
+    assert told.straggler == "rank 5: its function had returned while its peers waited for it"
+    told = _told({5: worker(5, begun=40, stack=READS)}, is_starting=True)
+    assert told.lines[1].endswith("may still be loading or compiling")
+    assert told.straggler == "rank 5 at loader.py:88 in read_shard"
+
+
 def test_when_a_stall_will_end_the_attempt() -> None:
     """A report that comes before the end has when that is,
     and why it's later in the first steps.

@@ -701,6 +701,40 @@ def _finishes(folder: Path, local_rank: int, ready: Any, *, by_child: bool = Fal
     _plain(ready)
 
 
+def _fails_with_success(folder: Path, local_rank: int, ready: Any) -> None:
+    """Report a failure, then exit with 0, as the entrypoint of Flyte 2 does."""
+    if local_rank == 1:
+        WorkerChannel(NodeFolder(folder), 0, local_rank, lambda _: {}).report_failure({})
+    ready.set()
+    os._exit(0)
+
+
+def test_a_failure_of_a_program_that_exits_with_0(
+    start: Callable[..., list[Any]], prefix: Prefix, spool: Path
+) -> None:
+    """A program that has reported a failure has failed, whatever its exit code,
+    also if the report wasn't read before the exit.
+    """
+    folder = spool.parents[1]
+    node_context = replace(prefix.node_context(), node_folder=str(folder))
+    reporter = Reporter(
+        node_context, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank)
+    )
+    local = LocalWorkers(node_context, reporter, LONG_S, lambda: None)
+    local.are_programs = True
+    processes = start(
+        partial(_fails_with_success, folder, 0), partial(_fails_with_success, folder, 1)
+    )
+    local._context = SimpleNamespace(subprocess_handlers={}, _pc=SimpleNamespace())
+    local._watch = ExitWatch(processes)
+    assert _exit_codes(processes) == [0, 0]
+    until(lambda: len(local._watch.ended()) == len(processes) if local._watch else False)
+    assert local.has_late_report()
+    assert [death.local_rank for death in local.get_exits()] == [1]
+    local._watch.stop()
+    local.close()
+
+
 def test_workers_that_have_come_to_their_end(
     start: Callable[..., list[Any]], prefix: Prefix, spool: Path
 ) -> None:

@@ -202,6 +202,11 @@ class ReportingAgent(LocalElasticAgent):
         # within the next call, so every death after this moment may be torch's work.
         looked_ns = time.monotonic_ns()
         result = self._failed_result(failed) if failed else self._result_of_torch(worker_group)
+        if result.state is WorkerState.SUCCEEDED:
+            with suppress_internal_errors_in_main("looking for failures of workers that ended"):
+                # All have exited with 0, perhaps before the report of one was read.
+                if node.workers.has_late_report() and (failed := node.handle_failures()):
+                    result = self._failed_result(failed)
         if result.state in _FAILED:
             with suppress_internal_errors_in_main("reporting a failure"):
                 node.report_failure(result, looked_ns)

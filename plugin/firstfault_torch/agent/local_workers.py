@@ -256,6 +256,16 @@ class LocalWorkers:
             if pids.get(rank) == report["pid"] and report["monotonic_ns"] < before_ns
         }
 
+    def has_late_report(self) -> bool:
+        """Whether a program that has exited with 0 had reported a failure, perhaps unread so far.
+
+        Flyte 2's ``a0`` does so after an error outside of its task function.
+        """
+        if self._channel is None or not self.are_programs:
+            return False
+        self._channel.read_arrived(time_limits.FINISHED_REPORTS_TIMEOUT_SECONDS)
+        return bool(self.reported())
+
     def find_finished(self) -> frozenset[int]:
         """Return the local ranks that had come to their end before this agent knew of a failure.
 
@@ -303,11 +313,12 @@ class LocalWorkers:
         """Return the workers that ended without success, in the order of their ends.
 
         A worker that exited with 0 before it handed over its result counts: torch would wait for
-        that result for ever. So does one that ended when the agent, or torch for it, stopped the
-        workers: a signal handler may exit with 0.
+        that result for ever. So does one that had reported a failure, and one that ended when the
+        agent, or torch for it, stopped the workers: a signal handler may exit with 0.
         """
         if self._watch is None:
             return []
+        reported = self.reported()
         # Before `ended`: a worker that hands over its result between the two reads can't have ended
         # by the second, because torch's `_wrap` lets it end only after all results.
         counted = unfinished(self._context)
@@ -319,6 +330,7 @@ class LocalWorkers:
             and (
                 worker_exit.exit_code != 0
                 or worker_exit.local_rank in counted
+                or worker_exit.local_rank in reported
                 or (stop is not None and stop.ended(worker_exit))
             )
         ]

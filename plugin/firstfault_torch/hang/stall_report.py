@@ -59,6 +59,10 @@ class StallReport:
     node: str = ""
     position: str = ""
     """The first straggler's: "loader.py:88 in read_shard"."""
+    exit_stage: str = ""
+    """What of the first straggler had ended, if it's at no line of the program: "its function had
+    returned while its peers waited for it".
+    """
     workers_to_kill: tuple[tuple[int, int], ...] = ()
     """(group rank, local rank) of the workers to kill so that the attempt ends; empty:
     the attempt continues.
@@ -69,7 +73,15 @@ class StallReport:
         """The first straggler's position; without one, the end of the first line:
         "no single rank is behind".
         """
-        return self.position or "".join(self.lines[:1]).rpartition(", ")[2]
+        return self.position or self.exit_stage or "".join(self.lines[:1]).rpartition(", ")[2]
+
+    @property
+    def straggler(self) -> str:
+        """The first straggler and where it is: "rank 3 at loader.py:88 in read_shard"."""
+        if not self.ranks:
+            return "no single rank"
+        at = f" at {self.position}" if self.position else ""
+        return f"rank {self.ranks[0]}" + (f": {self.exit_stage}" if self.exit_stage else at)
 
 
 def to_files(workers: Iterable[tuple[WorkerError, WorkerObservation]]) -> dict[str, bytes]:
@@ -167,8 +179,12 @@ def build_stall_report(  # noqa: PLR0913 - keywords
         _describe_position(by_rank[rank], facts[rank], is_starting=is_starting) for rank in ranks
     ]
     first = by_rank[ranks[0]] if ranks else None
-    at = locate_main_thread(first).frame if first is not None else ""
-    report = StallReport(tuple(lines), ranks, first.node if first is not None else "", at)
+    report = StallReport(tuple(lines), ranks)
+    if first is not None:
+        where = locate_main_thread(first)
+        peers = " while its peers waited for it" if waiting else ""
+        stage = f"{where.exit_stage}{peers}" if where.exit_stage else ""
+        report = replace(report, node=first.node, position=where.frame, exit_stage=stage)
     if missing:
         return report
     if not ends_attempt:
@@ -335,7 +351,8 @@ def _describe_position(failure: WorkerError, facts: WorkerObservation, *, is_sta
     code = next((line.strip() for line in _find_source_line(failure, where.frame)), "")
     since = f", for at least {facts.unchanged_seconds:.0f} s" if facts.unchanged_seconds else ""
     # A rank that does nothing, such as one in `time.sleep`, neither loads nor compiles.
-    is_loading = is_starting and facts.is_busy and where.kind is PositionKind.ELSEWHERE
+    is_elsewhere = where.kind is PositionKind.ELSEWHERE and not where.exit_stage
+    is_loading = is_starting and facts.is_busy and is_elsewhere
     hint = ["may still be loading or compiling"] if is_loading else []
     parts = [
         f"{where.exit_stage or frame}{since}{f' ({code})' if code else ''}",

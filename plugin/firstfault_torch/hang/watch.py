@@ -663,11 +663,10 @@ class StallWatch:
         node_context = self._reporter.node_context
         place = self._places.of(0)
         report = stall.report
-        waited = f"rank {report.ranks[0]}" if report.ranks else "no single rank"
         record = RestartRecord(
             RestartKind.STALL,
             node_context.round * STALLS_OF_ROUND + stall.number,
-            one_line(f"{waited}{f' at {report.position}' if report.position else ''}"),
+            one_line(report.straggler),
             restart=False,
             reason=report.lines[0],
             rank=report.ranks[0] if report.ranks else None,
@@ -699,5 +698,6 @@ def _parse_report(document: bytes) -> StallReport:
         tuple(fields["ranks"]),
         fields["node"],
         fields["position"],
+        fields["exit_stage"],
         ends_attempt,
     )

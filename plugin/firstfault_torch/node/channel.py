@@ -222,6 +222,12 @@ class AgentChannel:
 
         Waits up to `seconds` until all messages that have arrived so far are read.
         """
+        self.read_arrived(seconds)
+        with self._arrived:
+            return dict(self._finished)
+
+    def read_arrived(self, seconds: float) -> None:
+        """Wait up to `seconds` until all messages that have arrived so far are read."""
         number = next(self._echoes)
         # A worker's message is in the socket's queue before the worker can die, but the thread may
         # not have read it. The socket keeps the order, so this message comes after it.
@@ -229,7 +235,6 @@ class AgentChannel:
         is_sent = _send(self._files.agent_socket, content)
         with self._arrived:
             self._arrived.wait_for(lambda: self._heard >= number, seconds if is_sent else 0)
-            return dict(self._finished)
 
     def ask(
         self,

@@ -3,7 +3,8 @@
 
 Python keeps no `SystemExit` that has left the program. The last instruction of the outermost frame
 shows whether the program reached its end, and `sys.exit` first notes where it is called, with which
-argument, and which exception is handled there.
+argument, and which exception is handled there. A program whose last statement exits with success,
+such as the ``sys.exit(main())`` of console scripts, has reached its end, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 import threading
 from _sitebuiltins import Quitter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -23,6 +24,8 @@ from firstfault_torch.compat.torch_worker import has_process_group
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.failures.capture import NOTED, capture, safe_text
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
+from firstfault_torch.worker.in_flight import is_clean_exit
+from firstfault_torch.worker.last_call import is_last_exit
 from firstfault_torch.worker.worker_monitor import (
     WorkerMonitor,
     current_monitor,
@@ -34,10 +37,22 @@ _WORKER = os.getpid()
 _BITS_OF_LONG = 64
 """Of C's long: Python exits with -1 for a larger number."""
 _outermost: list[FrameType] = []
-_called: list[tuple[int, Any]] = []
-"""The last call of `sys.exit`: the outermost frame's instruction at that time,
-and the exit as data.
-"""
+
+
+@dataclass(frozen=True, slots=True)
+class _ExitCall:
+    """A call of `sys.exit`."""
+
+    at: int
+    """The outermost frame's instruction at that time."""
+    noted: Any = None
+    """The exit as data; None: the program had no process group."""
+    is_end: bool = False
+    """Whether nothing of the program was left to run, and it exits with success."""
+
+
+_called: list[_ExitCall] = []
+"""The last call."""
 
 
 class _Exit:
@@ -46,12 +61,13 @@ class _Exit:
     """
 
     def __init__(self, module: ModuleType, name: str) -> None:
-        self._call = getattr(module, name)
-        self.__module__, self.__name__, self.__doc__ = module.__name__, name, self._call.__doc__
+        call = getattr(module, name)
+        self._call = call
+        self.__module__, self.__name__, self.__doc__ = module.__name__, name, call.__doc__
 
         def note(kind: type, *arguments: Any, **more: Any) -> Any:
             given = (*arguments, *more.values())
-            _note_call(sys._getframe(1), given[0] if given else None)  # noqa: SLF001 - documented
+            _note_exit(sys._getframe(1), given[0] if given else None)  # noqa: SLF001 - documented
             return object.__new__(kind)
 
         # Python makes an instance of a class in two calls: `__new__` notes the call, and has
@@ -69,6 +85,21 @@ class _Exit:
     @property
     def __call__(self) -> Any:
         return self._noted
+
+
+def _note_exit(frame: FrameType, argument: Any) -> None:
+    """Note that a frame calls `sys.exit`, if that ends this program."""
+    with suppress_internal_errors("noting an exit"):
+        # A forked child and other threads don't end this program by sys.exit.
+        is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
+        if not _outermost or not is_main:
+            return
+        # the exception that the caller handles: this function handles none
+        handled = sys.exc_info()[1]
+        is_end = is_clean_exit(SystemExit(argument)) and is_last_exit(frame, handled)
+        noted = _capture_exit(frame, argument, handled) if has_process_group() else None
+        # Only the last call: an earlier one was caught, or this one wouldn't run.
+        _called[:] = [_ExitCall(_outermost[0].f_lasti, noted, is_end)]
 
 
 def begin() -> None:
@@ -99,7 +130,7 @@ def record_finish() -> None:
     its exit functions haven't run.
     """
     with suppress_internal_errors("reporting the end of the program"):
-        if _outermost and _has_returned(_outermost[-1]) and _monitor().in_flight.left is None:
+        if _outermost and _has_reached_end(_outermost[-1]) and _monitor().in_flight.left is None:
             _monitor().finishes()
 
 
@@ -119,34 +150,19 @@ def record_exit() -> None:
             _monitor().exits(error, is_kept=False, is_announced=is_call)
 
 
-def _note_call(frame: FrameType, argument: Any) -> None:
-    """Keep an exit of this program, called in this frame."""
-    with suppress_internal_errors("noting an exit"):
-        # A forked child and other threads don't end this program by sys.exit.
-        is_main = os.getpid() == _WORKER and threading.current_thread() is threading.main_thread()
-        if _outermost and is_main and has_process_group():
-            # the exception that the caller handles: this function handles none
-            _note(frame, argument, sys.exc_info()[1])
+def _capture_exit(frame: FrameType, argument: Any, handled: BaseException | None) -> Any:
+    """Return an exit as data: the exceptions would hold the program's objects."""
+    if (node_context := _monitor().node_context) is None:
+        return None
+    error = _exit_at(frame)
+    error.__context__ = handled
 
+    def read() -> ExceptionInfo:
+        message = _describe_argument(argument)  # calls the `__str__` of the program's object
+        return replace(capture(error, in_flight=True), message=message)
 
-def _note(frame: FrameType, argument: Any, handled: BaseException | None) -> None:
-    """Keep an exit as data: the exceptions would hold the program's objects."""
-    if (node_context := _monitor().node_context) is not None:
-        error = _exit_at(frame)
-        error.__context__ = handled
-
-        def read() -> ExceptionInfo:
-            message = _describe_argument(argument)  # calls the `__str__` of the program's object
-            return replace(capture(error, in_flight=True), message=message)
-
-        noted = call_with_timeout(
-            read,
-            node_context.upload_deadline_seconds / 2,
-            "noting an exit",
-            local=True,
-        )
-        # Only the last call: an earlier one was caught, or this one wouldn't run.
-        _called[:] = [(_outermost[0].f_lasti, noted)]
+    seconds = node_context.upload_deadline_seconds / 2
+    return call_with_timeout(read, seconds, "noting an exit", local=True)
 
 
 def _describe_argument(argument: Any) -> str:
@@ -165,13 +181,25 @@ def _describe_argument(argument: Any) -> str:
 
 def _find_end(frame: FrameType) -> SystemExit:
     """Return the exit of a program, given its outermost frame."""
-    if _has_returned(frame):
+    if _has_reached_end(frame):
         return SystemExit("its program reached its end")
     error = _exit_at(frame)
+    call = _find_call(frame)
+    vars(error)[NOTED] = call.noted if call is not None else None
+    return error
+
+
+def _find_call(frame: FrameType) -> _ExitCall | None:
+    """Return the call of `sys.exit` that has ended a program, given its outermost frame."""
     # A handler may have caught an earlier SystemExit: the note counts only if the outermost frame
     # is still at the same instruction.
-    vars(error)[NOTED] = next((noted for at, noted in _called if at == frame.f_lasti), None)
-    return error
+    return next((call for call in _called if call.at == frame.f_lasti), None)
+
+
+def _has_reached_end(frame: FrameType) -> bool:
+    """Whether a program ran to its end, given its outermost frame."""
+    call = _find_call(frame)
+    return _has_returned(frame) or (call is not None and call.is_end)
 
 
 def _has_returned(frame: FrameType) -> bool:

@@ -38,6 +38,8 @@ from firstfault_torch.node_context import Identity
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
+_IN_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+"""The variable that Kubernetes sets in each container."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PLAIN_CODE = "USER:RuntimeError"
 """flytekit's code for an exception without an ``error_code``."""
@@ -228,10 +230,12 @@ def namespace() -> str:
     """Return the pod's Kubernetes namespace, or an empty text.
 
     It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{
-    domain }}``.
+    domain }}``. On a machine without Kubernetes there is none, whatever the project is called.
     """
     with contextlib.suppress(OSError, ValueError):
         return _NAMESPACE_FILE.read_text(encoding="ascii").strip()
+    if _IN_KUBERNETES not in os.environ:
+        return ""
     parts = [
         os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")
     ]

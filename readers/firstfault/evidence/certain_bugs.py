@@ -41,6 +41,8 @@ class _Bug:
     types: frozenset[str]
     pattern: Pattern | None
     reason: str
+    advice: str
+    """What to do; empty: the advice for the category."""
 
     def fits(self, exception: ExceptionInfo) -> bool:
         if exception.type not in self.types:
@@ -113,6 +115,7 @@ def _load() -> tuple[tuple[_Bug, ...], Pattern, str]:
             frozenset(row["types"]),
             Pattern(row["pattern"]) if "pattern" in row else None,
             row["reason"],
+            row.get("advice", ""),
         )
         for row in table["bug"]
     )
@@ -141,6 +144,16 @@ def find_certain_bug(failure: WorkerError) -> str:
     return reasons[-1] if reasons and all(reasons) else ""
 
 
+def find_advice_on_bug(failure: WorkerError) -> str:
+    """Return what to do about a failure that is certain to repeat; empty:
+    the advice for its category.
+    """
+    exception = find_ending_exception(failure) if find_certain_bug(failure) else None
+    links = list(_list_failures(exception)) if exception is not None else []
+    found = (bug.advice for link in links[-1:] for bug in _load()[0] if bug.fits(link))
+    return next(found, "")
+
+
 def _list_failures(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
     """Yield the exceptions of a chain and of groups, without those that only carry others."""
     for link in iter_exceptions(add_remote_cause(exception)):
@@ -157,7 +170,7 @@ def _explain(exception: ExceptionInfo) -> str:
         return ""
     reason = next((bug.reason for bug in _load()[0] if bug.fits(exception)), "")
     return reason.replace(
-        "{type}", f"{'an' if exception.type[0] in 'AIU' else 'a'} {exception.type}"
+        "{type}", f"{'an' if exception.type.startswith(('A', 'I', 'U')) else 'a'} {exception.type}"
     )
 
 

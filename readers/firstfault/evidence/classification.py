@@ -33,6 +33,7 @@ from firstfault.exceptions.first_cause import (
     is_wrapper,
     iter_exceptions,
 )
+from firstfault.exceptions.flytekit_files import is_output_error
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, is_double_init_error
 from firstfault.exceptions.retried_step import find_original_failure
 from firstfault.exceptions.stack_position import PositionKind, has_left_program, locate_main_thread
@@ -149,6 +150,8 @@ class FailureClass(enum.IntEnum):
     """May be cause or consequence: a collective's timeout, an abort."""
     CONSEQUENCE = 5
     """The failure names a peer that is gone, or its agent stopped the process."""
+    FINISHED = 6
+    """The program ran to its end, and no other failure is about that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,7 @@ class ClassifiedFailure:
         return self.failure.node or None
 
 
+_RAISED_ITSELF = "raised its own exception"
 _CLASS_BY_ROLE = {
     Role.PRIMARY: FailureClass.OWN_FAULT,
     Role.SECONDARY: FailureClass.CONSEQUENCE,
@@ -420,6 +424,8 @@ def _classify_exception(
     if name == "SystemExit":
         return _classify_exit_call(failure, exception)
     judged = _classify_raised(failure, exception)
+    if judged.why == _RAISED_ITSELF and is_output_error(exception):
+        judged = replace(judged, why="returned a value that flytekit can't convert")
     is_own = failure.category == "exit" and judged.failure_class is FailureClass.OWN_FAULT
     return replace(judged, category=judged.category or "user_code") if is_own else judged
 
@@ -442,7 +448,7 @@ def _classify_raised(failure: WorkerError, exception: ExceptionInfo) -> Classifi
         return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
         why = (
-            "raised its own exception"
+            _RAISED_ITSELF
             if not found.is_specific
             else f"reports its own fault ({found.signature})"
         )
@@ -540,7 +546,9 @@ def _classify_exit_call(failure: WorkerError, exception: ExceptionInfo) -> Class
         "",
     )
     refuses = log.signature == "usage" or was_raised_by_config_parser(exception)
-    if found is None and failure.exit_code != 0 and refuses:
+    # an exit without a code in its text succeeded, unless its process had another code
+    has_failed = bool(failure.exit_code) or exception.message not in {"", "0", "None"}
+    if found is None and has_failed and refuses:
         why = "rejected its command line or configuration"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, "config", specific=True)
     in_flight = bool(failure.sent_signals)

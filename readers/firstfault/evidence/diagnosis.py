@@ -13,7 +13,7 @@ from firstfault.evidence.classification import (
     classify_failures,
 )
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.texts import Pointer
+from firstfault.evidence.texts import Pointer, has_reached_end
 
 NODE_END_CLASSES = {FailureClass.NODE_LOST, FailureClass.EXTERNAL}
 MAX_CULPRITS = 3
@@ -153,7 +153,47 @@ class Diagnosis:
 def diagnose(job: model.JobErrors) -> Diagnosis:
     """Classify the failures of the judged round. Pure: the same job gives the same diagnosis."""
     classified = classify_failures(job)
-    return Diagnosis(job, classified, Clocks(job), _count_blame(job, classified))
+    clocks = Clocks(job)
+    classified = _set_aside_finished_ranks(classified, clocks)
+    return Diagnosis(job, classified, clocks, _count_blame(job, classified))
+
+
+def _set_aside_finished_ranks(
+    classified: tuple[ClassifiedFailure, ...], clocks: Clocks
+) -> tuple[ClassifiedFailure, ...]:
+    """Return the failures, of which the end of a program is none if another rank's own failure
+    came before it, or no other rank was further than this one.
+
+    Such an end leaves a document because its peers may still need the rank.
+    """
+    ends = [item for item in classified if has_reached_end(item.failure)]
+    others = [item for item in classified if not has_reached_end(item.failure)]
+    own = [item.failure for item in others if item.failure_class <= FailureClass.OWN_EXIT]
+    finished = {
+        id(item)
+        for item in ends
+        if any(clocks.before(failure, item.failure) for failure in own)
+        or (own and not _is_needed(item.failure, [other.failure for other in others]))
+    }
+    why = "had run to its end"
+    return tuple(
+        replace(item, failure_class=FailureClass.FINISHED, why=why)
+        if id(item) in finished
+        else item
+        for item in classified
+    )
+
+
+def _is_needed(finished: model.WorkerError, others: Iterable[model.WorkerError]) -> bool:
+    """Whether another rank may have waited for a finished one: it had called a collective that
+    this one hadn't, or its collectives aren't known.
+    """
+    called = {item.group: item.enqueued for item in finished.collectives}
+    return not called or any(
+        not other.collectives
+        or any(item.enqueued > called.get(item.group, 0) for item in other.collectives)
+        for other in others
+    )
 
 
 def describe_blame(count: int) -> str:

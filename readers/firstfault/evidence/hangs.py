@@ -692,7 +692,7 @@ def _find_dead_threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, 
     A rank that is waiting in a collective waits for its peers, not for its own thread.
     """
     return [
-        (failure.rank, _describe_dead_thread(thread))
+        (failure.rank, describe_dead_thread(thread))
         for judged in workers
         for failure in (judged.failure,)
         if failure.rank is not None
@@ -710,7 +710,7 @@ def _find_failed_checkpoint_threads(workers: Sequence[ClassifiedFailure]) -> lis
     continues training.
     """
     return [
-        (failure.rank, _describe_dead_thread(thread))
+        (failure.rank, describe_dead_thread(thread))
         for judged in workers
         for failure in (judged.failure,)
         for thread in failure.thread_failures
@@ -724,7 +724,8 @@ def _find_failed_checkpoint_threads(workers: Sequence[ClassifiedFailure]) -> lis
     ]
 
 
-def _describe_dead_thread(thread: ThreadFailure) -> str:
+def describe_dead_thread(thread: ThreadFailure) -> str:
+    """Return "its thread 'saver' ended with OSError: [Errno 28] No space left on device"."""
     return (
         f"its thread {thread.thread!r} ended with {thread.exception.type}:"
         f" {thread.exception.message}"

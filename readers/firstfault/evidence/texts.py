@@ -30,7 +30,7 @@ from firstfault.exceptions.fatal_text import (
 )
 from firstfault.exceptions.printed_tracebacks import find_printed_exception, strip_line_prefixes
 from firstfault.exceptions.traceback_format import format_place
-from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError
+from firstfault.model import ExceptionInfo, FileSystem, Subject, WorkerError, Writer
 from firstfault.model.failure import get_shell_signal
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import extract_sentence
@@ -317,6 +317,8 @@ def find_message(failure: WorkerError) -> Message:
     if exception is failure.exception and has_reached_end(failure):
         return Message(_ENDED_EARLY, _REACHED_END, exception=exception)
     found = _build_exception_message(exception)
+    if is_unsendable_result(failure):
+        return replace(found, text=f"the function's result can't be pickled: {found.text}")
     disk = full_disk(failure, exception)
     if (
         disk
@@ -351,7 +353,23 @@ def has_reached_end(failure: WorkerError) -> bool:
     but nobody called `sys.exit`.
     """
     raised = failure.exception
-    return raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
+    is_end = raised is not None and raised.type == "SystemExit" and raised.message == _REACHED_END
+    return is_end and not failure.exit_code
+
+
+# Torch's traceback of a worker whose queue couldn't take the result of its function
+_UNSENDABLE_RESULT = LazyPattern(r"""
+  elastic/multiprocessing/api\.py",[ ]line[ ]\d+,[ ]in[ ]_wrap\n[^\n]*\.put\([^\n]*\n(?:[^\n]*\n)*?
+  [^\n]*multiprocessing/queues\.py",[ ]line[ ]\d+,[ ]in[ ]put\n
+""")
+
+
+def is_unsendable_result(failure: WorkerError) -> bool:
+    """Whether the function of a worker had returned a value that torch couldn't send to the agent:
+    torch kept the traceback of its queue.
+    """
+    is_kept = failure.writer is Writer.AGENT and failure.exception is not None
+    return is_kept and _UNSENDABLE_RESULT.search(failure.message) is not None
 
 
 def full_disk(failure: WorkerError, exception: ExceptionInfo) -> FileSystem | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from firstfault import model
 from firstfault.exceptions.fingerprint import compute_fingerprint
+from firstfault.exceptions.flytekit_files import is_output_error
 from firstfault.layout import ErrorKey, is_of_entry
 from firstfault.model import (
     JobErrors,
@@ -32,6 +33,7 @@ from firstfault.model.job import (
     node_key,
     node_label,
     node_order,
+    nodes_done,
     nodes_reported,
     of_newest_incarnations,
 )
@@ -125,7 +127,8 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None) -> JobErr
         (_incarnation(entry.place), tail) for entry in snapshot.roster for tail in entry.log_tails
     )
     logs = {(*incarnation, tail.rank): tail.text for incarnation, tail in tails}
-    failures = _in_order(_with_logs(_merge_documents(current), logs))
+    merged = [_place_output_error(failure, roster) for failure in _merge_documents(current)]
+    failures = _in_order(_with_logs(merged, logs))
     return JobErrors(
         failures=failures,
         history=_in_order(_with_logs(_merge_documents(history), logs)),
@@ -330,6 +333,26 @@ def _merge_documents(documents: Sequence[WorkerError]) -> list[WorkerError]:
     for document in documents:
         groups[_identity(document)].append(document)
     return [_merge(group) for group in groups.values()]
+
+
+def _place_output_error(failure: WorkerError, roster: Sequence[NodePresence]) -> WorkerError:
+    """Return a failure with its place if it's about the values that rank 0's function returned.
+
+    The entrypoint's file has no rank, but only the pod that gets rank 0's result converts it, after
+    all ranks of all nodes have returned.
+    """
+    is_of_file = failure.writer is Writer.STOCK and failure.rank is None
+    if not is_of_file or not is_output_error(failure.exception):
+        return failure
+    finished = [entry for entry in roster if entry.phase is model.Phase.SUCCEEDED]
+    # an entry with a rank is that of a process without an agent, whose own result is converted
+    agents = [entry for entry in finished if entry.place.rank is None and entry.ranks]
+    first = next((entry for entry in agents if 0 in entry.ranks), None)
+    has_failed = any(entry.phase is model.Phase.FAILED for entry in roster)
+    if first is None or has_failed or not nodes_done(agents):
+        return failure
+    size = sum(len(entry.ranks) for entry in agents)
+    return replace(failure, place=replace(first.place, rank=0, local_rank=0, world_size=size))
 
 
 def _identity(document: WorkerError) -> tuple[object, ...]:

@@ -13,6 +13,8 @@ MAX_LISTED_ITEMS = 5
 """Suspects, threads or collectives that a report lists one by one."""
 TENTH = 10
 """Bounds narrower than a tenth of a time are as good as one number."""
+_ASSUMED_NS = 30_000_000_000
+"""No measurement is so inexact: the failed process left no time of its own."""
 _SMALLEST_NS = 1_000
 """Shorter times count as none."""
 
@@ -88,10 +90,19 @@ def later_text(bounds: Interval) -> str:
     if (high - low) * TENTH <= abs(low + high) // 2:
         return format_shift((low + high) // 2)
     if low >= 0:
-        return f"{format_range(low, high)} later"
+        return f"{format_delay(low, high)} later"
     if high <= 0:
         return f"{format_range(-high, -low)} earlier"
     return f"between {duration(low)} earlier and {duration(high)} later"
+
+
+def format_delay(low: int, high: int) -> str:
+    """Return the bounds of a delay: "8.0 ms to 260 ms", or "at least 8.0 ms" if the upper one is
+    only an assumption.
+    """
+    if low > 0 and high - low >= _ASSUMED_NS:
+        return f"at least {duration(low, is_rounded_down=True)}"
+    return format_range(low, high)
 
 
 def format_range(low: int, high: int) -> str:

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from firstfault.evidence.certain_bugs import find_missing_program
+from firstfault.evidence.certain_bugs import find_advice_on_bug, find_missing_program
 from firstfault.evidence.library_calls import is_of_loader_process
-from firstfault.evidence.texts import find_message, has_reached_end
+from firstfault.evidence.texts import find_message, has_reached_end, is_unsendable_result
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
 from firstfault.model.failure import (
@@ -24,6 +24,7 @@ from firstfault.model.failure import (
 from firstfault.report.case import Case, find_machine
 from firstfault.report.fault_owner import describe_fault_owner
 from firstfault.report.formatting import shorten_list
+from firstfault.strategies.headlines import NO_PROGRESS
 from firstfault.utils.text import one_line
 
 _LOGS = 4
@@ -91,8 +92,12 @@ def _may_be_on_kubernetes(job: JobErrors) -> bool:
     is a machine.
     """
     known = [place for place in job.places if place.host]
+    # in a cluster, Flyte 1's pods have a namespace
     return not known or any(
-        place.namespace or place.machine or place.host != place.node for place in known
+        place.namespace
+        or place.machine
+        or (place.host != place.node and place.engine not in {"", "flyte"})
+        for place in known
     )
 
 
@@ -136,7 +141,11 @@ def _give_advice(case: Case, code: str) -> str:
     if verdict.category == TEARDOWN:
         return advice
     if verdict.is_at_time_limit:
-        return "raise the time limit, or resume from a checkpoint"
+        return (
+            "find out why the job made no progress before you raise the time limit"
+            if NO_PROGRESS in verdict.headline
+            else "raise the time limit, or resume from a checkpoint"
+        )
     if verdict.code in _ADVICE_BY_CODE:
         return _ADVICE_BY_CODE[verdict.code]
     if case.is_alone:
@@ -151,8 +160,8 @@ def _give_advice(case: Case, code: str) -> str:
             )
             return f"{_UNDETERMINED_ADVICE}: {'all' if is_of_all else f'{number} of them'} were at"
         return ": ".join(filter(None, [_UNDETERMINED_ADVICE, ", ".join(_list_positions(case.job))]))
-    if ended := _advise_on_end(case, code):
-        return ended
+    if found := _advise_on_end(case, code) or (find_advice_on_bug(root) if root else ""):
+        return found
     if verdict.category == "hang" and not code:
         return "check its node, its GPU and the storage that it reads from: it didn't respond"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
@@ -182,6 +191,8 @@ def _advise_on_end(case: Case, code: str) -> str:
             "check the memory and /dev/shm of its node, which a killed data loader process has often"
             " used up"
         )
+    if root is not None and is_unsendable_result(root):
+        return "return a value that pickle can write, such as the path of a file"
     if case.verdict.category != "exit":
         return ""
     # the line that called sys.exit is known: no log knows more

@@ -90,8 +90,11 @@ def _list_unknown_about_root(case: Case) -> Iterator[str]:
     verdict, root, engine = case.verdict, case.verdict.root, case.engine
     yield from _list_unknown_times(verdict)
     is_of_a_node = verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node
-    # without pods a node is a machine
-    if is_of_a_node and engine.has_kubectl and not find_machine(case.job, verdict):
+    # A node is a machine without pods, and a pod that has its machine's name for a host, as on a
+    # laptop.
+    hosts = {place.host for place in case.job.places if place.node == verdict.node and place.host}
+    is_known = find_machine(case.job, verdict) or hosts - {verdict.node}
+    if is_of_a_node and engine.has_kubectl and not is_known:
         yield f"which machine ran {verdict.node}: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent disappeared: it left no report"

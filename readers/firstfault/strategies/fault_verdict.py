@@ -14,6 +14,7 @@ from firstfault.evidence.classification import (
     aborted_without_reason,
 )
 from firstfault.evidence.diagnosis import NODE_END_CLASSES, Diagnosis, FirstFault
+from firstfault.evidence.hangs import describe_dead_thread
 from firstfault.evidence.texts import has_reached_end
 from firstfault.evidence.unreported import are_unlisted
 from firstfault.evidence.watchdogs import find_stragglers_before_exits, reports_timed_out_wait
@@ -77,6 +78,7 @@ def build_fault_verdict(diagnosis: Diagnosis, fault: FirstFault) -> Verdict:
     earlier = _find_possibly_earlier_failures(diagnosis, fault)
     doubts = _list_doubts(diagnosis, fault)
     why = [Reason(f"{name_process(first.failure)} {first.why}", (first.failure,))]
+    why += _explain_dead_threads(first.failure)
     if len(fault.same) + unread_count > 1:
         why.append(
             Reason(
@@ -280,6 +282,18 @@ def _explain_stopped_ranks(
         text += f", like {len(near) - 1} more" if len(near) > 1 else ""
         reasons.append(Reason(text, get_failures(near)))
     return reasons
+
+
+def _explain_dead_threads(root: WorkerError) -> list[Reason]:
+    """Return the reasons about threads of the root cause's process that had failed before it."""
+    return [
+        Reason(f"before, {describe_dead_thread(thread)}", (root,))
+        for thread in root.thread_failures[:1]
+        if root.exception is not None
+        and thread.timestamp_ns is not None
+        and root.timestamp_ns is not None
+        and thread.timestamp_ns < root.timestamp_ns
+    ]
 
 
 def _explain_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:

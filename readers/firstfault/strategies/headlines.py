@@ -20,6 +20,8 @@ from firstfault.model.job import UNNAMED_PROCESS
 from firstfault.strategies.log_prefixes import strip_log_prefixes
 from firstfault.utils.text import extract_sentence, one_line
 
+NO_PROGRESS = "no progress for"
+"""Begins the sentence about a stall before the end of a job."""
 MAX_HEADLINE_CHARS = 160
 _MAX_RANKS_IN_TEXT = 8
 """As many ranks as fit into a line."""
@@ -97,8 +99,9 @@ def _describe_failure(root: WorkerError) -> str:
     if root.subject is Subject.AGENT:
         return extract_sentence(root.message)
     if root.expired is not None:
-        frame = locate_main_thread(root).frame
-        return f"{root.expired.text} at {frame}" if frame else root.expired.text
+        where = locate_main_thread(root)
+        stage = f": {where.exit_stage}" if where.exit_stage else ""
+        return f"{root.expired.text}{f' at {where.frame}' if where.frame else stage}"
     # a process that its agent stopped has the agent's signal, which doesn't explain the fault
     is_stopped = root.sent_signals and not root.crashed_while_stopped
     if (root.signal and not is_stopped) or (root.exit_code is not None and not root.signal):

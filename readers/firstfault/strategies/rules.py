@@ -67,7 +67,7 @@ from firstfault.model import (
 from firstfault.model.failure import OF_LOGS
 from firstfault.strategies.fault_verdict import build_fault_verdict, build_root_verdict
 from firstfault.strategies.hang_times import add_hang_begin
-from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, name_process
+from firstfault.strategies.headlines import MAX_HEADLINE_CHARS, NO_PROGRESS, name_process
 from firstfault.strategies.inferred_verdict import (
     build_candidate_verdict,
     build_candidates_verdict,
@@ -249,7 +249,7 @@ def _add_preceding_stall(verdict: Verdict, job: JobErrors) -> Verdict:
         if seconds < _MAX_PLAIN_SECONDS
         else duration(int(seconds * _NS_PER_SECOND))
     )
-    sentence = f"no progress for {took}: {where}"
+    sentence = f"{NO_PROGRESS} {took}: {where}"
     headline = one_line(
         f"{what}: {sentence}, {text}" if text else f"{what}: {sentence}", MAX_HEADLINE_CHARS
     )

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from firstfault.errors import BadDocumentError
+from firstfault.exceptions.flytekit_files import find_output_error
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError, Writer
 from firstfault.utils.stored_text import clean
 from firstfault.wire.fields import (
@@ -118,6 +119,7 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
         timestamp_ns=time_ns,
         place=place,
         writer=Writer.STOCK,
+        exception=find_output_error(common["message"]),
         documents=(ref,),
     )
 

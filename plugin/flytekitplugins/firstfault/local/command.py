@@ -163,6 +163,12 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
         )
     elif result.status == "succeeded":
         click.echo(f"succeeded: {json.dumps(result.outputs)}")
+    if missing := ", ".join(result.missing_outputs):
+        click.echo(
+            f"firstfault: the task returned no value for {missing}, which it declares; Flyte accepts"
+            " that, but what reads it fails",
+            err=True,
+        )
     if report is not None:
         click.echo(f"report: {shown(report)}", err=as_json)
     return _exit_code(result)

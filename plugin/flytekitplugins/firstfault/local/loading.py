@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import difflib
 import importlib
 import json
+import re
 import sys
+import traceback
 import types
 import typing
 from collections import OrderedDict
@@ -23,6 +27,7 @@ from flytekit.tools.translator import get_serializable
 from firstfault.errors import UsageError
 from firstfault.store import join
 from firstfault.utils.text import parse_json
+from flytekitplugins.firstfault.config import Elastic, PyTorch
 from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 TrainingTask = ElasticFunctionTask | PyTorchFunctionTask
@@ -33,6 +38,9 @@ _PLAIN: dict[type, tuple[type, ...]] = {
     str: (str,),
     bool: (bool,),
 }
+_UNKNOWN_ARGUMENT = re.compile(
+    r"(?P<type>\w+)\.__init__\(\) got an unexpected keyword argument '(?P<name>\w+)'"
+)
 _PROJECT, _DOMAIN, _VERSION = "local", "development", "local"
 
 
@@ -77,7 +85,8 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     try:
         module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:  # a script without a __main__ guard may call sys.exit
-        raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+        text = f"{type(error).__name__}: {error}{_suggest_option(error)}{_locate(error, root)}"
+        raise UsageError(f"{file} cannot be imported: {text}") from error
     # import_module returns a module that is already loaded, such as the standard library's, if the
     # file has its name.
     found = getattr(module, "__file__", None)
@@ -99,6 +108,37 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
         f"{name} in {file.name} is not a task with task_config=Elastic(...) or PyTorch(...) of "
         f"flytekitplugins.firstfault; those are: {listed}"
     )
+
+
+def _locate(error: BaseException, root: Path) -> str:
+    """Return where the user's code raised an error: " (at train.py:4 in load)"; empty: unknown."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text has the line
+    frames = traceback.extract_tb(error.__traceback__)
+    # what is installed below the root, such as a virtual environment, isn't the user's
+    own = [
+        frame
+        for frame in frames
+        if Path(frame.filename).is_relative_to(root) and "site-packages" not in frame.filename
+    ]
+    if not own:
+        return ""
+    name = Path(own[-1].filename).relative_to(root)
+    function = "" if own[-1].name == "<module>" else f" in {own[-1].name}"
+    return f" (at {name}:{own[-1].lineno}{function})"
+
+
+def _suggest_option(error: BaseException) -> str:
+    """Return the field of `Elastic` or `PyTorch` that a misspelled argument means; empty: none."""
+    found = _UNKNOWN_ARGUMENT.match(str(error)) if isinstance(error, TypeError) else None
+    config = {kind.__name__: kind for kind in (Elastic, PyTorch)}.get(
+        found["type"] if found else ""
+    )
+    if found is None or config is None:
+        return ""
+    names = [field.name for field in dataclasses.fields(config)]
+    close = difflib.get_close_matches(found["name"], names, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def serialized_command(task: TrainingTask) -> Command:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ from flytekitplugins.firstfault.local.pods import (
     job_state,
     start_pod,
 )
+from flytekitplugins.firstfault.local.stall_lines import StallLines
 
 _POLL_S = 0.02
 _ORPHANS_S = 5.0
@@ -120,6 +122,10 @@ class RunResult:
     outputs: dict[str, Any]
     folder: Path
     """The run's folder on this machine."""
+    missing_outputs: tuple[str, ...] = ()
+    """Outputs that the task declares and didn't return, of a run that succeeded:
+    Flyte only checks that there is a file of outputs.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,16 @@ def run_task(
     attempts: list[LocalAttempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
-        attempt = _run_attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
+        retries_left = plan.retries - used[Origin.USER]
+        try:
+            attempt = _run_attempt(plan, attempts, retries_left, tell, look)
+        except KeyboardInterrupt:
+            # its pods have ended, and left their verdict
+            prefix = shlex.quote(shown(plan.prefix(len(attempts))))
+            tell(
+                f"attempt {len(attempts)}: interrupted; to see what it did: firstfault show {prefix}"
+            )
+            raise
         attempts.append(attempt)
         if attempt.status != "failed" or attempt.conclusion is None:
             break
@@ -195,7 +210,9 @@ def run_task(
         if values is None:
             raise UsageError(error.message if error else "the task left no outputs")
         outputs = loading.show_outputs(plan.task, values)
-    return RunResult(last.status, tuple(attempts), outputs, plan.folder)
+    declared = plan.task.python_interface.outputs if last.status == "succeeded" else ()
+    missing = tuple(name for name in declared if name not in outputs)
+    return RunResult(last.status, tuple(attempts), outputs, plan.folder, missing)
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -250,7 +267,14 @@ def _run_attempt(
         _run_pods(plan, number) as pods,
         look(Running(number, tuple(pods), _make_reader(plan, number), started)),
     ):
-        _wait(lambda: job_state(pods) is not None, float("inf") if limit is None else limit)
+        stalls = StallLines(pods[0].log)
+
+        def has_ended() -> bool:
+            for line in stalls.read():
+                tell(f"attempt {number}: {line}")
+            return job_state(pods) is not None
+
+        _wait(has_ended, float("inf") if limit is None else limit)
         # Look again: `_wait` doesn't return why it ended, and a pod may have ended right at the
         # time limit.
         state = job_state(pods)

@@ -7,7 +7,11 @@ from firstfault.model import Scope, Subject, Suspect, Verdict, WorkerError
 from firstfault.model.failure import LAST_LINES_OF_SUCCESS, OF_LOGS
 from firstfault.report.states import State
 
-_STATE_OF_CLASS = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
+_STATE_OF_CLASS = {
+    FailureClass.CONSEQUENCE: State.VICTIM,
+    FailureClass.UNCLEAR: State.UNCLEAR,
+    FailureClass.FINISHED: State.FINISHED,
+}
 
 
 def find_state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:

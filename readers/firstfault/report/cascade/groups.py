@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from firstfault.evidence.texts import find_message
+from firstfault.evidence.texts import find_message, has_reached_end
 from firstfault.model import JobErrors, Scope, Verdict, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.report.cascade.records import Event, Group
@@ -71,6 +71,10 @@ def _build_group(events: Sequence[Event], unopened: set[int], verdict: Verdict) 
         line = first.failure.sent_signals[0].reason
     elif first.state is State.STOPPED:
         line = _describe_stop(first.failure, len(events))
+    elif has_reached_end(first.failure) and first.state is State.FINISHED:
+        # not "ended early": no peer needed it
+        what = State.FINISHED.value
+        line = find_message(first.failure).text
     nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
     count = len(events) + len(unopened)
     return Group(

@@ -55,6 +55,7 @@ def list_ranks(
     finished = {
         rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks
     }
+    finished |= {rank for entry in job.roster for rank in entry.finished_ranks}
     words = find_engine_words(job, verdict)
     named = set(job.named_ranks)
     highest = max(

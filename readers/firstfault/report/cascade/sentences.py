@@ -8,7 +8,7 @@ from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.model import Scope, Subject, Verdict
 from firstfault.model.failure import OF_LOGS
 from firstfault.report.cascade.records import Cascade, Event
-from firstfault.report.formatting import MAX_LISTED_ITEMS, format_range, later_text
+from firstfault.report.formatting import MAX_LISTED_ITEMS, format_delay, later_text
 from firstfault.report.states import State
 from firstfault.utils.text import counted, duration
 
@@ -65,7 +65,7 @@ def _describe_delays(timed: Sequence[Event], cascade: Cascade, clocks: Clocks) -
     elif cascade.from_root and (low < 0 or len(timed) == 1):
         yield later_text(Interval(low, high))
     elif cascade.from_root:
-        yield f"{format_range(low, high)} after the cause" if high > 0 else "at the same time"
+        yield f"{format_delay(low, high)} after the cause" if high > 0 else "at the same time"
     elif high > 0:
         # the time of the root cause is unknown: times are counted from the first victim
         yield f"within {duration(high)}"
