@@ -215,14 +215,29 @@ def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_environments_share_what_was_installed(tmp_path: Path) -> None:
-    """A second environment for some extras has the first one's packages, if they are shared."""
-    for shared in ({""}, {"torch"}):
-        environments = Environments(tmp_path / str(shared), sys.executable, shared=shared)
-        for number in range(2):
-            with environments.prepare("") as venv:
-                (packages,) = venv.glob("lib/python*/site-packages")
-                assert (packages / "installed.py").exists() is (number == 1 and "" in shared)
-                (packages / "installed.py").touch()
+    """A second environment for shared extras has the first one's packages."""
+    environments = Environments(tmp_path, sys.executable, shared={""})
+    for is_second in (False, True):
+        with environments.prepare("") as venv:
+            (packages,) = venv.glob("lib/python*/site-packages")
+            assert (packages / "installed.py").exists() is is_second
+            (packages / "installed.py").touch()
+
+
+def test_environments_that_share_nothing(tmp_path: Path) -> None:
+    """A second environment for other extras is made anew, as the first one was."""
+    made = tmp_path / "made"
+    python = tmp_path / "python3"  # a real environment takes seconds
+    python.write_text(f'#!/bin/sh\nmkdir -p "$3" && echo "$3" >>"{made}"\n')
+    python.chmod(0o755)
+    environments = Environments(tmp_path, str(python), shared={"torch"})
+    venvs = []
+    for _ in range(2):
+        with environments.prepare("") as venv:
+            assert [*venv.iterdir()] == []
+            (venv / "installed.py").touch()
+            venvs.append(str(venv))
+    assert made.read_text(encoding="utf-8").split() == venvs
 
 
 def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
