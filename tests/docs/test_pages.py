@@ -1,6 +1,7 @@
 """The parts of `make pages`, and a page whose commands don't do as it says."""
 
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -73,6 +74,24 @@ def test_the_comments_of_the_pages(page: str) -> None:
         assert block.notes.get("output of") in {None, *commands}
         if block.is_command and "not run" not in block.notes:
             commands |= {command.partition("  #")[0].strip() for command in block.find_commands()}
+
+
+_RAISED_AT = re.compile(r"(\w+\.py):(\d+) in (\w+)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_lines_of_examples(page: str) -> None:
+    """Where a page shows the line at which an example raises, that line raises: `make pages`
+    ignores numbers.
+    """
+    for block in find_blocks((ROOT / page).read_text(encoding="utf-8")):
+        for name, line, function in _RAISED_AT.findall(block.text):
+            example = ROOT / "examples" / name
+            if not example.exists():
+                continue
+            source = example.read_text(encoding="utf-8")
+            assert source.splitlines()[int(line) - 1].lstrip().startswith("raise "), block.text
+            assert f"def {function}(" in source
 
 
 @pytest.mark.parametrize(
