@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.pages.blocks import find_blocks
-from tools.pages.environments import Environments, find_extra
+from tools.pages.environments import Environments, _link_torch, find_extra
 from tools.pages.leftovers import write_dumps, write_kubectl, write_leftovers
 from tools.pages.outputs import find_missing_line
 from tools.pages.run import PageRun
@@ -257,6 +257,19 @@ def test_environments_that_share_nothing(tmp_path: Path) -> None:
             (venv / "installed.py").touch()
             venvs.append(str(venv))
     assert made.read_text(encoding="utf-8").split() == venvs
+
+
+def test_a_module_that_is_being_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that Python is about to rename isn't linked: it may be gone by then."""
+    monkeypatch.setattr("tools.pages.environments.ROOT", tmp_path)
+    packages = Path("lib", "python3", "site-packages")
+    compiled = packages / "torch" / "__pycache__"
+    for folder in (tmp_path / ".venv" / compiled, tmp_path / "bare" / packages):
+        folder.mkdir(parents=True)
+    for name in ("a.pyc", "b.pyc.140212"):
+        (tmp_path / ".venv" / compiled / name).touch()
+    _link_torch(tmp_path / "bare")
+    assert [path.name for path in (tmp_path / "bare" / compiled).iterdir()] == ["a.pyc"]
 
 
 def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:
