@@ -81,9 +81,13 @@ def _run(
     pods: int = 2,
     outputs: str = "",
     options: Sequence[str] = (),
+    door: str = "forked",
     **variables: str,
 ) -> Job:
-    """Run a restart of a JobSet, whose pods have a rank each."""
+    """Run a restart of a JobSet, whose pods have a rank each.
+
+    The door "variable" starts torchrun as Flyte does. A forked launcher has imported torch already.
+    """
     names = {
         "JOBSET_NAME": "job",
         "JOBSET_RESTART_ATTEMPT": str(restart),
@@ -95,7 +99,7 @@ def _run(
     return run_job(
         folder,
         _a0(folder, task, fault, *options, outputs=outputs),
-        Way("variable", "static", ""),
+        Way(door, "static", ""),
         nodes=pods,
         options=of_torchrun,
         environments=environments,
@@ -142,7 +146,7 @@ def test_a_bug_runs_once(tmp_path: Path) -> None:
 
     Also if the image sets exit codes for another scheduler.
     """
-    job = _run(tmp_path, "bug", FIRSTFAULT_EXIT_CODES="default")
+    job = _run(tmp_path, "bug", door="variable", FIRSTFAULT_EXIT_CODES="default")
     assert _codes(job) == [0, 0]
     assert job.nodes[0].headline == "TypeError, rank 1 on host-1: learning_rate is None"
     error = _read_error(tmp_path)
@@ -276,7 +280,7 @@ def test_a_lost_pod_runs_again(tmp_path: Path) -> None:
 
 def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     """Also if the task handles the exception of another one, which it runs in its own process."""
-    job = _run(tmp_path, "handled")
+    job = _run(tmp_path, "handled", door="variable")
     assert _codes(job) == [0, 0]
     assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"firstfault-runs"} == {
         "outputs.pb"
