@@ -171,7 +171,7 @@ def _get(s3: S3, outputs: str, name: str) -> dict[str, Any]:
 def test_on_s3(tmp_path: Path, s3: S3) -> None:
     """The error and the report are where Flyte looks for them, and a browser shows the report."""
     outputs = s3.uri()
-    job = _run(tmp_path, "bug", outputs=outputs, **s3.environment())
+    job = _run(tmp_path, "bug", outputs=outputs, door="variable", **s3.environment())
     assert _codes(job) == [0, 0]
     assert job.nodes[0].prefix.startswith(f"{outputs}/firstfault-runs/job")
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
