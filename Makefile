@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulation scale bench bench-restart soak fuzz golden pages pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo demo-check test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulation scale bench bench-restart soak fuzz golden pages pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -21,6 +21,10 @@ help: ## list all targets
 
 demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry and succeed
 	@tools/demo.sh
+
+demo-check: demo ## run the demo, check what it left, and run the demo without Flyte
+	@$(BIN)/python tools/check_demo.py
+	@tools/demo.sh plain
 
 test: $(VENV) wheel ## build the wheel and run all tests on it (ARGS="-k name" goes to pytest)
 	@tools/test_wheel.sh dist/*.whl $(ARGS)

@@ -1,6 +1,7 @@
 """The parts of `make pages`, and a page whose commands don't do as it says."""
 
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.pages.blocks import find_blocks
-from tools.pages.environments import Environments, find_extra
+from tools.pages.environments import Environments, _link_torch, find_extra
 from tools.pages.leftovers import write_dumps, write_kubectl, write_leftovers
 from tools.pages.outputs import find_missing_line
 from tools.pages.run import PageRun
@@ -73,6 +74,24 @@ def test_the_comments_of_the_pages(page: str) -> None:
         assert block.notes.get("output of") in {None, *commands}
         if block.is_command and "not run" not in block.notes:
             commands |= {command.partition("  #")[0].strip() for command in block.find_commands()}
+
+
+_RAISED_AT = re.compile(r"(\w+\.py):(\d+) in (\w+)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_lines_of_examples(page: str) -> None:
+    """Where a page shows the line at which an example raises, that line raises: `make pages`
+    ignores numbers.
+    """
+    for block in find_blocks((ROOT / page).read_text(encoding="utf-8")):
+        for name, line, function in _RAISED_AT.findall(block.text):
+            example = ROOT / "examples" / name
+            if not example.exists():
+                continue
+            source = example.read_text(encoding="utf-8")
+            assert source.splitlines()[int(line) - 1].lstrip().startswith("raise "), block.text
+            assert f"def {function}(" in source
 
 
 @pytest.mark.parametrize(
@@ -215,14 +234,42 @@ def test_dumps_of_someone_else_stay(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_environments_share_what_was_installed(tmp_path: Path) -> None:
-    """A second environment for some extras has the first one's packages, if they are shared."""
-    for shared in ({""}, {"torch"}):
-        environments = Environments(tmp_path / str(shared), sys.executable, shared=shared)
-        for number in range(2):
-            with environments.prepare("") as venv:
-                (packages,) = venv.glob("lib/python*/site-packages")
-                assert (packages / "installed.py").exists() is (number == 1 and "" in shared)
-                (packages / "installed.py").touch()
+    """A second environment for shared extras has the first one's packages."""
+    environments = Environments(tmp_path, sys.executable, shared={""})
+    for is_second in (False, True):
+        with environments.prepare("") as venv:
+            (packages,) = venv.glob("lib/python*/site-packages")
+            assert (packages / "installed.py").exists() is is_second
+            (packages / "installed.py").touch()
+
+
+def test_environments_that_share_nothing(tmp_path: Path) -> None:
+    """A second environment for other extras is made anew, as the first one was."""
+    made = tmp_path / "made"
+    python = tmp_path / "python3"  # a real environment takes seconds
+    python.write_text(f'#!/bin/sh\nmkdir -p "$3" && echo "$3" >>"{made}"\n')
+    python.chmod(0o755)
+    environments = Environments(tmp_path, str(python), shared={"torch"})
+    venvs = []
+    for _ in range(2):
+        with environments.prepare("") as venv:
+            assert [*venv.iterdir()] == []
+            (venv / "installed.py").touch()
+            venvs.append(str(venv))
+    assert made.read_text(encoding="utf-8").split() == venvs
+
+
+def test_a_module_that_is_being_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that Python is about to rename isn't linked: it may be gone by then."""
+    monkeypatch.setattr("tools.pages.environments.ROOT", tmp_path)
+    packages = Path("lib", "python3", "site-packages")
+    compiled = packages / "torch" / "__pycache__"
+    for folder in (tmp_path / ".venv" / compiled, tmp_path / "bare" / packages):
+        folder.mkdir(parents=True)
+    for name in ("a.pyc", "b.pyc.140212"):
+        (tmp_path / ".venv" / compiled / name).touch()
+    _link_torch(tmp_path / "bare")
+    assert [path.name for path in (tmp_path / "bare" / compiled).iterdir()] == ["a.pyc"]
 
 
 def test_an_environment_that_cannot_be_made(tmp_path: Path) -> None:

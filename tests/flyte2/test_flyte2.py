@@ -82,9 +82,13 @@ def _run(
     ranks_each: int = 1,
     outputs: str = "",
     options: Sequence[str] = (),
+    door: str = "forked",
     **variables: str,
 ) -> Job:
-    """Run a restart of a JobSet, whose pods have so many ranks each."""
+    """Run a restart of a JobSet, whose pods have so many ranks each.
+
+    The door "variable" starts torchrun as Flyte does. A forked launcher has imported torch already.
+    """
     names = {
         "JOBSET_NAME": "job",
         "JOBSET_RESTART_ATTEMPT": str(restart),
@@ -96,7 +100,7 @@ def _run(
     return run_job(
         folder,
         _a0(folder, task, fault, *options, outputs=outputs),
-        Way("variable", "static", ""),
+        Way(door, "static", ""),
         nodes=pods,
         options=of_torchrun,
         environments=environments,
@@ -168,7 +172,7 @@ def test_a_bug_runs_once(tmp_path: Path) -> None:
 
     Also if the image sets exit codes for another scheduler.
     """
-    job = _run(tmp_path, "bug", FIRSTFAULT_EXIT_CODES="default")
+    job = _run(tmp_path, "bug", door="variable", FIRSTFAULT_EXIT_CODES="default")
     assert _codes(job) == [0, 0]
     assert job.nodes[0].headline == "TypeError, rank 1 on host-1: learning_rate is None"
     error = _read_error(tmp_path)
@@ -193,7 +197,7 @@ def _get(s3: S3, outputs: str, name: str) -> dict[str, Any]:
 def test_on_s3(tmp_path: Path, s3: S3) -> None:
     """The error and the report are where Flyte looks for them, and a browser shows the report."""
     outputs = s3.uri()
-    job = _run(tmp_path, "bug", outputs=outputs, **s3.environment())
+    job = _run(tmp_path, "bug", outputs=outputs, door="variable", **s3.environment())
     assert _codes(job) == [0, 0]
     assert job.nodes[0].prefix.startswith(f"{outputs}/firstfault-runs/job")
     error = ErrorDocument.FromString(_get(s3, outputs, "error.pb")["Body"].read()).error
@@ -310,7 +314,7 @@ def test_a_task_that_returns_early(tmp_path: Path) -> None:
 
 def test_success_leaves_only_outputs(tmp_path: Path) -> None:
     """Also if the task handles the exception of another one, which it runs in its own process."""
-    job = _run(tmp_path, "handled")
+    job = _run(tmp_path, "handled", door="variable")
     assert _codes(job) == [0, 0]
     assert {path.name for path in (tmp_path / "outputs").iterdir()} - {"firstfault-runs"} == {
         "outputs.pb"

@@ -62,13 +62,7 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
     """Flyte would retry three times; the second attempt only repeats the first one,
     which ends the task.
     """
-    with running(
-        FOLDER / "raises.py",
-        "train",
-        tmp_path,
-        {"kind": "recoverable", "rank": 1},
-        "--retries=3",
-    ) as run:
+    with running(FOLDER / "raises.py", "repeated", tmp_path, {}, "--retries=3") as run:
         attempts = run.end().result["attempts"]
     assert [attempt["decision"]["action"] for attempt in attempts] == ["retry", "stop"]
 

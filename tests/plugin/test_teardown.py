@@ -14,7 +14,7 @@ pytestmark = pytest.mark.jobs
 TEARDOWN = Path(__file__).parent / "jobs" / "teardown.py"
 
 
-@pytest.mark.parametrize("how", ["atexit", "group", "destructor"])
+@pytest.mark.parametrize("how", ["group", "destructor"])
 def test_a_failure_after_the_return_on_all_ranks(tmp_path: Path, how: str) -> None:
     """Flyte reads the outputs and no error, no worker is restarted, and the verdict can be read."""
     with running(TEARDOWN, "train", tmp_path, {"how": how}) as run:

@@ -40,8 +40,6 @@ def fails(fault: str) -> None:
     if fault == "ecc":  # as torch raises it
         code = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
         exec(compile(code, "/v/lib/python3/site-packages/torch/cuda/__init__.py", "exec"))  # noqa: S102
-    if fault == "previous":
-        raise ValueError(os.environ["FIRSTFAULT_PREVIOUS"])
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault != "none":

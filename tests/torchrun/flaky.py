@@ -28,6 +28,8 @@ def main() -> None:
         raise ValueError("no batch yet")
     if fault == "runtime":
         raise RuntimeError("No CUDA GPUs are available")
+    if fault == "previous":
+        raise ValueError(os.environ["FIRSTFAULT_PREVIOUS"])
     if fault == "bug":
         raise TypeError("'int' object is not subscriptable")
 

@@ -14,6 +14,8 @@ from tests.torchrun.nodes import Job, run_job
 pytestmark = pytest.mark.jobs
 
 FAULTY = str(Path(__file__).parent / "faulty.py")
+FLAKY = str(Path(__file__).parent / "flaky.py")
+"""Needs no torch, whose import takes longer than the remaining job."""
 WAY = Way("forked", "c10d", "common")
 
 
@@ -23,7 +25,9 @@ and a limit for the whole job.
 """
 
 
-def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
+def _run(
+    folder: Path, fault: str, attempt: int = 0, program: str = FAULTY, **variables: str
+) -> Job:
     """Run an attempt of a job on two nodes with a rank each, in a common folder."""
     names = {
         "FIRSTFAULT_JOB": "job",
@@ -34,7 +38,7 @@ def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
     options = ("--nproc-per-node=1",)
     return run_job(
         folder,
-        [FAULTY, fault],
+        [program, fault],
         WAY,
         options=options,
         environments=environments,
@@ -44,7 +48,7 @@ def _run(folder: Path, fault: str, attempt: int = 0, **variables: str) -> Job:
 
 def test_a_bug_runs_once(tmp_path: Path) -> None:
     """All nodes leave with the code that stops the job, whichever of them failed."""
-    job = _run(tmp_path, "bug")
+    job = _run(tmp_path, "bug", program=FLAKY)
     assert [node.code for node in job.nodes] == [93, 93]
     written = json.loads(
         (tmp_path / "common" / "job" / "0" / "firstfault" / "verdict.json").read_text()
@@ -60,7 +64,7 @@ def test_the_same_fault_twice_without_progress_stops(tmp_path: Path) -> None:
     again = _run(tmp_path, "recoverable", 1)
     assert [node.code for node in again.nodes] == [93, 93]
     assert "trained less than 10 minutes" in again.nodes[0].err
-    told = _run(tmp_path, "previous", 2).nodes[0].headline
+    told = _run(tmp_path, "previous", 2, FLAKY).nodes[0].headline
     assert '"attempt": 1' in told
     assert "the queue is full" in told
 
@@ -84,7 +88,7 @@ def test_other_modes_change_nothing(tmp_path: Path, mode: str, lines: int, warni
     """All nodes leave with torchrun's code; "observe" prints what would have happened,
     as does a misspelled value.
     """
-    job = _run(tmp_path, "bug", FIRSTFAULT_DECISIONS=mode)
+    job = _run(tmp_path, "bug", program=FLAKY, FIRSTFAULT_DECISIONS=mode)
     assert [node.code for node in job.nodes] == [1, 1]
     observed = "  Observed: would have exited with 93 (stop) after attempt 0: "
     warning = f"firstfault: FIRSTFAULT_DECISIONS must be off, observe or act, not '{mode}'"
@@ -94,7 +98,7 @@ def test_other_modes_change_nothing(tmp_path: Path, mode: str, lines: int, warni
 
 def test_an_unknown_cause_is_left_to_the_scheduler(tmp_path: Path) -> None:
     """A process that was killed by somebody unknown leaves with torchrun's own exit code."""
-    assert [node.code for node in _run(tmp_path, "kill").nodes] == [1, 1]
+    assert [node.code for node in _run(tmp_path, "kill", program=FLAKY).nodes] == [1, 1]
 
 
 @pytest.mark.parametrize(

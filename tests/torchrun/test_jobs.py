@@ -20,7 +20,6 @@ from tests.torchrun.nodes import Job, run_job
 
 pytestmark = pytest.mark.jobs
 
-ROOT = Path(__file__).parents[2]
 FAULTY = str(Path(__file__).parent / "faulty.py")
 
 
@@ -83,25 +82,6 @@ def test_success(tmp_path: Path) -> None:
         (0, "trained\ntrained\n", "")
     ] * 2
     assert job.left == []
-
-
-def test_the_example_of_readme(tmp_path: Path) -> None:
-    """The example prints the lines that README shows."""
-    script = str(ROOT / "examples" / "script.py")
-    name = {0: {"FIRSTFAULT_NODE": "host-1"}}
-    options = ["--nproc-per-node", "4"]
-    job = run_job(
-        tmp_path,
-        [script],
-        Way("forked", "c10d"),
-        nodes=1,
-        options=options,
-        environments=name,
-    )
-    assert "\n".join([*job.nodes[0].lines, "  More: "]) in (ROOT / "README.md").read_text(
-        encoding="utf-8"
-    )
-    assert job.complaints() == []
 
 
 def test_a_rank_that_leaves(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 _TORCH = ("torch", "torch-*", "torchgen", "functorch", "nvidia*", "triton*", "cuda*")
 """torch and its CUDA packages among site-packages: too large to download for each environment."""
+_BEING_WRITTEN = shutil.ignore_patterns("*.pyc.*")
+"""A module that another process is compiling: Python renames the file as soon as it is complete."""
 _EXTRA = re.compile(r"\[([\w,]+)\]")
 
 
@@ -86,7 +88,9 @@ def _link_torch(venv: Path) -> None:
     for pattern in _TORCH:
         for path in source.glob(pattern):
             if path.is_dir():
-                shutil.copytree(path, target / path.name, copy_function=os.link)
+                shutil.copytree(
+                    path, target / path.name, copy_function=os.link, ignore=_BEING_WRITTEN
+                )
             else:
                 os.link(path, target / path.name)
 

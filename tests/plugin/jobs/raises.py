@@ -1,6 +1,7 @@
 """A training loop that fails on one rank, in one of four ways."""
 
 import os
+import threading
 
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -42,7 +43,6 @@ def raise_fault(kind: str) -> None:
         start_method=os.environ.get("MATRIX_START_METHOD", "spawn"),
         monitor_interval=float(os.environ.get("MATRIX_MONITOR_INTERVAL", "0.1")),
         increase_shared_mem=False,
-        stops_repeats=True,
     )
 )
 def train(kind: str, rank: int) -> float:
@@ -61,7 +61,27 @@ def train(kind: str, rank: int) -> float:
     return float(total)
 
 
-@task(task_config=Elastic(nnodes=1, nproc_per_node=1, increase_shared_mem=False), retries=2)
+@task(
+    task_config=Elastic(
+        nnodes=1,
+        nproc_per_node=2,
+        start_method="fork",
+        increase_shared_mem=False,
+        stops_repeats=True,
+    )
+)
+def repeated() -> float:
+    """Ask for a retry on rank 1, in each attempt."""
+    if os.environ["RANK"] == "0":
+        threading.Event().wait()
+    raise_fault("recoverable")
+    return 0.0
+
+
+@task(
+    task_config=Elastic(nnodes=1, nproc_per_node=1, start_method="fork", increase_shared_mem=False),
+    retries=2,
+)
 def retried() -> float:
     """Ask for a retry."""
     raise_fault("recoverable")

@@ -72,7 +72,9 @@ def once(how: str) -> float:
     return trained(how)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, increase_shared_mem=False))
+@task(
+    task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False)
+)
 def unconverted(how: str) -> float:
     """Return what Flyte can't convert to the output's type."""
     return how  # type: ignore[return-value]
