@@ -194,6 +194,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # Verdict and report come before leftovers are killed, because that may take
             # `stop_seconds`.
             sealed = reach_verdict(end, exit_settings)
+            with suppress_internal_errors("letting the other nodes have the verdict"):
+                if peers is not None and sealed is not None:
+                    peers.release()
             _report(sealed, engine)
             is_finished = sealed is not None and engine.takes_results(sealed)
             seconds = options.stop_seconds
@@ -244,7 +247,23 @@ def reach_verdict(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None
     if sealed is None:
         with suppress_internal_errors("concluding alone"):
             sealed = _conclude_alone(end, settings)
+            if sealed is not None:
+                sealed = _hand_over(sealed, end, settings)
     return sealed
+
+
+def _hand_over(sealed: SealedVerdict, end: RoundEnd, settings: ExitSettings) -> SealedVerdict:
+    """Send a verdict that was published without an election to nodes that still wait for one;
+    take theirs if they have one.
+    """
+    is_shared = end.node_context.identity.is_folder_shared
+    if end.peers is None or not is_shared:
+        return sealed
+    own = ElectedVerdict(sealed.document, durable=sealed.durable)
+    found = end.peers.settlement.hand_over(own)
+    if found is None or not found.document or found.document == sealed.document:
+        return sealed
+    return _adopt_verdict(found, end, settings)
 
 
 def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict | None:
@@ -269,7 +288,11 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> SealedVerdict |
         # second verdict; the next step has the one of that agent.
         if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
-            sealed = _publish(own, settings)
+            sealed = (
+                _publish_unless_published(own, end, settings)
+                if step.is_successor
+                else _publish(own, settings)
+            )
             is_shared = end.node_context.identity.is_folder_shared
             settled = peers.settlement.publish(
                 sealed.document,
