@@ -341,12 +341,13 @@ class VerdictElection:
                 exists = operation.key in is_set or store.check([operation.key])
                 values.append(bytes(store.get(operation.key)) if exists else b"")
                 continue
-            is_set.add(operation.key)
             if isinstance(operation, Append):
                 store.append(operation.key, operation.value)
                 values.append(b"")
+                is_set.add(operation.key)
             elif isinstance(operation, SetOnce):
                 values.append(set_once(store, operation.key, operation.value))
+                is_set.add(operation.key)
             else:
                 found = store.compare_set(operation.key, operation.before, operation.value)
                 values.append(bytes(found))
