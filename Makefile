@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo demo-check test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulation scale bench bench-restart soak fuzz golden pages pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
+.PHONY: help demo demo-check test quick timing matrix frameworks nvrx flyte2 ray progress progress-torchrun progress-flyte2 progress-ray agent-faults harmless cascades consoles small-print hangs generated replay simulated simulation scale bench bench-restart soak fuzz golden pages pictures lint format types docs proto proto-check floors newest gpu pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -136,6 +136,9 @@ docs: ## build the documentation site in build/docs and fail on warnings, withou
 
 pages: $(VENV) ## run the commands of README and docs/start as pasted, in bare environments (ARGS="README.md" for one)
 	@$(BIN)/python -m tools.pages.run $(ARGS)
+
+simulated: $(VENV) ## play failures of simulated jobs, and count what they violate (ARGS="--seeds 0 100000")
+	@$(BIN)/python -m lab.simulated_jobs $(ARGS)
 
 lint: $(VENV) ## check style, format and import contracts
 	@$(BIN)/ruff check

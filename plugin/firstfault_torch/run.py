@@ -199,6 +199,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # Verdict and report come before leftovers are killed, because that may take
             # `stop_seconds`.
             publication = reach_verdict(end, exit_settings)
+            with suppress_internal_errors("confirming the verdict"):
+                if peers is not None and publication is not None:
+                    peers.confirm_verdict()
             root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
             with suppress_internal_errors("logging a failure"):
                 log_failure(end.report, root_ranks)
@@ -208,6 +211,9 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             if signals.shutdown_requested.is_set():
                 seconds = min(seconds, time_limits.EXIT_STEP_TIMEOUT_SECONDS)
             kill_orphans(node_context, seconds)
+            with suppress_internal_errors("letting the other nodes have the verdict"):
+                if peers is not None and publication is not None:
+                    peers.await_confirmations()
             if is_finished:  # only the teardown failed
                 return _leave_with_results(end.finished_results, exit_settings)
             error = end.error
@@ -255,7 +261,24 @@ def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
     if publication is None:
         with suppress_internal_errors("concluding alone"):
             publication = _conclude_alone(end, settings)
+            if publication is not None:
+                publication = _hand_over(publication, end, settings)
     return publication
+
+
+def _hand_over(publication: Publication, end: RoundEnd, settings: ExitSettings) -> Publication:
+    """Send a verdict that was published without an election to nodes that still wait for one;
+    take theirs if they have one.
+    """
+    is_shared = end.node_context.identity.is_folder_shared
+    if end.peers is None or not is_shared:
+        return publication
+    document = publication.sealed.document
+    own = ElectedVerdict(document, durable=publication.durable)
+    elected = end.peers.settlement.hand_over(own)
+    if elected is None or not elected.document or elected.document == document:
+        return publication
+    return _adopt_verdict(elected, end, settings)
 
 
 def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | None:
@@ -280,7 +303,11 @@ def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | N
         # second verdict; the next step has the one of that agent.
         if peers.settlement.announce_publishing():
             # Into the storage before it goes to the peers: they may exit as soon as they have it.
-            published = _publish(own, settings)
+            published = (
+                _publish_unless_published(own, end, settings)
+                if step.is_successor
+                else _publish(own, settings)
+            )
             is_shared = end.node_context.identity.is_folder_shared
             elected = peers.settlement.publish(
                 published.sealed.document,

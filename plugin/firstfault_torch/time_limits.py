@@ -603,6 +603,18 @@ LEADER_PUBLISH_TIMEOUT_SECONDS = TimeLimit(
     "one that has begun to publish",
     "it concludes itself",
 )
+CONFIRMATIONS_TIMEOUT_SECONDS = TimeLimit(
+    5.0,
+    "the agent that hosts the store",
+    "the other agents to have the verdict",
+    "it exits, and the store with it",
+)
+CONFIRMATIONS_POLL_SECONDS = TimeLimit(
+    0.05,
+    "the agent that hosts the store",
+    "the other agents to have the verdict",
+    "it looks again",
+)
 SECOND_NODE_DELAY_SECONDS = TimeLimit(
     5.0,
     "the second node without a store",

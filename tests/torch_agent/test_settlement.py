@@ -13,6 +13,7 @@ import pytest
 
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
+from firstfault_torch.protocol.election import LOST_KEY
 from firstfault_torch.rounds import report_packing
 from firstfault_torch.rounds.election import CollectedReports, VerdictElection
 from firstfault_torch.rounds.report_packing import ElectedVerdict
@@ -172,7 +173,7 @@ def test_one_that_leaves(nodes: int, leader: int, agents: Callable[..., list[Age
     """A process that was terminated concludes only if there is no other."""
     made = agents(nodes, leaving={0: True, 1: True})
     thread = made[-1].begin()
-    until(lambda: made[-1].settlement._arrival_number)
+    until(lambda: made[-1].settlement.arrival_number)
     _run(made[:-1])
     thread.join(SOON_S)
     assert _documents(made) == {f"sealed by {leader}".encode()}
@@ -191,9 +192,9 @@ def test_one_that_does_not_conclude_is_replaced(
         4, thinks={0: concludes if first == "is slow" else None}, fails={0: first == "fails"}
     )
     if first == "is dead":
-        assert made[0].settlement._report(
-            made[0].store.clone(), {"report-0": b"it failed"}, leaving=False
-        )
+        report = report_packing.frame_report(0, 4, {"report-0": b"it failed"})
+        made[0].store.append("firstfault/reports", report)
+        made[0].store.append("firstfault/arrived", "0 ")
     for agent in made:
         agent.settlement.acknowledge(agent.store)
     threads = [agent.begin() for agent in made[first == "is dead" :]]
@@ -251,15 +252,18 @@ def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., li
 
 
 @pytest.mark.usefixtures("short_life")
-def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> None:
-    """A node that never heard of the failure counts as dead;
-    what it said when it began is in the reports.
-    """
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_node_without_acknowledgment_is_lost_only_if_its_connection_broke(
+    is_lost: bool, agents: Callable[..., list[Agent]]
+) -> None:
+    """It isn't waited for; what it said when it began is in the reports."""
     made = agents(4)
+    if is_lost:
+        made[1].store.append(LOST_KEY, "0 ")
     _run(made[1:])
     assert _documents(made[1:]) == {b"sealed by 1"}
     (reports,) = made[1].reports
-    assert (reports.complete, reports.lost) == (True, {0})
+    assert (reports.complete, reports.lost) == (is_lost, {0} if is_lost else set())
     assert set(reports.copies) == {"joined-0", "report-1", "report-2", "report-3"}
 
 
@@ -362,7 +366,7 @@ def test_a_slow_leader_after_the_end_of_the_store(agents: Callable[..., list[Age
         ]
         threads = [agent.begin() for agent in (slow, other)]
         threads[1].join(SOON_S)
-        until(slow.settlement._results.qsize, "the verdict has reached the slow leader")
+        until(slow.settlement._hints.qsize, "the verdict has reached the slow leader")
         process.kill()
         process.join()
         concludes.set()
@@ -406,7 +410,7 @@ def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> Non
     with hosted() as (process, store):
         made = [Agent(store, rank, 3) for rank in range(3)]
         threads = [agent.begin() for agent in made[:2]]
-        until(lambda: all(agent.settlement._arrival_number for agent in made[:2]))
+        until(lambda: all(agent.settlement.arrival_number for agent in made[:2]))
         process.kill()
         for thread in threads:
             thread.join(SOON_S)

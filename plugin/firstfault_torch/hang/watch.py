@@ -212,7 +212,7 @@ class StallWatch:
         if settlement is not None:
             # The thread may be waiting for peers' observations: `interrupt` wakes it, `cancel` lets
             # the peers continue without this node.
-            settlement.interrupt("the round ends")
+            settlement.interrupt()
             if connections is not None:
                 cancel = partial(settlement.cancel, connections[0])
                 call_with_timeout(cancel, STORE_TIMEOUT_SECONDS, "ending the comparison of a stall")

@@ -22,6 +22,7 @@ from firstfault_torch.guard import (
     suppress_internal_errors,
     try_call,
 )
+from firstfault_torch.protocol.election import LOST_KEY
 from firstfault_torch.rounds.round_store import connect_to_store, is_host_listening, set_once
 
 OUTCOME_KEY = "firstfault/outcome"
@@ -194,6 +195,16 @@ class FailureBroadcast:
         # errors are ignored: `_receive_outcome` reports a lost store
         inform = partial(try_call, put, dist.DistError)
         call_with_timeout(inform, time_limits.STORE_TIMEOUT_SECONDS, "informing the peer agents")
+
+    def mark_lost(self, group_rank: int) -> None:
+        """Record that the connection to an agent broke; don't wait."""
+
+        def put() -> None:
+            store = self._connection or connect_to_store(self._store)
+            store.append(LOST_KEY, f"{group_rank} ")
+
+        inform = partial(try_call, put, dist.DistError)
+        call_with_timeout(inform, 0, "informing the peer agents of a lost one")
 
     def announce_grace(self, seconds: float) -> None:
         """Let the peers' healthy workers have `seconds` to end,

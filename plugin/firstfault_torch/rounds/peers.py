@@ -34,6 +34,7 @@ from firstfault_torch.rounds.roster_poller import RosterPoller
 from firstfault_torch.rounds.round_store import (
     connect_to_store,
     interrupt_connections,
+    is_hosted_here,
     open_agents_store,
 )
 
@@ -309,6 +310,15 @@ class Peers:
                 self._shutdown_requested,
             )
 
+    def confirm_verdict(self) -> None:
+        """Tell the agent that hosts the store that this node has the verdict."""
+        self.settlement.confirm()
+
+    def await_confirmations(self) -> None:
+        """As the agent that hosts the store, wait until the others have the verdict."""
+        if is_hosted_here(self._store):
+            self.settlement.await_confirmations()
+
     def stop_listening(self) -> None:
         """Close the connections to peers, and stop polling the roster."""
         while self._listeners:
@@ -345,11 +355,12 @@ class Peers:
     def _acknowledge(self, store: Any, failure: FailureNotice) -> None:
         """Record that this agent has received a failure notice and is alive."""
         if failure.fatal:
-            self.agreement.interrupt(failure.reason)
+            self.agreement.interrupt()
         (self.agreement if failure.asks else self.settlement).acknowledge(store)
 
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Broadcast that another agent died."""
+        self.broadcast.mark_lost(group_rank)
         asks = self._can_continue_without_node
         self.broadcast.send(
             FailureNotice(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks)

@@ -182,6 +182,20 @@ def _list_sockets() -> dict[int, int]:
     return found
 
 
+def is_hosted_here(store: Any) -> bool:
+    """Whether this process serves the store: it listens on its port."""
+    address = _get_address(store)
+    if address is None:
+        return False
+    for item in _list_sockets().items():
+        with contextlib.suppress(OSError), _open_socket(item) as listener:
+            is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            name = listener.getsockname() if is_listening else ()
+            if isinstance(name, tuple) and name[1:2] == address[1:]:
+                return True
+    return False
+
+
 def _get_address(store: Any) -> tuple[str, int] | None:
     host = find_base_store(store)
     return (host.host, host.port) if hasattr(host, "port") else None

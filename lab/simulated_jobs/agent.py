@@ -1,0 +1,487 @@
+"""A simulated agent: the product's election, and around it what a node does after a failure."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from firstfault_torch import time_limits
+from firstfault_torch.protocol.election import LOST_KEY, Election
+from firstfault_torch.protocol.messages import (
+    Adopt,
+    Answered,
+    Append,
+    AskStore,
+    Concluded,
+    ConclusionFailed,
+    Event,
+    GiveUp,
+    Instruction,
+    KeySet,
+    Lead,
+    Publish,
+    Published,
+    Reason,
+    SetOnce,
+    ShutdownRequested,
+    Started,
+    TimePassed,
+    Unanswered,
+    WaitingConnectionBroke,
+    WatchKeys,
+)
+from lab.simulated_jobs.events import Events
+from lab.simulated_jobs.storage import Storage
+from lab.simulated_jobs.store import Connection, Link, Server
+
+OUTCOME_KEY = "firstfault/outcome"
+TERMINATED_STOP_SECONDS = 30.0
+"""How long healthy workers may take after a signal: Flyte's and Kubernetes' grace."""
+_SHARE_OF_FAILED_CONCLUSIONS = 0.03
+_SHARE_OF_SLOW_CONCLUSIONS = 0.15
+
+
+class State(Enum):
+    """Where a node stands."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ELECTING = "electing"
+    ALONE = "alone"
+    EXITING = "exiting"
+    EXITED = "exited"
+
+
+@dataclass
+class World:
+    """What all agents of a job share."""
+
+    events: Events
+    server: Server
+    storage: Storage
+    nodes: int
+    election: Callable[[int, int], Election]
+    """Makes the election of a group rank among so many nodes."""
+    lingers: bool
+    """Whether the store's host stays until the others have the verdict."""
+    reports: set[int] = field(default_factory=set)
+    """Group ranks of the nodes whose documents are in the storage."""
+    agents: list[Agent] = field(default_factory=list)
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, rank: int, world: World, seed: str, *, is_host: bool) -> None:
+        self.rank = rank
+        self.is_host = is_host
+        """Whether its process hosts the store."""
+        self.state = State.RUNNING
+        self.is_dead = False
+        self.is_terminated = False
+        self.frozen_until = 0.0
+        self.frozen_seconds = 0.0
+        self.failed_at: float | None = None
+        """When it began to stop its workers."""
+        self.ended_at: float | None = None
+        self.stop_seconds: float | None = None
+        """How long its workers may take to end."""
+        self.verdict = b""
+        """What it reports."""
+        self.notes: list[str] = []
+        """Why it went which way."""
+        self.link = Link(is_local=is_host)
+        self._world = world
+        self._events = world.events
+        self._draw = random.Random(f"{seed}/agent/{rank}")
+        self._election = world.election(rank, world.nodes)
+        self._own_conclusion = b""
+        self._is_successor = False
+        """Whether an earlier leader may have published."""
+        self._is_store_lost = False
+        self._using = self._connect()
+        self._waiting = self._connect()
+        self._deadline_number = 0
+
+    def _connect(self) -> Connection:
+        world = self._world
+        return Connection(self._events, world.server, self.link, self._draw)
+
+    @property
+    def connections(self) -> tuple[Connection, Connection]:
+        """Those that are in use."""
+        return self._using, self._waiting
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its process runs."""
+        return not self.is_dead and self.state is not State.EXITED
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Do something in this process: not if it is dead, later if it is frozen."""
+        if not self.is_live:
+            return
+        if self.frozen_until > self._events.now:
+            self._events.at(self.frozen_until, lambda: self.do(action))
+            return
+        action()
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something in this process after a time."""
+        self._events.after(seconds, lambda: self.do(action))
+
+    def note(self, text: str) -> None:
+        """Keep and trace why the agent does something."""
+        self.notes.append(text)
+        self._events.log(f"agent {self.rank} [{self.state.value}] {text}")
+
+    # --- until the workers have stopped -------------------------------------------------------
+
+    def start(self) -> None:
+        """Wait for a failure of any node."""
+
+        def learn(value: bytes | None) -> None:
+            if value is None:
+                self._take_broken_wait()
+                return
+            self._waiting.ask(self._acknowledge(), lambda _: None)
+            notice = json.loads(value)
+            self._stop(notice["stop_seconds"], "a notice has come")
+
+        self._waiting.wait(OUTCOME_KEY, lambda value: self.do(lambda: learn(value)))
+
+    def _acknowledge(self) -> Append:
+        return Append(self._election.key("heard"), b"%d " % self.rank)
+
+    def _take_broken_wait(self) -> None:
+        if self._world.server.is_dead:
+            self._is_store_lost = True
+            return
+        self._using, self._waiting = self._connect(), self._connect()
+        self.after(time_limits.LOST_STORE_GRACE_SECONDS, self.start)
+
+    def fail(self) -> None:
+        """A worker of this node fails."""
+        if self.state is State.RUNNING:
+            self._notify(0.0)
+            self._stop(0.0, "a worker has failed")
+
+    def terminate(self) -> None:
+        """A signal tells this process to end."""
+        if self.is_terminated:
+            return
+        self.is_terminated = True
+        self.note("is told to end")
+        if self.state is State.RUNNING:
+            self._notify(TERMINATED_STOP_SECONDS)
+            self._stop(TERMINATED_STOP_SECONDS, "is told to end")
+        elif self.state is State.ELECTING:
+            self._feed(ShutdownRequested())
+
+    def notice_death(self, rank: int) -> None:
+        """The connection to another agent has broken."""
+        if self.state in {State.RUNNING, State.STOPPING, State.ELECTING}:
+            self._using.ask(Append(LOST_KEY, b"%d " % rank), lambda _: None)
+            self._notify(0.0)
+
+    def _notify(self, stop_seconds: float) -> None:
+        text = json.dumps({"by": self.rank, "stop_seconds": stop_seconds}).encode()
+        self._using.ask(SetOnce(OUTCOME_KEY, text), lambda _: None)
+
+    def _stop(self, stop_seconds: float, why: str) -> None:
+        if self.state is not State.RUNNING:
+            return
+        self.state = State.STOPPING
+        self.failed_at = self._events.now
+        self.stop_seconds = stop_seconds or time_limits.STOP_GRACE_SECONDS
+        self.note(f"{why}: stops its workers")
+        draw = self._draw
+        is_quick = draw.random() < 0.85
+        took = 0.2 + draw.expovariate(2) if is_quick else draw.uniform(2, 9)
+        self.after(took, self._report)
+
+    def _report(self) -> None:
+        self._world.reports.add(self.rank)
+        if self._is_store_lost:
+            self._conclude_alone("the store was lost before the election")
+            return
+        self.state = State.ELECTING
+        if self.is_terminated:
+            self._feed(ShutdownRequested())
+        settle = time_limits.SETTLE_SECONDS + (self.stop_seconds or 0.0)
+        self._feed(Started(b"%d " % self.rank, float(settle)))
+
+    # --- the election -------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        if self.state is not State.ELECTING:
+            return
+        before = self._election.phase
+        instructions = self._election.handle(event, self._events.now)
+        after = self._election.phase
+        self._events.log(
+            f"agent {self.rank} {before.value} -> {after.value}: {type(event).__name__}"
+        )
+        for instruction in instructions:
+            self._carry_out(instruction)
+        self._deadline_number += 1
+        number, deadline = self._deadline_number, self._election.deadline
+        if deadline is not None:
+            self._events.at(deadline, lambda: self.do(lambda: self._pass_time(number)))
+
+    def _pass_time(self, number: int) -> None:
+        if number == self._deadline_number:
+            self._feed(TimePassed())
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case AskStore():
+                self._ask(instruction)
+            case WatchKeys(names):
+                self._watch(names)
+            case Lead():
+                self._conclude(instruction)
+            case Publish(is_allowed):
+                if is_allowed and self._is_successor:
+                    self._read(self._publish_unless_found)
+                elif is_allowed:
+                    self._publish(self._own_conclusion)
+            case Adopt(verdict):
+                self._exit(verdict)
+            case GiveUp(reason):
+                self._give_up(reason)
+
+    def _ask(self, request: AskStore) -> None:  # noqa: C901 - nested callbacks instead of threads
+        """Carry out a request within its time, once more on a new connection if one broke."""
+        is_over = False
+
+        def end(event: Answered | Unanswered) -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._feed(event)
+
+        def begin(*, may_repeat: bool) -> None:
+            values: list[bytes] = []
+            connection = self._using
+
+            def step(value: bytes | None) -> None:
+                if is_over:
+                    return
+                if value is None:
+                    if may_repeat and not self._world.server.is_dead:
+                        self._using = self._connect()
+                        begin(may_repeat=False)
+                    else:
+                        end(Unanswered(request.request))
+                    return
+                values.append(value)
+                ask_next()
+
+            def ask_next() -> None:
+                if len(values) == len(request.operations):
+                    end(Answered(request.request, tuple(values)))
+                    return
+                operation = request.operations[len(values)]
+                connection.ask(operation, lambda value: self.do(lambda: step(value)))
+
+            ask_next()
+
+        begin(may_repeat=True)
+        seconds = time_limits.ELECTION_STEP_TIMEOUT_SECONDS
+        seconds += time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * self._world.nodes
+        if request.is_optional and self.is_terminated:
+            seconds = min(seconds, float(time_limits.STORE_TIMEOUT_SECONDS))
+        self.after(seconds, lambda: end(Unanswered(request.request)))
+
+    def _watch(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        name, *rest = names
+
+        def take(value: bytes | None) -> None:
+            if value is None:
+                self._feed(WaitingConnectionBroke())
+                return
+            self._feed(KeySet(name, value))
+            self._watch(rest)
+
+        key = self._election.key(name)
+        self._waiting.wait(key, lambda value: self.do(lambda: take(value)))
+
+    def _draw_conclusion(self) -> float:
+        draw = self._draw
+        if draw.random() < _SHARE_OF_SLOW_CONCLUSIONS:
+            return draw.uniform(1.5, 15)
+        return 0.2 + draw.expovariate(4)
+
+    def _conclude(self, leading: Lead) -> None:
+        fails = self._draw.random() < _SHARE_OF_FAILED_CONCLUSIONS
+        document = build_verdict(self.rank, sorted(leading.arrived), sorted(leading.lost))
+
+        self._is_successor = leading.is_successor
+
+        def end() -> None:
+            if fails:
+                self._feed(ConclusionFailed())
+                return
+            self._own_conclusion = document
+            self._feed(Concluded())
+
+        self.after(self._draw_conclusion(), end)
+
+    def _publish_unless_found(self, found: bytes | None) -> None:
+        if found:
+            self._feed(Published(found))
+        else:
+            self._publish(self._own_conclusion)
+
+    def _publish(self, document: bytes) -> None:
+        def end(counts: bytes | None) -> None:
+            if counts is None and self._world.storage.creates_once:
+                # it may have landed, or another one's: what is there counts
+                self._read(lambda found: self._feed(Published(found or document)))
+            else:
+                # without an answer it is this agent's, and each node tries to upload it
+                self._feed(Published(counts or document))
+
+        self._write(document, end)
+
+    def _write(self, document: bytes, answer: Callable[[bytes | None], None]) -> None:
+        seconds = (
+            time_limits.TERMINATED_PUBLISH_TIMEOUT_SECONDS
+            if self.is_terminated
+            else time_limits.UPLOAD_DEADLINE_SECONDS
+        )
+        self._world.storage.write(
+            self.rank, document, float(seconds), lambda value: self.do(lambda: answer(value))
+        )
+
+    def _give_up(self, reason: Reason) -> None:
+        if self._own_conclusion:
+            self.note(f"{reason.value}: publishes its own conclusion unless there is one")
+            self.state = State.ALONE
+            self._publish_unless_published(self._own_conclusion)
+        else:
+            self._conclude_alone(reason.value)
+
+    # --- without an election ------------------------------------------------------------------
+
+    def _conclude_alone(self, why: str) -> None:
+        self.state = State.ALONE
+        self.note(f"{why}: concludes alone")
+        delay = 0.0 if self.is_terminated else get_turn(self.rank, self._draw)
+        self._await_turn(self._events.now + delay)
+
+    def _await_turn(self, until: float) -> None:
+        def look(found: bytes | None) -> None:
+            if found:
+                self._exit(found)
+            elif self._events.now >= until or self.is_terminated:
+                self._await_reports(self._events.now + time_limits.SETTLE_SECONDS)
+            else:
+                pause = min(self._draw.uniform(0.5, 2), until - self._events.now)
+                self.after(pause, lambda: self._await_turn(until))
+
+        self._read(look)
+
+    def _read(self, answer: Callable[[bytes | None], None]) -> None:
+        seconds = 0.3 if self.is_terminated else time_limits.VERDICT_READ_TIMEOUT_SECONDS
+        self._world.storage.read(float(seconds), lambda value: self.do(lambda: answer(value)))
+
+    def _await_reports(self, until: float) -> None:
+        world = self._world
+        live = {agent.rank for agent in world.agents if agent.is_live}
+        if not live <= world.reports and self._events.now < until and not self.is_terminated:
+            self.after(0.5, lambda: self._await_reports(until))
+            return
+        document = build_verdict(self.rank, sorted(world.reports), [])
+        self.after(self._draw_conclusion(), lambda: self._publish_unless_published(document))
+
+    def _publish_unless_published(self, document: bytes) -> None:
+        def look(found: bytes | None) -> None:
+            if found:
+                self._hand_over(found)
+            else:
+                self._write(document, lambda counts: self._check_upload(counts, document))
+
+        self._read(look)
+
+    def _check_upload(self, counts: bytes | None, document: bytes) -> None:
+        if counts is None and self._world.storage.creates_once:
+            # it may have landed, or another one's: what is there counts
+            self._read(lambda found: self._hand_over(found or document))
+        else:
+            self._hand_over(counts or document)
+
+    def _hand_over(self, verdict: bytes) -> None:
+        """Let the agents have a verdict that is published without an election; take theirs."""
+        is_over = False
+
+        def end(counts: bytes | None) -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._exit(counts or verdict)
+
+        if self._is_store_lost or not self._world.lingers:
+            end(None)
+            return
+        operation = SetOnce(self._election.key("verdict"), verdict)
+        self._using.ask(operation, lambda value: self.do(lambda: end(value)))
+        self.after(float(time_limits.STORE_TIMEOUT_SECONDS), lambda: end(None))
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _exit(self, verdict: bytes) -> None:
+        self.state = State.EXITING
+        self.verdict = verdict
+        self.note(f"reports {verdict!r}")
+        self._leave(self._events.now + time_limits.CONFIRMATIONS_TIMEOUT_SECONDS)
+
+    def _leave(self, at_last: float) -> None:
+        """End the process; the store's host stays while another live agent needs the store."""
+        others = [agent for agent in self._world.agents if agent is not self]
+        busy = {State.STOPPING, State.ELECTING}
+        is_needed = any(agent.is_live and agent.state in busy for agent in others)
+        if self.is_host and self._world.lingers and is_needed and self._events.now < at_last:
+            self.after(0.2, lambda: self._leave(at_last))
+            return
+        self.after(0.05 + self._draw.expovariate(5), self._end)
+
+    def _end(self) -> None:
+        self.state = State.EXITED
+        self.ended_at = self._events.now
+        self._events.log(f"agent {self.rank} has ended")
+        if self.is_host:
+            close_store(self._world)
+
+
+def close_store(world: World) -> None:
+    """The process that hosts the store has ended: the connections to it break."""
+    world.server.is_dead = True
+    for agent in world.agents:
+        for connection in agent.connections:
+            connection.reset()
+
+
+def build_verdict(rank: int, covers: Sequence[int], lost: Sequence[int]) -> bytes:
+    """Return a verdict: who concluded it, from whose reports, and who counts as lost."""
+    return json.dumps({"by": rank, "covers": list(covers), "lost": list(lost)}).encode()
+
+
+def get_turn(rank: int, draw: random.Random) -> float:
+    """Return after how many seconds a node may conclude alone; see `get_conclusion_delay`."""
+    position = max(rank - 1, 0)
+    if position == 0:
+        return 0.0
+    second, more = time_limits.SECOND_NODE_DELAY_SECONDS, time_limits.NEXT_NODE_DELAY_SECONDS
+    separate = 4
+    if position < separate:
+        return float(second + more * (position - 1))
+    group = (position // separate).bit_length()
+    later = time_limits.LATER_NODES_DELAY_SECONDS * (group - 1 + draw.random())
+    return float(second + more * (separate - 1) + later)

@@ -1,0 +1,33 @@
+"""Rules of elections that the product had before. With them the simulator finds what they did."""
+
+from __future__ import annotations
+
+from firstfault_torch.protocol.election import Election, Phase
+from firstfault_torch.protocol.messages import Instruction, Lead, Publish
+
+
+class FormerElection(Election):
+    """The election before its rules were repaired."""
+
+    def _take_silence(self) -> list[Instruction]:
+        if self.phase is Phase.ANNOUNCING:
+            self.phase = Phase.PUBLISHING
+            return [Publish(is_allowed=True)]  # no answer was a yes
+        return super()._take_silence()
+
+    def _take_leadership(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        instructions = super()._take_leadership(values, now)
+        return [self._accuse(item) if isinstance(item, Lead) else item for item in instructions]
+
+    def _accuse(self, leading: Lead) -> Lead:
+        """Joined agents without a report counted as lost."""
+        if len(leading.arrived) >= self._nodes:
+            return leading
+        missing = frozenset(range(self._nodes)) - leading.arrived
+        return Lead(
+            leading.reports,
+            leading.joined,
+            leading.arrived,
+            complete=True,
+            lost=leading.lost | missing,
+        )

@@ -1,0 +1,55 @@
+"""What must hold after each schedule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from lab.simulated_jobs.job import SimulatedJob
+
+LONGEST_END_S = 120.0
+"""Most seconds from the first failure to the end of each live agent, plus what it was frozen."""
+
+
+def find_violations(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    """Yield the invariants that a played job violates, each with what was seen."""
+    if not job.has_failed:
+        return
+    yield from _check_verdicts(job)
+    yield from _check_ends(job)
+    yield from _check_lost(job)
+
+
+def _check_verdicts(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    documents = {document for _, _, document in job.world.storage.writes}
+    if len(documents) > 1:
+        yield "I1 at most one verdict is published", str(job.world.storage.writes)
+    ended = [agent for agent in job.agents if agent.ended_at is not None]
+    if ended and not any(agent.verdict for agent in ended):
+        yield "I3 a verdict exists if an agent lives", f"{len(ended)} have ended without one"
+    published = job.world.storage.verdict
+    other = [agent.rank for agent in ended if published and agent.verdict != published]
+    if other:
+        yield "I6 every node reports the published verdict", f"nodes {other}"
+
+
+def _check_ends(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    running = [agent.rank for agent in job.agents if agent.is_live]
+    if running:
+        states = {job.agents[rank].state.value for rank in running}
+        yield "I2 each live agent ends", f"nodes {running}: {states}"
+    frozen = sum(agent.frozen_seconds for agent in job.agents)
+    for agent in job.agents:
+        if agent.ended_at is not None and agent.ended_at > LONGEST_END_S + 2 * frozen:
+            yield "I2 each live agent ends", f"node {agent.rank} after {agent.ended_at:.0f} s"
+            return
+
+
+def _check_lost(job: SimulatedJob) -> Iterator[tuple[str, str]]:
+    """A live agent that wasn't told to end never counts as lost."""
+    for _, by, document in job.world.storage.writes:
+        lost = [job.agents[rank] for rank in json.loads(document)["lost"]]
+        accused = [agent.rank for agent in lost if not agent.is_dead and not agent.is_terminated]
+        if accused:
+            yield "I9 no live agent counts as lost", f"nodes {accused}, by node {by}"
+            return

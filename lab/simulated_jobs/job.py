@@ -1,0 +1,154 @@
+"""One simulated job: plays the schedule of a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from firstfault_torch import time_limits
+from firstfault_torch.protocol.election import Election
+from firstfault_torch.protocol.limits import build_limits
+from lab.simulated_jobs.agent import Agent, State, World, close_store
+from lab.simulated_jobs.events import Events
+from lab.simulated_jobs.faults import Fault, draw_faults
+from lab.simulated_jobs.former_rules import FormerElection
+from lab.simulated_jobs.storage import Storage
+from lab.simulated_jobs.store import Server
+
+LONGEST_S = 400.0
+_MOST_NODES = 16
+_SILENCE_S = 62.0
+"""After this the kernel notices that a machine has vanished."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which rules the agents keep; by default the product's."""
+
+    former_election: bool = False
+    """See `former_rules`."""
+    creates_once: bool = False
+    """Publishing fails if there is a verdict, and an agent without an answer looks."""
+    lingers: bool = True
+    """The store's host waits for the others, and a verdict that was published without an election
+    is handed to them.
+    """
+
+
+PRESENT = Rules()
+FORMER = Rules(former_election=True, lingers=False)
+PLANNED = Rules(creates_once=True)
+
+
+class SimulatedJob:
+    """A job of a seed; `play` plays it to its end."""
+
+    def __init__(
+        self,
+        seed: int,
+        rules: Rules,
+        nodes: int | None = None,
+        faults: Sequence[Fault] | None = None,
+        *,
+        trace: bool = False,
+    ) -> None:
+        draw = random.Random(f"{seed}/job")
+        size = draw.choice([2, 2, 3, 4, 4, 8, _MOST_NODES])
+        self.nodes = size if nodes is None else nodes
+        self.seed = seed
+        self.rules = rules
+        self.events = Events(trace=trace)
+        name = str(seed)
+        self._draw = random.Random(f"{name}/world")
+        # most often the first agent hosts the store, and sometimes nobody in the job
+        (where,) = draw.choices(["first", "another", "outside"], [7, 2, 1])
+        hosts = {"first": 0, "another": draw.randrange(self.nodes), "outside": -1}
+        self.host = hosts[where]
+        kind = FormerElection if rules.former_election else Election
+        self.world = World(
+            self.events,
+            Server(self.events, random.Random(f"{name}/store")),
+            Storage(self.events, random.Random(f"{name}/storage"), rules.creates_once),
+            self.nodes,
+            lambda rank, count: kind(rank, count, build_limits(count)),
+            rules.lingers,
+        )
+        self.agents = self.world.agents
+        self.agents += [
+            Agent(rank, self.world, name, is_host=rank == self.host) for rank in range(self.nodes)
+        ]
+        self.faults = list(draw_faults(name, self.nodes) if faults is None else faults)
+        self._has_victims = False
+
+    def play(self) -> SimulatedJob:
+        """Play the schedule, and return the job."""
+        for agent in self.agents:
+            agent.start()
+        for fault in self.faults:
+            self.events.at(fault.seconds, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
+        self.events.play(LONGEST_S)
+        return self
+
+    def _inject(self, fault: Fault) -> None:  # noqa: C901 - one case for each kind of fault
+        agent = self.agents[fault.node]
+        if not agent.is_live:
+            return
+        self.events.log(f"** {fault}")
+        match fault.kind:
+            case "worker":
+                agent.do(agent.fail)
+                self._fail_victims(fault.node)
+            case "signal":
+                agent.do(agent.terminate)
+                self._fail_victims(fault.node)
+            case "kill":
+                self._kill(agent, time_limits.RECONNECT_TIMEOUT_SECONDS + 0.1)
+            case "machine gone":
+                self._kill(agent, _SILENCE_S)
+            case "freeze":
+                agent.frozen_until = max(agent.frozen_until, self.events.now + fault.size)
+                agent.frozen_seconds += fault.size
+                if fault.node == self.host:
+                    self.world.server.frozen_until = agent.frozen_until
+            case "slow link":
+                agent.link.slow_until = self.events.now + fault.size
+                agent.link.slow_by = 1 + fault.size / 3
+            case "reset":
+                for connection in agent.connections:
+                    connection.reset()
+            case "silent connection":
+                agent.connections[1].is_silent = True
+            case "storage outage":
+                self.world.storage.down_until = self.events.now + fault.size
+
+    def _kill(self, agent: Agent, noticed_after: float) -> None:
+        is_gone = noticed_after == _SILENCE_S
+        agent.is_dead = True
+        if agent.is_host:
+            if is_gone:
+                self.world.server.is_silent = True
+            else:
+                close_store(self.world)
+        self._fail_victims(agent.rank)
+        watchers = [0] if agent.rank else range(1, self.nodes)
+        for rank in watchers:
+            watcher = self.agents[rank]
+            watcher.after(
+                noticed_after + self._draw.random() / 10,
+                lambda watcher=watcher: watcher.notice_death(agent.rank),  # type: ignore[misc]
+            )
+
+    def _fail_victims(self, node: int) -> None:
+        """The workers of other nodes lose a peer, and fail within seconds."""
+        if self._has_victims:
+            return
+        self._has_victims = True
+        for agent in self.agents:
+            if agent.rank != node:
+                agent.after(self._draw.uniform(0.3, 6), agent.fail)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any agent has noticed a failure."""
+        return any(agent.state is not State.RUNNING for agent in self.agents)

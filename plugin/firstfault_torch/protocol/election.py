@@ -1,0 +1,523 @@
+"""The election: one agent of a failed round, the leader, concludes for all nodes.
+
+| phase | what the agent does | until |
+|---|---|---|
+| REPORTING | hands in its report | the store answers |
+| COLLECTING | waits for the order of leaders | the next look, later each time |
+| LOOKING | asks the store who has reported | the store answers |
+| CLOSING | publishes the order of leaders | the store answers |
+| FOLLOWING | waits for the verdict of the agent whose turn it is | its turn is over |
+| ASKING | asks whether there is a verdict, or somebody publishes one | the store answers |
+| TAKING | takes the leadership in its own turn, and reads the reports | the store answers |
+| LEADING | concludes | the caller has concluded |
+| ANNOUNCING | asks whether it still leads | the store answers |
+| PUBLISHING | publishes | the caller has published |
+| SHARING | hands its verdict to all agents | the store answers |
+| ENDED | nothing | |
+
+Rules, each with the schedule that needs it in `tests/protocol`:
+
+1. A wake of the waiting connection is a hint. Each wait also reads the key at its deadline.
+2. No answer is a no: a leader publishes only if the store confirms that it still leads.
+3. A leader that concludes takes a verdict that arrives meanwhile.
+4. That a process has to end is a message of its own, sent when the signal comes.
+5. An agent is lost if a connection to it broke. One that has only not reported may live.
+6. A successor of a leader that began to publish looks for a published verdict first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+
+from firstfault_torch.protocol.limits import Limits
+from firstfault_torch.protocol.messages import (
+    Adopt,
+    Answered,
+    Append,
+    AskStore,
+    Concluded,
+    ConclusionFailed,
+    Event,
+    GiveUp,
+    Instruction,
+    Interrupted,
+    KeySet,
+    Lead,
+    Operation,
+    Publish,
+    Published,
+    Read,
+    Reason,
+    SetOnce,
+    ShutdownRequested,
+    Started,
+    Swap,
+    TimePassed,
+    Unanswered,
+    WaitingConnectionBroke,
+    WatchKeys,
+)
+
+MAX_LEADERS = 4
+JOINED_KEY = "firstfault/joined"
+"""What each agent stored when its workers started: concatenated frames."""
+LOST_KEY = "firstfault/lost"
+"""Group ranks of agents whose connection broke."""
+_LEAVING = b"!"
+"""Behind a group rank: the agent's process has to end. Behind the leader's: it publishes."""
+
+
+class Phase(Enum):
+    """What an agent does in an election; the table above describes each."""
+
+    REPORTING = "reporting"
+    COLLECTING = "collecting"
+    LOOKING = "looking"
+    CLOSING = "closing"
+    FOLLOWING = "following"
+    ASKING = "asking"
+    TAKING = "taking"
+    LEADING = "leading"
+    ANNOUNCING = "announcing"
+    PUBLISHING = "publishing"
+    SHARING = "sharing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """What the store knows about the agents of a round, by group rank."""
+
+    arrived: tuple[int, ...]
+    """In the order of their reports."""
+    leaving: frozenset[int]
+    """Their processes have to end."""
+    acknowledged: frozenset[int]
+    """They have received the failure notice."""
+    lost: frozenset[int]
+    """Connections to them broke, and they haven't reported."""
+
+    @classmethod
+    def parse(cls, arrived: bytes, acknowledged: bytes, lost: bytes) -> Agents:
+        """Parse the values of three keys: words that are group ranks."""
+        words = arrived.split()
+        ranks = dict.fromkeys(int(word.rstrip(_LEAVING)) for word in words)
+        leaving = (int(word[:-1]) for word in words if word.endswith(_LEAVING))
+        return cls(
+            tuple(ranks),
+            frozenset(leaving),
+            frozenset(map(int, acknowledged.split())),
+            frozenset(map(int, lost.split())) - ranks.keys(),
+        )
+
+    @property
+    def live(self) -> set[int]:
+        """The agents that have acknowledged the failure or reported, and aren't lost."""
+        return {*self.arrived, *self.acknowledged} - self.lost
+
+    def count_complete(self, nodes: int) -> bool:
+        """Whether every agent has reported or is known to be dead."""
+        return len({*self.arrived, *self.lost}) >= nodes
+
+    def have_live_ones_reported(self) -> bool:
+        """Whether every agent has reported that is known to live."""
+        live = self.acknowledged - self.lost
+        return bool(self.acknowledged) and live <= set(self.arrived)
+
+    def order_leaders(self) -> list[int]:
+        """Return who may lead, one after another: rank 0's node also prints what a person sees.
+
+        Leaving agents come last: their processes may be gone before they have concluded.
+        """
+        return sorted(self.arrived, key=lambda rank: (rank in self.leaving, rank))[:MAX_LEADERS]
+
+
+class Election:
+    """One agent's part in an election on a topic: the verdict, a restart, or a stall.
+
+    `handle` takes an event and returns what the driver has to do. When `deadline` has come, the
+    driver sends `TimePassed`; it answers each `AskStore` with `Answered` or `Unanswered`. Nothing
+    is ever outstanding beside one request and the caller's answer to `Lead` and `Publish`.
+    """
+
+    def __init__(self, own: int, nodes: int, limits: Limits, topic: str = "") -> None:
+        self.phase = Phase.REPORTING
+        self.deadline: float | None = None
+        """Monotonic time; None: an answer comes by another event."""
+        self.arrival_number = 0
+        """1 for the first agent that reported, and so on; 0: not reported yet."""
+        self._own = own
+        self._nodes = nodes
+        self._limits = limits
+        self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
+        self._request = 0
+        self._shutdown_at: float | None = None
+        self._waits_since = 0.0
+        """When the present wait for other agents began."""
+        self._walks_since = 0.0
+        """When this agent learned the order of leaders."""
+        self._closes_at = 0.0
+        """When the arrivals are closed without the missing agents."""
+        self._pause = limits.first_pause
+        self._agents = Agents((), frozenset(), frozenset(), frozenset())
+        self._leaders: list[int] = []
+        self._is_complete = True
+        self._turn = 0
+        """Index of the leader whose turn it is."""
+        self._is_taking = False
+        """Whether the outstanding request of the phase TAKING takes the leadership."""
+        self._overdue = b""
+        """The leader's key, if that agent began to publish and didn't finish in time."""
+        self._verdict = b""
+        """One that arrived while this agent concluded."""
+        self._own_verdict = b""
+
+    def key(self, name: str) -> str:
+        """Return a key of this election in the store."""
+        return f"{self._prefix}{name}"
+
+    def handle(  # noqa: C901 - one case for each event
+        self, event: Event, now: float
+    ) -> list[Instruction]:
+        """Return what an event leads to, at this monotonic time."""
+        match event:
+            case _ if self.phase is Phase.ENDED:
+                return []
+            case Started(report, settle_seconds):
+                return self._begin(report, now + settle_seconds)
+            case Answered(request, values):
+                return self._take_answer(values, now) if request == self._request else []
+            case Unanswered(request):
+                return self._take_silence() if request == self._request else []
+            case KeySet(name, value):
+                return self._take_key(name, value, now)
+            case WaitingConnectionBroke() | TimePassed():
+                return self._look_up()
+            case ShutdownRequested():
+                return self._hurry(now)
+            case Concluded():
+                return self._announce()
+            case ConclusionFailed():
+                return self._follow(self._limits.leader, now)
+            case Published(verdict):
+                return self._share(verdict)
+            case Interrupted():
+                return self._give_up(Reason.INTERRUPTED)
+
+    # --- the store ----------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        phase: Phase,
+        purpose: str,
+        *operations: Operation,
+        is_optional: bool = False,
+    ) -> list[Instruction]:
+        self.phase = phase
+        self.deadline = None
+        self._request += 1
+        return [AskStore(self._request, operations, purpose, is_optional)]
+
+    def _take_answer(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        match self.phase:
+            case Phase.REPORTING:
+                return self._collect(values, now)
+            case Phase.LOOKING:
+                return self._take_look(values, now)
+            case Phase.CLOSING:
+                return self._take_order(values[-1], now)
+            case Phase.ASKING:
+                return self._take_turn_state(values, now)
+            case Phase.TAKING:
+                return self._take_leadership(values, now)
+            case Phase.ANNOUNCING:
+                return self._take_permission(values[-1], now)
+            case Phase.SHARING:
+                return self._adopt(values[-1])
+            case _:
+                return []  # the message about leaving, whose answer nobody needs
+
+    def _take_silence(self) -> list[Instruction]:
+        match self.phase:
+            case Phase.SHARING:
+                return self._adopt(self._own_verdict)  # it is published where users read it
+            case Phase.ANNOUNCING:
+                # A verdict that has arrived counts; else the caller looks where it is published.
+                is_known = bool(self._verdict)
+                return [
+                    Publish(is_allowed=False),
+                    *(self._adopt(self._verdict) if is_known else self._give_up(Reason.STORE_LOST)),
+                ]
+            case Phase.REPORTING | Phase.LOOKING | Phase.CLOSING | Phase.ASKING | Phase.TAKING:
+                return self._give_up(Reason.STORE_LOST)
+            case _:
+                return []
+
+    def _take_key(self, name: str, value: bytes, now: float) -> list[Instruction]:
+        waits_for_order = {Phase.COLLECTING, Phase.LOOKING, Phase.CLOSING}
+        waits_for_verdict = {Phase.FOLLOWING, Phase.ASKING, Phase.TAKING}
+        if name == "order" and self.phase in waits_for_order:
+            return self._take_order(value, now)
+        if name == "verdict":
+            self._verdict = value
+            if self.phase in waits_for_verdict:
+                return self._adopt(value)
+        return []
+
+    def _look_up(self) -> list[Instruction]:
+        """Read in the store what this agent waits for."""
+        if self.phase is Phase.COLLECTING:
+            return self._look()
+        if self.phase is Phase.FOLLOWING:
+            return self._ask(
+                Phase.ASKING,
+                "looking for a verdict, and whose turn it is",
+                Read(self.key("verdict")),
+                Read(self.key("leader")),
+                is_optional=True,
+            )
+        return []
+
+    def _read_agents(self) -> tuple[Read, ...]:
+        return Read(self.key("arrived")), Read(self.key("heard")), Read(LOST_KEY)
+
+    # --- until all agents have reported -------------------------------------------------------
+
+    def _begin(self, report: bytes, closes_at: float) -> list[Instruction]:
+        self._closes_at = closes_at
+        return self._ask(
+            Phase.REPORTING,
+            "handing in this node's report",
+            Append(self.key("reports"), report),
+            Append(self.key("arrived"), self._name_self()),
+            Read(self.key("arrived")),
+        )
+
+    def _name_self(self) -> bytes:
+        is_leaving = self._shutdown_at is not None
+        return b"%d%s " % (self._own, _LEAVING if is_leaving else b"")
+
+    def _collect(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        self._agents = Agents.parse(values[-1], b"", b"")
+        self.arrival_number = self._agents.arrived.index(self._own) + 1
+        before: list[Instruction] = [WatchKeys(("order", "verdict"))]
+        if self._shutdown_at is not None and self._own not in self._agents.leaving:
+            before.append(self._announce_leaving())
+        if len(self._agents.arrived) >= self._nodes:
+            return [*before, *self._close(is_complete=True)]
+        # A dead agent never reports, so somebody must close the arrivals without it: as soon as
+        # every agent that acknowledged the failure has reported. Looks are staggered by two seconds
+        # in the order of arrival: the first agent's look is enough unless it dies, and 1,000 agents
+        # don't read the same keys at once.
+        first_look = now + self._limits.acknowledgment + 2 * (self.arrival_number - 1)
+        return [*before, *self._await_order(first_look, now)]
+
+    def _await_order(self, look_at: float, now: float) -> list[Instruction]:
+        self.phase = Phase.COLLECTING
+        self._waits_since = now
+        self.deadline = min(look_at, self._hurried(self._limits.hurried_settle, self._closes_at))
+        self.deadline = max(self.deadline, now)
+        return []
+
+    def _hurried(self, seconds: float, deadline: float) -> float:
+        """Return a deadline of the present wait, or an earlier one after a request to shut down."""
+        if self._shutdown_at is None:
+            return deadline
+        return min(deadline, max(self._shutdown_at, self._waits_since) + seconds)
+
+    def _look(self) -> list[Instruction]:
+        return self._ask(
+            Phase.LOOKING,
+            "looking which nodes live",
+            Read(self.key("order")),
+            *self._read_agents(),
+        )
+
+    def _take_look(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        order, *agents = values
+        if order:
+            return self._take_order(order, now)
+        self._agents = Agents.parse(*agents)
+        if self._agents.have_live_ones_reported() or self._agents.count_complete(self._nodes):
+            return self._close(is_complete=self._agents.count_complete(self._nodes))
+        if now >= self._hurried(self._limits.hurried_settle, self._closes_at):
+            return self._close(is_complete=False)
+        pause = self._pause
+        self._pause = min(2 * pause, self._limits.longest_pause)
+        self.phase = Phase.COLLECTING
+        self.deadline = now + pause
+        return []
+
+    def _close(self, *, is_complete: bool) -> list[Instruction]:
+        leaders = self._agents.order_leaders()
+        order = json.dumps({"leaders": leaders, "complete": is_complete})
+        return self._ask(
+            Phase.CLOSING,
+            "publishing who may lead",
+            Swap(self.key("leader"), b"", str(leaders[0]).encode()),
+            SetOnce(self.key("order"), order.encode()),
+        )
+
+    # --- turn by turn -------------------------------------------------------------------------
+
+    def _take_order(self, value: bytes, now: float) -> list[Instruction]:
+        order = json.loads(value)
+        self._leaders = order["leaders"]
+        self._is_complete = order["complete"]
+        self._walks_since = now
+        self._turn = -1
+        return self._next_turn(now)
+
+    def _next_turn(self, now: float) -> list[Instruction]:
+        # Turn-taking without a coordinator: all agents walk the same list. While it is another
+        # agent's turn, this agent waits for that agent's verdict; if none comes, the turn passes to
+        # the next agent, perhaps this one.
+        self._turn += 1
+        if self._verdict:
+            return self._adopt(self._verdict)
+        if self._turn >= len(self._leaders):
+            return self._give_up(Reason.UNDECIDED)
+        if self._leaders[self._turn] != self._own:
+            return self._follow(self._limits.leader, now)
+        self._is_taking = False
+        return self._ask(
+            Phase.TAKING,
+            "asking for the current turn",
+            Read(self.key("verdict")),
+            Read(self.key("leader")),
+            *self._read_agents(),
+        )
+
+    def _follow(self, seconds: float, now: float) -> list[Instruction]:
+        if self._verdict:
+            return self._adopt(self._verdict)
+        limits = self._limits
+        is_publishing = seconds == limits.publishing
+        hurried = limits.hurried_publishing if is_publishing else limits.hurried_leader
+        self.phase = Phase.FOLLOWING
+        self._waits_since = now
+        self.deadline = max(self._hurried(hurried, now + seconds), now)
+        return []
+
+    def _take_turn_state(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        """Another agent's turn is over."""
+        verdict, leader = values
+        if verdict:
+            return self._adopt(verdict)
+        # The leader has concluded and is uploading. Taking over now would publish a second
+        # verdict. It may also have died there, and then no agent removes the mark: after the limit
+        # the next agent takes over.
+        if leader.endswith(_LEAVING) and leader != self._overdue:
+            self._overdue = leader
+            return self._follow(self._limits.publishing, now)
+        if self._shutdown_at is not None and now >= self._walk_ends_at(now):
+            return self._give_up(Reason.UNDECIDED)
+        return self._next_turn(now)
+
+    def _walk_ends_at(self, now: float) -> float:
+        """Return when a process that has to end waits no longer for other agents' verdicts."""
+        if self._shutdown_at is None:
+            return now
+        return max(self._shutdown_at, self._walks_since) + self._limits.hurried_leader
+
+    def _take_leadership(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        """Its own turn: first see whether it may lead, then take the leadership."""
+        if not self._is_taking:
+            return self._see_whether_to_lead(values, now)
+        leader, reports, *joined = values
+        if leader != str(self._own).encode():
+            return self._follow(self._limits.leader, now)  # another agent has taken over
+        self.phase = Phase.LEADING
+        self.deadline = None
+        agents = self._agents
+        return [
+            Lead(
+                reports,
+                joined[0] if joined else b"",
+                frozenset(agents.arrived),
+                self._is_complete,
+                agents.leaving | agents.lost,
+                is_successor=bool(self._overdue),
+            )
+        ]
+
+    def _see_whether_to_lead(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
+        verdict, leader, *agents = values
+        self._agents = Agents.parse(*agents)
+        if verdict:
+            return self._adopt(verdict)
+        is_publishing = leader.endswith(_LEAVING) and leader != self._overdue
+        if is_publishing:
+            return self._follow(self._limits.leader, now)
+        self._is_taking = True
+        is_someone_missing = len(self._agents.arrived) < self._nodes
+        return self._ask(
+            Phase.TAKING,
+            "collecting the nodes' reports",
+            Swap(self.key("leader"), leader, str(self._own).encode()),
+            Read(self.key("reports")),
+            *((Read(JOINED_KEY),) if is_someone_missing else ()),
+        )
+
+    # --- the leader ---------------------------------------------------------------------------
+
+    def _announce(self) -> list[Instruction]:
+        if self.phase is not Phase.LEADING or self._verdict:
+            adopted = self._adopt(self._verdict) if self._verdict else []
+            return [Publish(is_allowed=False), *adopted]
+        mine = str(self._own).encode()
+        return self._ask(
+            Phase.ANNOUNCING,
+            "announcing that this node publishes",
+            Swap(self.key("leader"), mine, mine + _LEAVING),
+            is_optional=True,
+        )
+
+    def _take_permission(self, leader: bytes, now: float) -> list[Instruction]:
+        if leader == b"%d%s" % (self._own, _LEAVING):
+            self.phase = Phase.PUBLISHING
+            return [Publish(is_allowed=True)]
+        return [Publish(is_allowed=False), *self._follow(self._limits.leader, now)]
+
+    def _share(self, verdict: bytes) -> list[Instruction]:
+        self._own_verdict = verdict
+        return self._ask(
+            Phase.SHARING,
+            "handing the verdict to all nodes",
+            SetOnce(self.key("verdict"), verdict),
+        )
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _hurry(self, now: float) -> list[Instruction]:
+        if self._shutdown_at is not None:
+            return []
+        self._shutdown_at = now
+        limits = self._limits
+        if self.deadline is not None:
+            if self.phase is Phase.COLLECTING:
+                self.deadline = min(self.deadline, now + limits.hurried_settle)
+            elif self.phase is Phase.FOLLOWING:
+                is_publishing = bool(self._overdue)
+                hurried = limits.hurried_publishing if is_publishing else limits.hurried_leader
+                self.deadline = min(self.deadline, now + hurried)
+        return [] if self.phase is Phase.REPORTING else [self._announce_leaving()]
+
+    def _announce_leaving(self) -> AskStore:
+        # Beside the outstanding request: nobody needs its answer, so it has no number of its own.
+        word = Append(self.key("arrived"), self._name_self())
+        return AskStore(0, (word,), "announcing that this process ends", is_optional=True)
+
+    def _adopt(self, verdict: bytes) -> list[Instruction]:
+        self._end()
+        return [Adopt(verdict)]
+
+    def _give_up(self, reason: Reason) -> list[Instruction]:
+        self._end()
+        return [GiveUp(reason)]
+
+    def _end(self) -> None:
+        self.phase = Phase.ENDED
+        self.deadline = None
