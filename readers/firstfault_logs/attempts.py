@@ -63,6 +63,15 @@ def progress_in(record: LogRecord) -> Progress | None:
     return Progress(found["what"], int(found["step"]), record.number, int(found["total"] or 0))
 
 
+def find_place(progress: Progress, text: str) -> tuple[int, ...]:
+    """Return the step of a line, behind the epoch if the line counts the steps of each epoch."""
+    epoch = PATTERNS["step"].search(text) if progress.what.lower() == "epoch" else None
+    inner = PATTERNS["counter_in_epoch"].search(text[epoch.end() :]) if epoch is not None else None
+    if inner is None:
+        return (progress.step,)
+    return (progress.step, int(next(filter(None, inner.groups()))))
+
+
 def is_substantial(record: LogRecord) -> bool:
     """Whether a line shows that its process lives on: it has a step,
     or nothing that may follow a failure.

@@ -96,6 +96,11 @@ def test_words_of_a_completion(line: str, kind: CompletionKind) -> None:
         '│   88 │   log.info("training is done")   │',
         "# training finished: write the weights",
         "+ echo 'job finished'",
+        "Validation completed successfully for epoch 2",
+        "Warmup completed successfully",
+        "Successfully finished epoch 2",
+        "All done with data loading",
+        "rendezvous succeeded",
     ],
 )
 def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
@@ -144,6 +149,19 @@ def test_a_success_is_proven(shown: Callable[..., Ran], end: list[str]) -> None:
     assert "reports its end: " in ran.out
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["calibration completed successfully"],
+        ["calibration completed successfully", "step 0 loss 2.9"],
+    ],
+)
+def test_a_phase_before_the_training(shown: Callable[..., Ran], lines: list[str]) -> None:
+    """A success that names neither the training nor the job proves nothing above all steps."""
+    assert shown(["loading the configuration", *lines]).code == EXIT.NOTHING_FOUND
+    assert shown([*STEPS, "calibration completed successfully"]).code == EXIT.OK
+
+
 def test_noise_is_quoted(shown: Callable[..., Ran]) -> None:
     """What a success ignores below its completion is printed in the same line."""
     assert "ignored below it: \"OSError: [Errno 39] Directory not empty: 'pymp-x81'\"" in " ".join(
@@ -176,6 +194,9 @@ def test_all_ranks_end_alike(shown: Callable[..., Ran]) -> None:
         ["checkpoint saved successfully"],
         ["evaluation finished", "download completed"],
         ["ERROR: could not run the task", "RESULT,ranker,8812,s"],
+        ["training finished", "epoch 7 it 0 loss 1.9", "epoch 7 it 50 loss 1.8"],
+        ["training finished", "Epoch: [7][ 10/900] loss 1.9", "Epoch: [7][ 20/900] loss 1.8"],
+        ["calibration completed successfully", "step 6 loss 1.9"],
     ],
 )
 def test_no_proof(shown: Callable[..., Ran], end: list[str]) -> None:

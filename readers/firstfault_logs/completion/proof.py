@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.utils.text import one_line
 from firstfault.utils.toml import Patterns
-from firstfault_logs.attempts import progress_in
+from firstfault_logs.attempts import find_place, progress_in
 from firstfault_logs.completion.later_starts import is_started_again
 from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
@@ -30,6 +30,7 @@ from firstfault_logs.completion.words import (
     find_completion_kind,
     is_early_stop,
     is_noise,
+    is_success_of_anything,
     shows_more_work,
 )
 from firstfault_logs.launchers import ReportKind
@@ -70,7 +71,7 @@ _PATTERNS = Patterns(
         ),
         "not_of_training": (
             r"""(?i)
-            \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+            \b(?:eval\w*|val|valid\w*|test\w*|infer\w*|predict\w*|best)\b
             [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
         """
         ),
@@ -169,6 +170,8 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
                 continue
         if is_started_again(opening, tail, last.number):
             continue
+        if is_success_of_anything(last.text) and not _is_below_training(streams, tail, last):
+            continue
         if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
             last_number = max(
                 record.number
@@ -220,17 +223,34 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
         for one in streams
         if one.progress is not None and one.progress.number < begin
     ]
-    found: set[int] = set()
+    found: set[tuple[int, ...]] = set()
     for record in reversed(tail):
         progress = progress_in(record)
-        is_of_training = not is_noise(record.text) and not _PATTERNS["not_of_training"].search(
-            record.text
-        )
-        if progress is not None and is_of_training:
-            found.add(progress.step)
+        if progress is not None and _is_step_of_training(record):
+            found.add(find_place(progress, record.text))
             if len(found) >= MIN_STEPS_RESUMED:
                 return record.number
     return max(above, default=0)
+
+
+def _is_below_training(
+    streams: Sequence[Stream], tail: Sequence[LogRecord], end: LogRecord
+) -> bool:
+    """Whether a line is below all steps of a training: a phase before or between steps may succeed,
+    too.
+    """
+    has_trained = any(stream.progress is not None for stream in streams)
+    return has_trained and not any(
+        one.number > end.number and _is_step_of_training(one) for one in tail
+    )
+
+
+def _is_step_of_training(record: LogRecord) -> bool:
+    return (
+        progress_in(record) is not None
+        and not is_noise(record.text)
+        and _PATTERNS["not_of_training"].search(record.text) is None
+    )
 
 
 def _list_candidates(

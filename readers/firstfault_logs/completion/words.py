@@ -140,6 +140,8 @@ _PATTERNS = Patterns(
           | (?i:(?:^|[\]:|>]\s{0,3}|\d\W{1,3})early[ -]?stop(?:ping|ped)?\W*$)
           | (?i:\breached[ ](?:the[ ])?max(?:imum)?[ _](?:\w+[ _](?:of[ ])?)?(?:steps|epochs|iter\w*)\b)
         """.replace("{WEIGHTS}", "(?:model|checkpoint|weights|ckpt|adapters?|policy)"),
+        # words of a success that any part of a job may have
+        "success_of_any": r"(?i)successfully|\bsucceeded\b|\ball[ ]done\b",
         "stopped_early": r"(?i)\bearly[ -]?stop",
         # the process ended without an exception
         "process_succeeded": (
@@ -180,6 +182,7 @@ _PATTERNS = Patterns(
     }
 )
 
+_CLAUSE_BREAK = re.compile(r"[.;!\]|:>]\s")
 _BELOW_ERROR = re.compile(
     r"^\s*(?:\[(?:rank)?\d+\]:?\s?)?(?:\[?[WID]\d{3,4}[ ]|\[?(?:W|I|D)\s[\w/.]+\.\w+:\d+\])"
     r"|\bNCCL"
@@ -266,7 +269,7 @@ def _has_sentence(text: str) -> bool:
         if found is None:
             continue
         before, after = text[: found.start()], text[found.end() :]
-        clause = re.split(r"[.;!\]|:>]\s", before)[-1]
+        clause = _CLAUSE_BREAK.split(before)[-1]
         of_stage = _PATTERNS["stage"].search
         if (
             of_stage(found["between"])
@@ -287,6 +290,31 @@ def _has_sentence(text: str) -> bool:
         and PATTERNS["negation"].search(text[: found.end()]) is None
         and _PATTERNS["pending"].search(text[: found.end()]) is None
         and _is_whole(text)
+        and not _is_success_of_stage(text, found)
+    )
+
+
+def is_success_of_anything(text: str) -> bool:
+    """Whether a line reports a success without naming the training or the job:
+    "calibration completed successfully".
+    """
+    names_whole = any(_PATTERNS[name].search(text) for name in ("sentence", "inverted"))
+    found = None if names_whole else PATTERNS["succeeded"].search(text)
+    return found is not None and _PATTERNS["success_of_any"].search(found[0]) is not None
+
+
+def _is_success_of_stage(text: str, success: re.Match[str]) -> bool:
+    """Whether words of a success are in a clause about a part of the job:
+    "Warmup completed successfully", "all done with data loading".
+    """
+    if _PATTERNS["success_of_any"].search(success[0]) is None:
+        return False
+    before = _CLAUSE_BREAK.split(text[: success.start()])[-1]
+    after = _CLAUSE_BREAK.split(text[success.end() :])[0]
+    return any(
+        _PATTERNS[name].search(part) is not None
+        for name in ("stage", "counted_stage")
+        for part in (before, after)
     )
 
 
