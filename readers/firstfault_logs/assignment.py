@@ -24,6 +24,7 @@ from firstfault_logs.launchers import ReportKind
 from firstfault_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
 from firstfault_logs.processes import LAUNCHER_STOPPED, Process, Processes, exception_in
 from firstfault_logs.tracebacks import (
+    MAX_LINES_AFTER_END,
     Traceback,
     find_fault,
     find_shared_tracebacks,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 _MAX_LINES_RERAISED = 40
 """Lines of an exception of another process at the end of a driver's."""
-_MAX_LINES_AFTER_END = 10
-"""A process that printed more lines after its traceback was still alive."""
 _MAX_REPORTED_LINES = 60
 """Lines below a report on a process in which its exception begins."""
 
@@ -145,7 +144,7 @@ class Assignment:
         steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
         has_progress = any(step is not None and step.number > last.lines[1] for step in steps)
         is_over = (
-            last.is_handled or last.is_before_success or last.later_lines > _MAX_LINES_AFTER_END
+            last.is_handled or last.is_before_success or last.later_lines > MAX_LINES_AFTER_END
         )
         return has_progress or is_over or last.is_mixed
 
@@ -443,7 +442,7 @@ class Assignment:
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             last = tracebacks[-1]  # one process: its last exception ended it
-            if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
+            if last.later_lines > MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
             by_fault = {last.fault: choose_ending(tracebacks)}
         for fault, found in by_fault.items():

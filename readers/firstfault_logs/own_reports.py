@@ -20,8 +20,8 @@ from firstfault.model import ExceptionInfo
 from firstfault.model.failure import fatal_error
 from firstfault_logs.attempts import is_substantial, progress_in
 from firstfault_logs.completion.noise import drop_below_error, drop_ignored_exceptions
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.framing.lines import TRACEBACK, has_failure_word
-from firstfault_logs.outcome import is_success_report
 from firstfault_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:

@@ -65,6 +65,8 @@ class Process:
     """Whether what it printed is about a failure of another process, which it started."""
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
+    is_ended_by_exception: bool = False
+    """Whether Python printed its exception because nothing had caught it."""
     lines: set[tuple[str, int, int]] = field(default_factory=set)
     """Files, and the first and last lines in them that are about it."""
 
@@ -97,6 +99,7 @@ class Process:
     def set_exception(self, found: Traceback) -> None:
         """Record the exception that ended it."""
         self.raised, self.raised_text = found.exception, found.text
+        self.is_ended_by_exception = found.is_uncaught
         self.time_ns = self.time_ns or found.time_ns
         self.lines.add((found.stream.file, *found.lines))
 

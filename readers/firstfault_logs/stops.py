@@ -16,8 +16,8 @@ from firstfault.evidence.texts import classify
 from firstfault.exceptions.exceptions_in_text import get_short_name
 from firstfault.model.failure import LAST_LINES_OF_SUCCESS
 from firstfault_logs.causes.blocked_tasks import mark_blocked_tasks
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.outcome import is_success_report
 from firstfault_logs.processes import (
     LAUNCHER_STOPPED,
     NO_EXIT_STATUS,

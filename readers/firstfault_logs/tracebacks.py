@@ -14,15 +14,17 @@ from firstfault.exceptions.source_files import is_library_file
 from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault_logs.causes.resources import ends_resource
-from firstfault_logs.completion.words import is_crash_report, is_noise
+from firstfault_logs.completion.noise import is_at_exit
+from firstfault_logs.completion.words import is_crash_report, is_noise, is_success_report
 from firstfault_logs.framing.lines import TRACEBACK
-from firstfault_logs.outcome import is_success_report
 from firstfault_logs.vocabulary import PATTERNS, WORDS
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Stream
+    from firstfault_logs.collector import Excerpt, Stream
     from firstfault_logs.framing.labels import LogRecord
 
+MAX_LINES_AFTER_END = 10
+"""A process that printed more lines after its traceback was still alive."""
 _LINES_TO_QUOTED = 2
 """From the message of an exception to the traceback that it quotes below an empty line."""
 
@@ -42,6 +44,8 @@ class Traceback:
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
     """Whether a later line of the same stream reports success."""
+    is_uncaught: bool = False
+    """Whether Python printed it because nothing had caught it, so it ended its process."""
     heading: str = ""
     """The line above."""
     lines_around: tuple[str, ...] = ()
@@ -148,20 +152,53 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             not (is_noise(line) or is_crash_report(line)) for line in (*later, *below)
         )
         around = (*(record.text for record in above), *(*later, *below)[:1])
+        is_uncaught = (
+            _starts_at_program(printed.exception)
+            and later_lines <= MAX_LINES_AFTER_END
+            and not is_in_thread
+            and not _is_caught(stream, excerpt, (*later, *below)[:1])
+        )
         yield Traceback(
             printed.exception,
             "\n".join(record.text for record in own),
             stream,
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             later_lines,
-            is_handled=any(map(PATTERNS["handled"].search, around)) and later_lines > 0,
-            is_before_success=any(map(is_success_report, (*later, *below))),
+            is_handled=(
+                not is_uncaught and later_lines > 0 and any(map(PATTERNS["handled"].search, around))
+            ),
+            # a job's script prints its last words also below the exception of its program
+            is_before_success=not is_uncaught and any(map(is_success_report, (*later, *below))),
+            is_uncaught=is_uncaught,
             heading=above[-1].text if above else "",
             lines_around=around,
             is_mixed=excerpt.is_mixed,
             is_in_thread=is_in_thread,
             time_ns=_find_time(above, lines),
         )
+
+
+def _starts_at_program(exception: ExceptionInfo) -> bool:
+    """Whether an exception came through all frames of a program, from its outermost one on.
+
+    A program that prints an exception which it caught has only the frames below the handler. A
+    teardown may raise after the program has succeeded.
+    """
+    frames = exception.frames
+    if not frames or frames[0].function not in WORDS["program_frames"]:
+        return False
+    return not is_at_exit([frame.function for frame in frames])
+
+
+def _is_caught(stream: Stream, excerpt: Excerpt, below: Sequence[str]) -> bool:
+    """Whether a logger printed a traceback, a line below is about its handling,
+    or a training went on.
+    """
+    above = (record.text for record in excerpt.lines[: excerpt.at])
+    is_logged = any(map(PATTERNS["logged_error"].search, above))
+    last = excerpt.lines[-1].number
+    has_later_steps = stream.progress is not None and stream.progress.number > last
+    return is_logged or has_later_steps or any(map(PATTERNS["handled"].search, below))
 
 
 def _cut_at_crash(lines: Sequence[LogRecord]) -> Sequence[LogRecord]:

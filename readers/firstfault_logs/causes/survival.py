@@ -27,15 +27,6 @@ _MAX_LINES_BETWEEN = 5
 
 
 @cache
-def _logged_error() -> re.Pattern[str]:
-    """Match the line of a logger above the traceback that it logs."""
-    return re.compile(
-        r"(?:^|[\s\[|:(-])(?:ERROR|CRITICAL|WARNING|WARN|EXCEPTION)(?:[\s\]|:)-]|$)"
-        r"|^\[?[EW]\d{4} \d\d:\d\d:\d\d"
-    )
-
-
-@cache
 def _harmless_line() -> re.Pattern[str]:
     """Match a line at a level below error, an empty one,
     and the sources that Python prints below a warning.
@@ -125,7 +116,7 @@ def _has_later_steps(attempt: Attempt, found: Traceback) -> bool:
 
 def _is_logged_and_left(found: Traceback) -> bool:
     """Whether a logger printed a traceback, and its stream went on with something else."""
-    if not any(map(_logged_error().search, found.lines_around[:1])):
+    if not any(map(PATTERNS["logged_error"].search, found.lines_around[:1])):
         return False
     below = (record for record in found.stream.tail if record.number > found.lines[1])
     return sum(map(is_substantial, below)) >= _MIN_LINES_AFTER_LOGGED

@@ -17,6 +17,7 @@ from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
     drop_teardown_noise,
     find_doubts,
+    is_at_exit,
 )
 from firstfault_logs.completion.rounds import (
     find_end_of_last_round,
@@ -34,6 +35,7 @@ from firstfault_logs.completion.words import (
     shows_more_work,
 )
 from firstfault_logs.launchers import ReportKind
+from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks
 from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
@@ -169,6 +171,8 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
             if _has_failed_before(attempt, streams[0].file, above, last.number):
                 continue
         if is_started_again(opening, tail, last.number):
+            continue
+        if least < CompletionKind.STATUS and _has_raised_before(streams, last_step, last.number):
             continue
         if is_success_of_anything(last.text) and not _is_below_training(streams, tail, last):
             continue
@@ -392,6 +396,32 @@ def _has_failed_before(
         for of, _, report in attempt.reports
     )
     return has_end or bool(attempt.entries) or bool(find_doubts(above))
+
+
+def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -> bool:
+    """Whether a traceback is above a line and below the last step, and nothing shows
+    that the program went on.
+
+    A program that logs its exception and exits, and one that goes on to its end, print the same.
+    The script that started it may print the line.
+    """
+    return any(
+        last_step < found.lines[0] < number
+        and not found.is_handled
+        and not is_at_exit([frame.function for frame in found.exception.frames])
+        and not _goes_on(found.stream, found.lines[1], number)
+        for stream in streams
+        for found in find_tracebacks(stream)
+    )
+
+
+def _goes_on(stream: Stream, begin: int, end: int) -> bool:
+    """Whether a process printed steps or many other lines between two lines."""
+    # of more lines than are kept, the last ones are
+    if stream.has_steps_after(begin) or (stream.tail and stream.tail[0].number > begin):
+        return True
+    between = (record for record in stream.tail if begin < record.number < end)
+    return sum(not is_noise(record.text) for record in between) > MAX_LINES_AFTER_END
 
 
 def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:

@@ -241,6 +241,12 @@ def find_completion_kind(text: str) -> CompletionKind | None:
     return CompletionKind.RESULT if _has_result(text) else None
 
 
+def is_success_report(text: str) -> bool:
+    """Whether a line reports that a training, a process or a job has succeeded."""
+    kind = find_completion_kind(text)
+    return kind is not None and kind >= CompletionKind.WORD
+
+
 def _has_result(text: str) -> bool:
     """Whether a line has a result of the whole job, and not of an epoch,
     a step or an evaluation.

@@ -25,10 +25,10 @@ from firstfault.evidence.texts import classify
 from firstfault_logs import read_sources
 from firstfault_logs.attempts import find_place, progress_in
 from firstfault_logs.collector import LogCollector
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.framing.labels import Label, LogRecord
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import parse_report
-from firstfault_logs.outcome import is_success_report
 
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
