@@ -325,6 +325,10 @@ class Processes:
             ]
         if report.tasks:
             return []
+        spawned = self.attempt.find_spawned(report.pid) if report.pid is not None else None
+        if spawned is not None and report.local_rank is None:
+            rank, local = spawned
+            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node)]
         if report.pid is not None or report.local_rank is not None:
             return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
         is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)

@@ -153,7 +153,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
         )
         around = (*(record.text for record in above), *(*later, *below)[:1])
         is_uncaught = (
-            _starts_at_program(printed.exception)
+            starts_at_program(printed.exception)
             and later_lines <= MAX_LINES_AFTER_END
             and not is_in_thread
             and not _is_caught(stream, excerpt, (*later, *below)[:1])
@@ -178,7 +178,7 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
         )
 
 
-def _starts_at_program(exception: ExceptionInfo) -> bool:
+def starts_at_program(exception: ExceptionInfo) -> bool:
     """Whether an exception came through all frames of a program, from its outermost one on.
 
     A program that prints an exception which it caught has only the frames below the handler. A

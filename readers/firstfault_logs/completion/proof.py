@@ -35,13 +35,14 @@ from firstfault_logs.completion.words import (
     shows_more_work,
 )
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks
+from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks, starts_at_program
 from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Stream
     from firstfault_logs.completion.loops import Loop
     from firstfault_logs.framing.labels import LogRecord
+    from firstfault_logs.tracebacks import Traceback
 
 MIN_STEPS_RESUMED = 2
 """Steps that a training prints if it goes on; a line below its end may name one,
@@ -409,10 +410,17 @@ def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -
         last_step < found.lines[0] < number
         and not found.is_handled
         and not is_at_exit([frame.function for frame in found.exception.frames])
+        and not _has_handled(found)
         and not _goes_on(found.stream, found.lines[1], number)
         for stream in streams
         for found in find_tracebacks(stream)
     )
+
+
+def _has_handled(found: Traceback) -> bool:
+    """Whether the same process caught an exception, and then reported its success."""
+    is_own = found.stream.label.is_process
+    return is_own and found.is_before_success and not starts_at_program(found.exception)
 
 
 def _goes_on(stream: Stream, begin: int, end: int) -> bool:
