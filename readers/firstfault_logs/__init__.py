@@ -26,23 +26,22 @@ from __future__ import annotations
 
 import io
 import lzma
-import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, cast
 
-from firstfault.errors import BadDocumentError, FirstFaultError
+from firstfault.errors import BadDocumentError
 from firstfault_logs.causes.empty_starts import find_empty_starts
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.completion.proof import CompletionProof
 from firstfault_logs.documents import build_documents, build_size
 from firstfault_logs.flight import documents_of, dumps_at, is_dump
+from firstfault_logs.framing.files import Log, find_logs
 from firstfault_logs.framing.lines import (
     UTF16_MARKS,
     Utf8Stream,
     decompress,
-    files_below,
     find_unpack_command,
     is_text,
     lines_of,
@@ -52,18 +51,13 @@ from firstfault_logs.outcome import explain_missing_proof
 from firstfault_logs.framing.labels import Label
 from firstfault_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
 from firstfault_logs.torchrun_folder import Worker, with_error_files, workers_in
-from firstfault_logs.vocabulary import PATTERNS
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 
-_Log: TypeAlias = "tuple[Path, str, Label]"
-"""A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
-_BEGIN_CHARS = 200
-"""Characters that show what a text is, if it isn't a log."""
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -113,7 +107,7 @@ def read_sources(
         for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))
     ]
     workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
-    logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
+    logs = _logs_of_workers(workers) if workers else find_logs(paths, set(dumps))
     notes: list[str] = []
     for path, name, label in logs:
         try:
@@ -168,7 +162,7 @@ def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -
     return None if is_of_text else begin
 
 
-def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
+def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
     found = [
         (
             worker.folder / log,
@@ -179,63 +173,6 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
         for log in ("stdout.log", "stderr.log")
     ]
     return [log for log in found if log[0].is_file()]  # a FIFO would wait for a writer
-
-
-def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
-    """Return files, and those in folders that may be logs.
-
-    The label of each is the rank in its name, its name if that is a node's, the only number in
-    which the names differ, or its name.
-    """
-    names = {path: path.name for path in paths if path.is_file() and path not in dumps}
-    for folder in filter(Path.is_dir, paths):
-        found = (path for path in files_below(folder) if path not in dumps and _may_be_log(path))
-        names |= {path: str(path.relative_to(folder)) for path in found}
-    jobs = {
-        match["job"]: path.name
-        for path in names
-        if (match := PATTERNS["job_in_name"].search(path.name))
-    }
-    if len(jobs) > 1:
-        raise BadDocumentError(ask_for_one(sorted(jobs.values())))
-    system = {
-        path: Label(node=match["node"])
-        for path in names
-        if (match := PATTERNS["system_log"].match(path.stem))
-    }
-    logs = [(path, names.pop(path), label) for path, label in system.items()]
-    numbers = [re.findall(r"\d+", name) for name in names.values()]
-    columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
-    differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
-    labels = sorted(int(number) for number in columns[differ[0]]) if len(differ) == 1 else []
-    # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
-    is_numbered = bool(labels) and labels == list(range(len(labels)))
-    for (path, name), own in zip(names.items(), numbers, strict=True):
-        stem = PATTERNS["log_suffix"].sub("", name)
-        label = Label(node=stem if len(names) > 1 else "")
-        if len(names) > 1 and (ranked := PATTERNS["rank_word"].search(name)):
-            label = Label(rank=int(ranked[1]))
-        elif len(names) > 1 and (of_node := PATTERNS["node_file"].fullmatch(stem)):
-            label = Label(node=stem, node_index=int(of_node["index"]))
-        elif is_numbered:
-            has_name = any(map(str.isalpha, stem))
-            label = Label(node=stem if has_name else "", task=int(own[differ[0]]))
-        logs.append((path, name, label))
-    return logs
-
-
-def _may_be_log(path: Path) -> bool:
-    """Whether a file in a folder may be a log: neither its name nor its begin is that of
-    documentation or code.
-    """
-    if not PATTERNS["log_name"].search(path.name) or PATTERNS["no_log_name"].search(path.name):
-        return False
-    try:
-        with open_log(path) as stream:
-            begin = stream.read(_BEGIN_CHARS)
-    except (FirstFaultError, OSError, EOFError, zlib.error, lzma.LZMAError):
-        return True  # whoever reads it, says why it can't be read
-    return PATTERNS["no_log_begin"].match(begin.decode("utf-8", "replace")) is None
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:
