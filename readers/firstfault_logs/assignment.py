@@ -35,9 +35,12 @@ from firstfault_logs.vocabulary import PATTERNS
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Excerpt, Stream
+    from firstfault_logs.framing.labels import LogRecord
 
 _MAX_LINES_RERAISED = 40
 """Lines of an exception of another process at the end of a driver's."""
+_MAX_LINES_OF_FAILURE = 40
+"""Lines of a message in which a failure is reported."""
 _MAX_REPORTED_LINES = 60
 """Lines below a report on a process in which its exception begins."""
 
@@ -100,9 +103,7 @@ class Assignment:
             (record for one in process.streams for record in one.tail),
             key=lambda record: record.number,
         )
-        # what a library prints below a traceback while the process ends would hide it
-        while len(lines) > 1 and is_below_error(lines[-1].text):
-            lines.pop()
+        lines = _drop_lines_below_failure(lines)
         process.text = "\n".join(record.text for record in lines)
         if process.is_driver or self._take_headed_tracebacks(process):
             return
@@ -541,6 +542,18 @@ def _is_another_pod(node: str, processes: Sequence[Process]) -> bool:
         return False
     names = {PATTERNS["pod_number"].sub("", one.node) for one in processes}
     return names == {PATTERNS["pod_number"].sub("", node)} != {node}
+
+
+def _drop_lines_below_failure(lines: list[LogRecord]) -> list[LogRecord]:
+    """Return lines without what a library printed below a failure while the process ended,
+    which would hide it.
+    """
+    end = len(lines)
+    while end > 1 and is_below_error(lines[end - 1].text):
+        end -= 1
+    above = lines[max(end - _MAX_LINES_OF_FAILURE, 0) : end]
+    has_failed = any(PATTERNS["failure_report"].search(record.text) for record in above)
+    return lines[:end] if has_failed else lines
 
 
 def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:

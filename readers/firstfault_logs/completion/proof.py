@@ -410,17 +410,24 @@ def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -
         last_step < found.lines[0] < number
         and not found.is_handled
         and not is_at_exit([frame.function for frame in found.exception.frames])
-        and not _has_handled(found)
+        and not _has_handled(found, streams)
         and not _goes_on(found.stream, found.lines[1], number)
         for stream in streams
         for found in find_tracebacks(stream)
     )
 
 
-def _has_handled(found: Traceback) -> bool:
-    """Whether the same process caught an exception, and then reported its success."""
-    is_own = found.stream.label.is_process
-    return is_own and found.is_before_success and not starts_at_program(found.exception)
+def _has_handled(found: Traceback, streams: Sequence[Stream]) -> bool:
+    """Whether the same process caught an exception and then reported its success,
+    or another process trained on without it.
+    """
+    if not found.stream.label.is_process:
+        return False
+    trained_on = any(
+        one.label.is_process and one.progress is not None and one.progress.number > found.lines[1]
+        for one in streams
+    )
+    return trained_on or (found.is_before_success and not starts_at_program(found.exception))
 
 
 def _goes_on(stream: Stream, begin: int, end: int) -> bool:
