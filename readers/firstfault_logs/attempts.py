@@ -63,9 +63,14 @@ def progress_in(record: LogRecord) -> Progress | None:
     return Progress(found["what"], int(found["step"]), record.number, int(found["total"] or 0))
 
 
-def find_place(progress: Progress, text: str) -> tuple[int, ...]:
-    """Return the step of a line, behind the epoch if the line counts the steps of each epoch."""
+def find_place(progress: Progress, text: str) -> tuple[float, ...]:
+    """Return the step of a line, behind the epoch if the line counts the steps of each epoch.
+
+    A fractional number is a part of an epoch: "'epoch': 0.95".
+    """
     epoch = PATTERNS["step"].search(text) if progress.what.lower() == "epoch" else None
+    if epoch is not None and (part := PATTERNS["fraction"].match(text, epoch.end("step"))):
+        return (float(f"{progress.step}{part[0]}"),)
     inner = PATTERNS["counter_in_epoch"].search(text[epoch.end() :]) if epoch is not None else None
     if inner is None:
         return (progress.step,)

@@ -228,7 +228,7 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
         for one in streams
         if one.progress is not None and one.progress.number < begin
     ]
-    found: set[tuple[int, ...]] = set()
+    found: set[tuple[float, ...]] = set()
     for record in reversed(tail):
         progress = progress_in(record)
         if progress is not None and _is_step_of_training(record):
