@@ -12,7 +12,7 @@ from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import classify
 from firstfault_logs.causes.cluster_tasks import take_spark_tasks
 from firstfault_logs.causes.device_ranks import find_ranks_by_device
-from firstfault_logs.causes.elimination import name_killed_rank
+from firstfault_logs.causes.elimination import name_remaining_rank
 from firstfault_logs.causes.survival import (
     choose_ending,
     drop_survived_tracebacks,
@@ -92,7 +92,7 @@ class Assignment:
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
         self._drop_kills_below_exceptions()
-        name_killed_rank(self.attempt, self.processes)
+        name_remaining_rank(self.attempt, self.processes)
         for process in self.processes.all:
             process.cite_last_line()
 

@@ -112,3 +112,17 @@ def test_the_process_id_of_a_local_rank(verdict_of: Show, tmp_path: Path) -> Non
     lines = [BEGIN, *SPAWNED, *STEPS, *KILLED, deepspeed(-9)]
     assert verdict_of(lines)["ranks"] == []
     assert verdict_of(lines, "--with", str(kernel))["ranks"] == [1]
+
+
+def test_the_only_rank_that_lost_no_peer(verdict_of: Show) -> None:
+    """If all other ranks lost a peer, a logged exception without a rank is that peer's."""
+    logged = ["ERROR could not go on", *RAISED[:1], *RAISED[3:]]
+
+    def log(message: str) -> list[str]:
+        text = "\n".join((*RAISED[:-1], message))
+        records = ({"rank": rank, "level": "ERROR", "exc_info": text} for rank in (0, 2))
+        return [BEGIN, *STEPS, *logged, *map(json.dumps, records), *KILLED, deepspeed(1)]
+
+    verdict = verdict_of(log(LOST_PEER))
+    assert (verdict["ranks"], "KeyError" in verdict["headline"]) == ([1], True)
+    assert verdict_of(log("ValueError: no labels"))["ranks"] != [1]

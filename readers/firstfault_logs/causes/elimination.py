@@ -1,35 +1,61 @@
-"""Name the process that a signal ended, if all other processes of its node raised an exception."""
+"""Name the process that ended, if all other processes of its node raised another exception."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.signatures import Role
+from firstfault.evidence.texts import classify
+from firstfault_logs.launchers import ReportKind
+
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt
     from firstfault_logs.processes import Process, Processes
 
+_MIN_RANKS = 2
 
-def name_killed_rank(attempt: Attempt, processes: Processes) -> None:
-    """Give the signal of a process that its launcher doesn't name to the only rank of the node
+
+def name_remaining_rank(attempt: Attempt, processes: Processes) -> None:
+    """Give the signal or the exception of a process that nothing names to the only rank of its node
     that raised nothing.
 
     DeepSpeed reports "exits with return code = -9" for the process that it saw first, without its
-    rank. Python exits with a code after an exception, so ranks that raised one weren't killed.
+    rank. Python exits with a code after an exception, so ranks that raised one weren't killed. If
+    all others lost a peer, the exception without a rank is that peer's.
     """
-    for killed in [one for one in processes.all if not one.is_known and one.signal]:
-        ranks = set(_list_ranks(attempt, killed))
-        raised = {one.rank for one in processes.all if one.raised is not None} & ranks
-        if killed.raised is not None or len(ranks) < 2 or len(ranks - raised) != 1:  # noqa: PLR2004
+    for unnamed in [one for one in processes.all if not one.is_known]:
+        if not (unnamed.signal or (unnamed.raised and _has_exit_code(attempt))):
             continue
-        found = processes.find(rank=min(ranks - raised), node=killed.node)
+        ranks = set(_list_ranks(attempt, unnamed))
+        others = [one for one in processes.all if one.rank in ranks and one.raised is not None]
+        remaining = ranks - {one.rank for one in others}
+        if len(ranks) < _MIN_RANKS or len(remaining) != 1:
+            continue
+        if unnamed.raised and not all(map(_has_lost_peer, others)):
+            continue
+        found = processes.find(rank=min(remaining), node=unnamed.node)
         if found.has_ended or found.has_failed or found.stopped:
             continue
-        found.signal, found.is_oom = killed.signal, killed.is_oom
-        found.launcher_text = killed.launcher_text
-        found.launcher_time_ns = killed.launcher_time_ns
-        found.lines |= killed.lines
-        processes.all = [one for one in processes.all if one is not killed]
+        found.signal, found.is_oom = unnamed.signal, unnamed.is_oom
+        found.raised, found.raised_text = unnamed.raised, unnamed.raised_text
+        found.time_ns = found.time_ns or unnamed.time_ns
+        found.launcher_text = unnamed.launcher_text
+        found.launcher_time_ns = unnamed.launcher_time_ns
+        found.lines |= unnamed.lines
+        processes.all = [one for one in processes.all if one is not unnamed]
+
+
+def _has_lost_peer(process: Process) -> bool:
+    return classify(process.raised_text).role is Role.SECONDARY
+
+
+def _has_exit_code(attempt: Attempt) -> bool:
+    """Whether a launcher reports that a process, which it doesn't name, exited with an error."""
+    return any(
+        report.kind is ReportKind.ENDED and bool(report.exit_code) and not report.ranks
+        for _, _, report in attempt.reports
+    )
 
 
 def _list_ranks(attempt: Attempt, process: Process) -> Iterator[int]:
