@@ -26,45 +26,38 @@ from __future__ import annotations
 
 import io
 import lzma
-import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeAlias, cast
+from typing import IO, cast
 
-from firstfault.errors import BadDocumentError, FirstFaultError
+from firstfault.errors import BadDocumentError
 from firstfault_logs.causes.empty_starts import find_empty_starts
 from firstfault_logs.collector import LogCollector
 from firstfault_logs.completion.proof import CompletionProof
 from firstfault_logs.documents import build_documents, build_size
 from firstfault_logs.flight import documents_of, dumps_at, is_dump
+from firstfault_logs.framing.files import Log, find_logs
 from firstfault_logs.framing.lines import (
     UTF16_MARKS,
     Utf8Stream,
     decompress,
-    files_below,
     find_unpack_command,
     is_text,
     lines_of,
     open_log,
 )
 from firstfault_logs.outcome import explain_missing_proof
-from firstfault_logs.framing.labels import LOG_SUFFIX, RANK_WORD, Label
+from firstfault_logs.framing.labels import Label
 from firstfault_logs.framing.separate_jobs import ask_for_one, describe_cut, find_separate_jobs
 from firstfault_logs.torchrun_folder import Worker, with_error_files, workers_in
-
 from firstfault.model import NodePresence, Phase, Place, RestartKind, RestartRecord, WorkerError
 from firstfault.model.failure import OF_LOGS
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.additional_sources import joined
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault.utils.lazy_pattern import LazyPattern
 
-_Log: TypeAlias = "tuple[Path, str, Label]"
-"""A log, its name in references, and who wrote it."""
 _HEAD = 64 * 1024
-_BEGIN_CHARS = 200
-"""Characters that show what a text is, if it isn't a log."""
 
 
 def snapshot_of(sources: Sequence[Path | IO[bytes]]) -> Snapshot | None:
@@ -114,7 +107,7 @@ def read_sources(
         for dump in ([path] if is_dump(path) else [] if path.is_file() else dumps_at(path))
     ]
     workers = workers_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else []
-    logs = _logs_of_workers(workers) if workers else _logs_at(paths, set(dumps))
+    logs = _logs_of_workers(workers) if workers else find_logs(paths, set(dumps))
     notes: list[str] = []
     for path, name, label in logs:
         try:
@@ -169,7 +162,7 @@ def _read(stream: IO[bytes], name: str, label: Label, collector: LogCollector) -
     return None if is_of_text else begin
 
 
-def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
+def _logs_of_workers(workers: Sequence[Worker]) -> list[Log]:
     found = [
         (
             worker.folder / log,
@@ -180,93 +173,6 @@ def _logs_of_workers(workers: Sequence[Worker]) -> list[_Log]:
         for log in ("stdout.log", "stderr.log")
     ]
     return [log for log in found if log[0].is_file()]  # a FIFO would wait for a writer
-
-
-# Begins the name of a log with the number of a job.
-_JOB_IN_NAME = LazyPattern(r"^(?:slurm|job|jobid)[-_.](?P<job>\d{3,})")
-
-# Names of logs that aren't a job's, with the node.
-_SYSTEM_LOG = LazyPattern(
-    r"(?i)^(?:dmesg|kern(?:el)?|k8s|events?|journal|syslog|messages|nvidia-smi)[-_.]?(?P<node>.*)$"
-)
-
-# The name of a log of one node, without its suffix.
-_NODE_FILE = LazyPattern(r"(?i)(?:.*[^a-z])?(?:node|host|machine)[-_.]?(?P<index>\d{1,5})")
-
-
-def _logs_at(paths: Sequence[Path], dumps: Collection[Path]) -> list[_Log]:
-    """Return files, and those in folders that may be logs.
-
-    The label of each is the rank in its name, its name if that is a node's, the only number in
-    which the names differ, or its name.
-    """
-    names = {path: path.name for path in paths if path.is_file() and path not in dumps}
-    for folder in filter(Path.is_dir, paths):
-        found = (path for path in files_below(folder) if path not in dumps and _may_be_log(path))
-        names |= {path: str(path.relative_to(folder)) for path in found}
-    jobs = {match["job"]: path.name for path in names if (match := _JOB_IN_NAME.search(path.name))}
-    if len(jobs) > 1:
-        raise BadDocumentError(ask_for_one(sorted(jobs.values())))
-    system = {
-        path: Label(node=match["node"]) for path in names if (match := _SYSTEM_LOG.match(path.stem))
-    }
-    logs = [(path, names.pop(path), label) for path, label in system.items()]
-    numbers = [re.findall(r"\d+", name) for name in names.values()]
-    columns = list(zip(*numbers, strict=True)) if len({*map(len, numbers)}) == 1 else []
-    differ = [at for at, column in enumerate(columns) if len(set(column)) > 1]
-    labels = sorted(int(number) for number in columns[differ[0]]) if len(differ) == 1 else []
-    # of "master-0", "worker-0" and "worker-1" the number isn't the only difference
-    is_numbered = bool(labels) and labels == list(range(len(labels)))
-    for (path, name), own in zip(names.items(), numbers, strict=True):
-        stem = LOG_SUFFIX.sub("", name)
-        label = Label(node=stem if len(names) > 1 else "")
-        if len(names) > 1 and (ranked := RANK_WORD.search(name)):
-            label = Label(rank=int(ranked[1]))
-        elif len(names) > 1 and (of_node := _NODE_FILE.fullmatch(stem)):
-            label = Label(node=stem, node_index=int(of_node["index"]))
-        elif is_numbered:
-            has_name = any(map(str.isalpha, stem))
-            label = Label(node=stem if has_name else "", task=int(own[differ[0]]))
-        logs.append((path, name, label))
-    return logs
-
-
-# Names of files in a folder that may be logs.
-_LOG_NAME = LazyPattern(r"""(?i)
-  \.(?:log|out|err|txt|stderr|stdout|jsonl?|gz|bz2|xz|zst|[oe]\d+|\d+)$
-| (?:log|stderr|stdout|slurm|nohup)[^/]*$
-| ^(?:[^.]*(?:rank|worker|node|task|pod|proc)[^.]*|\d+)$
-""")
-
-# Ends the name of documentation, source code or a configuration, which may be about logs and
-# errors.
-_NO_LOG_NAME = LazyPattern(r"""(?i)
-  [.](?:md|mdx|markdown|rst|adoc|tex|html?|xml|svg|css|ipynb|pyi?|pyx|c|cc|cpp|cu|cuh|h|hpp|go|rs|java|js|mjs|ts|tsx|jsx
-    |rb|pl|pm|lua|sh|bash|zsh|ps1|bat|ya?ml|toml|ini|cfg|conf|config|defs|rules|service|sql|proto|cmake|diff|patch
-    |schema[.]json)
-  (?:[.](?:gz|bz2|xz|zst|orig|bak))?$
-| ^(?:change|cata|dia|ana|pro)log
-| ^(?:login|logo|logging|logic|logrotate|logind)(?![a-z])
-""")
-
-# Begins a page of a manual, a document of a markup language, or a script.
-_NO_LOG_BEGIN = LazyPattern(r"""
-  \s{0,9}(?:[.]\\"|'\\"|[.](?:TH|Dd|SH|so)[ ]|<[?]xml|<!DOCTYPE|<html|[#]!/)
-""")
-
-
-def _may_be_log(path: Path) -> bool:
-    """Whether a file in a folder may be a log: neither its name nor its begin is that of
-    documentation or code.
-    """
-    if not _LOG_NAME.search(path.name) or _NO_LOG_NAME.search(path.name):
-        return False
-    try:
-        with open_log(path) as stream:
-            begin = stream.read(_BEGIN_CHARS)
-    except (FirstFaultError, OSError, EOFError, zlib.error, lzma.LZMAError):
-        return True  # whoever reads it, says why it can't be read
-    return _NO_LOG_BEGIN.match(begin.decode("utf-8", "replace")) is None
 
 
 def _build_snapshot(collector: LogCollector, notes: Sequence[str]) -> Snapshot | None:

@@ -13,19 +13,21 @@ from firstfault.evidence.texts import classify
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.causes.cluster_tasks import take_spark_tasks
 from firstfault_logs.causes.device_ranks import find_ranks_by_device
+from firstfault_logs.causes.elimination import name_remaining_rank
 from firstfault_logs.causes.survival import (
     choose_ending,
     drop_survived_tracebacks,
     find_thread_fault,
     shows_failure,
 )
-from firstfault_logs.completion.words import is_below_error
+from firstfault_logs.completion.words import FAILURE_REPORT, is_below_error
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind
 from firstfault_logs.own_reports import OwnReport, find_last_error, find_uncaught_exception
 from firstfault_logs.processes import LAUNCHER_STOPPED, POD_NUMBER, Process, Processes, exception_in
 from firstfault_logs.tracebacks import (
     LAUNCHER_FILE,
+    MAX_LINES_AFTER_END,
     Traceback,
     find_fault,
     find_shared_tracebacks,
@@ -34,11 +36,12 @@ from firstfault_logs.tracebacks import (
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Excerpt, Stream
+    from firstfault_logs.framing.labels import LogRecord
 
 _MAX_LINES_RERAISED = 40
 """Lines of an exception of another process at the end of a driver's."""
-_MAX_LINES_AFTER_END = 10
-"""A process that printed more lines after its traceback was still alive."""
+_MAX_LINES_OF_FAILURE = 40
+"""Lines of a message in which a failure is reported."""
 _MAX_REPORTED_LINES = 60
 """Lines below a report on a process in which its exception begins."""
 
@@ -112,6 +115,7 @@ class Assignment:
         for stream in self.processes.shared:
             self._assign_unlabeled_lines(stream)
         self._drop_kills_below_exceptions()
+        name_remaining_rank(self.attempt, self.processes)
         for process in self.processes.all:
             process.cite_last_line()
 
@@ -122,9 +126,7 @@ class Assignment:
             (record for one in process.streams for record in one.tail),
             key=lambda record: record.number,
         )
-        # what a library prints below a traceback while the process ends would hide it
-        while len(lines) > 1 and is_below_error(lines[-1].text):
-            lines.pop()
+        lines = _drop_lines_below_failure(lines)
         process.text = "\n".join(record.text for record in lines)
         if process.is_driver or self._take_headed_tracebacks(process):
             return
@@ -168,7 +170,7 @@ class Assignment:
         steps = (stream.progress for stream in process.streams if stream.file == last.stream.file)
         has_progress = any(step is not None and step.number > last.lines[1] for step in steps)
         is_over = (
-            last.is_handled or last.is_before_success or last.later_lines > _MAX_LINES_AFTER_END
+            last.is_handled or last.is_before_success or last.later_lines > MAX_LINES_AFTER_END
         )
         return has_progress or is_over or last.is_mixed
 
@@ -460,7 +462,7 @@ class Assignment:
             return
         if not self.processes.all and not self.attempt.is_torchrun:
             last = tracebacks[-1]  # one process: its last exception ended it
-            if last.later_lines > _MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
+            if last.later_lines > MAX_LINES_AFTER_END or last.is_before_success or last.is_handled:
                 return
             by_fault = {last.fault: choose_ending(tracebacks)}
         for fault, found in by_fault.items():
@@ -557,6 +559,18 @@ def _is_another_pod(node: str, processes: Sequence[Process]) -> bool:
         return False
     names = {POD_NUMBER.sub("", one.node) for one in processes}
     return names == {POD_NUMBER.sub("", node)} != {node}
+
+
+def _drop_lines_below_failure(lines: list[LogRecord]) -> list[LogRecord]:
+    """Return lines without what a library printed below a failure while the process ended,
+    which would hide it.
+    """
+    end = len(lines)
+    while end > 1 and is_below_error(lines[end - 1].text):
+        end -= 1
+    above = lines[max(end - _MAX_LINES_OF_FAILURE, 0) : end]
+    has_failed = any(FAILURE_REPORT.search(record.text) for record in above)
+    return lines[:end] if has_failed else lines
 
 
 def _has_later_steps(stream: Stream, excerpt: Excerpt) -> bool:

@@ -99,6 +99,35 @@ def progress_in(record: LogRecord) -> Progress | None:
     return Progress(found["what"], int(found["step"]), record.number, int(found["total"] or 0))
 
 
+# Behind the number of an epoch, its fraction
+_FRACTION_OF_EPOCH = LazyPattern(r"[.]\d{1,9}(?![\d.])")
+
+# Behind the number of an epoch, the counter within it: "Epoch: [3][ 120/5005]", "Epoch 3 it 10",
+# and a bar
+_COUNTER_IN_EPOCH = LazyPattern(r"""(?i)
+^(?:/\d{1,9})?
+(?: \]?[ ]?\[\s{0,12}(?P<bracket>\d{1,9})\s{0,3}[/\]]
+  | [^\n]{0,40}? \b(?:its?|iters?|iterations?|steps?|batch(?:es)?|(?:mini-?|micro-?)batch|mb|updates?)\b
+    \W{0,3}(?P<named>\d{1,9})(?![\d.:%])
+  | [^\n\d]{0,20}(?:\d{1,3}%\|[^\n|]{0,120}\|[ ])?(?<![\d.])(?P<part>\d{1,9})[ ]?/[ ]{0,6}\d{1,9}(?![\d./])
+)
+""")
+
+
+def find_place(progress: Progress, text: str) -> tuple[float, ...]:
+    """Return the step of a line, behind the epoch if the line counts the steps of each epoch.
+
+    A fractional number is a part of an epoch: "'epoch': 0.95".
+    """
+    epoch = TRAINING_STEP.search(text) if progress.what.lower() == "epoch" else None
+    if epoch is not None and (part := _FRACTION_OF_EPOCH.match(text, epoch.end("step"))):
+        return (float(f"{progress.step}{part[0]}"),)
+    inner = _COUNTER_IN_EPOCH.search(text[epoch.end() :]) if epoch is not None else None
+    if inner is None:
+        return (progress.step,)
+    return (progress.step, int(next(filter(None, inner.groups()))))
+
+
 def is_substantial(record: LogRecord) -> bool:
     """Whether a line shows that its process lives on: it has a step,
     or nothing that may follow a failure.

@@ -257,6 +257,20 @@ class Attempt:
         # a number of ranks that isn't stated as the job's may be that of a group
         return found.find_first(self.size.ranks) if found is not None else None
 
+    def find_spawned(self, pid: int) -> tuple[int | None, int] | None:
+        """Return the rank, if it's known, and the local rank of a process
+        that its launcher started; None: nothing printed it, or for several nodes.
+        """
+        found = [
+            (self.find_first_rank(where), one.local_rank_by_pid[pid])
+            for where, one in self.first_ranks.items()
+            if pid in one.local_rank_by_pid
+        ]
+        if len(found) != 1:
+            return None
+        first, local = found[0]
+        return (None if first is None else first + local), local
+
 
 # Printed by tail and head before the lines of each file.
 _FILE_HEADER = LazyPattern(r"==>[ ](?P<path>\S+)[ ]<==\s*$")

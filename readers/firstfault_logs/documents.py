@@ -23,9 +23,10 @@ from firstfault.utils.stored_text import clean, clean_end
 from firstfault_logs.assignment import Assignment
 from firstfault_logs.completion.proof import CompletionProof, find_completion
 from firstfault_logs.completion.teardown import find_teardown_ends, has_outlived
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.outcome import explain_missing_proof, has_final_success, is_success_report
-from firstfault_logs.processes import MAX_TEXT, NO_EXIT_STATUS, Process, Processes
+from firstfault_logs.outcome import explain_missing_proof, has_final_success
+from firstfault_logs.processes import LOST_WITH_NODE, MAX_TEXT, NO_EXIT_STATUS, Process, Processes
 from firstfault_logs.stops import mark_remaining, mark_stops
 
 if TYPE_CHECKING:
@@ -77,8 +78,10 @@ def build_documents(attempt: Attempt, round_: int) -> AttemptReading:
         return AttemptReading([], assignment.notes, proof)
     ends = find_teardown_ends(attempt, proof, failed, assignment.launcher_failures)
     last_failures = _find_last_failures(attempt, failed)
+    is_uncaught = any(process.is_ended_by_exception for process in failed)
     if ends is None and (
-        has_final_success(attempt, last_failures) or has_outlived(attempt, proof, last_failures)
+        has_final_success(attempt, last_failures, is_uncaught=is_uncaught)
+        or has_outlived(attempt, proof, last_failures)
     ):
         return AttemptReading([], assignment.notes, proof)
     if ends is None:
@@ -310,8 +313,8 @@ def _describe_process(process: Process) -> model.WorkerError:
     is_recoverable = raised is not None and get_short_name(raised) == _RECOVERABLE
     sent_signals: tuple[model.SentSignal, ...] = ()
     if process.stopped and raised is None:
-        is_unseen = process.stopped in {NO_EXIT_STATUS, LAST_LINES_OF_SUCCESS}
-        signal = UNSEEN if is_unseen else "SIGTERM"
+        is_unseen = process.stopped in {NO_EXIT_STATUS, LAST_LINES_OF_SUCCESS, LOST_WITH_NODE}
+        signal = UNSEEN if is_unseen else process.stop_signal
         sent_signals = (model.SentSignal(signal, process.stopped),)
     is_own_report = raised is not None or message or process.reports_own_end
     return model.WorkerError(

@@ -12,12 +12,7 @@ from firstfault.utils.text import one_line
 from firstfault_logs.attempts import progress_in
 from firstfault_logs.completion.noise import drop_ignored_exceptions, find_doubts
 from firstfault_logs.completion.proof import MIN_STEPS_RESUMED, CompletionProof
-from firstfault_logs.completion.words import (
-    JOB_FAILED,
-    JOB_SUCCEEDED,
-    CompletionKind,
-    find_completion_kind,
-)
+from firstfault_logs.completion.words import JOB_FAILED, JOB_SUCCEEDED, is_success_report
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import ReportKind
 
@@ -25,19 +20,17 @@ if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt
 
 
-def is_success_report(text: str) -> bool:
-    """Whether a line reports that a training, a process or a job has succeeded."""
-    kind = find_completion_kind(text)
-    return kind is not None and kind >= CompletionKind.WORD
-
-
-def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> bool:
+def has_final_success(
+    attempt: Attempt, last_failures: Mapping[str, int], *, is_uncaught: bool
+) -> bool:
     """Whether lines after all failures prove that the job succeeded,
     so the program or its launcher handled them.
 
     Args:
         attempt: the last one of the job.
         last_failures: by file, the number of the last line about a failure.
+        is_uncaught: whether an exception ended a process, so only its job's script or launcher may
+            have printed what follows.
     """
     if any(report.kind is ReportKind.SUCCEEDED for _, _, report in attempt.reports):
         return True
@@ -57,28 +50,26 @@ def has_final_success(attempt: Attempt, last_failures: Mapping[str, int]) -> boo
         proofs = [at for at, record in enumerate(later) if is_success_report(record.text)]
         if not proofs or find_doubts(drop_ignored_exceptions(later[proofs[-1] + 1 :])):
             return False
+        # steps below all failures: a training needs all its ranks, so it was restarted
+        has_resumed = (
+            sum(progress_in(record) is not None for record in later[: proofs[-1]])
+            >= MIN_STEPS_RESUMED
+        )
         last, proven = later[proofs[-1]], {later[at].label.number for at in proofs}
+        texts = (
+            *(report.text for _, _, report in attempt.reports),
+            *(record.text for record in later),
+        )
+        has_failed = any(map(JOB_FAILED.search, texts))
+        is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not has_failed
         if last.label.is_process:
             # each process continued
-            is_proven = proven >= {
-                stream.label.number for stream in streams if stream.label.is_process
-            }
+            processes = {stream.label.number for stream in streams if stream.label.is_process}
+            is_proven = proven >= processes and (has_resumed or is_of_job or not is_uncaught)
         else:
-            is_uncaught = any(
-                TRACEBACK in record.text for stream in streams for record in stream.by_torch
-            )
-            # steps below all failures: a training needs all its ranks, so it was restarted
-            has_resumed = (
-                sum(progress_in(record) is not None for record in later[: proofs[-1]])
-                >= MIN_STEPS_RESUMED
-            )
-            texts = (
-                *(report.text for _, _, report in attempt.reports),
-                *(record.text for record in later),
-            )
-            has_failed = any(map(JOB_FAILED.search, texts))
-            is_of_job = JOB_SUCCEEDED.search(last.text) is not None and not has_failed
-            is_proven = has_resumed or is_of_job or not (has_ended or is_uncaught)
+            by_torch = (record for stream in streams for record in stream.by_torch)
+            has_ended |= is_uncaught or any(TRACEBACK in record.text for record in by_torch)
+            is_proven = has_resumed or is_of_job or not has_ended
         if not is_proven:
             return False
     return bool(last_failures)

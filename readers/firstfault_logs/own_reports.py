@@ -26,8 +26,8 @@ from firstfault_logs.completion.noise import (
     drop_below_error,
     drop_ignored_exceptions,
 )
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FRAME_LINE, TRACEBACK, has_failure_word
-from firstfault_logs.outcome import is_success_report
 from firstfault_logs.tracebacks import ERROR_LEVEL, EXIT_FUNCTIONS, LAUNCHER_FILE
 
 if TYPE_CHECKING:

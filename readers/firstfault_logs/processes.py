@@ -26,6 +26,7 @@ MAX_TEXT = 64 * 1024
 LAUNCHER_STOPPED = "its launcher ended it because of another failure"
 SCHEDULER_STOPPED = "its scheduler ended the job"
 NO_EXIT_STATUS = "no exit status in the log"
+LOST_WITH_NODE = "its node was lost"
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
 """The frames of torch's `record` do not belong to the failure."""
 
@@ -60,6 +61,8 @@ class Process:
     is_oom: bool = False
     stopped: str = ""
     """Why its launcher ended it; empty: according to the log, it didn't."""
+    stop_signal: str = ""
+    """The signal that its launcher sent; empty: not in the log."""
     streams: list[Stream] = field(default_factory=list)
     raised: ExceptionInfo | None = None
     raised_text: str = ""
@@ -80,6 +83,8 @@ class Process:
     """Whether what it printed is about a failure of another process, which it started."""
     uncaught: bool = False
     """Whether torch printed its exception because nothing had caught it."""
+    is_ended_by_exception: bool = False
+    """Whether Python printed its exception because nothing had caught it."""
     lines: set[tuple[str, int, int]] = field(default_factory=set)
     """Files, and the first and last lines in them that are about it."""
 
@@ -112,6 +117,7 @@ class Process:
     def set_exception(self, found: Traceback) -> None:
         """Record the exception that ended it."""
         self.raised, self.raised_text = found.exception, found.text
+        self.is_ended_by_exception = found.is_uncaught
         self.time_ns = self.time_ns or found.time_ns
         self.lines.add((found.stream.file, *found.lines))
 
@@ -293,37 +299,45 @@ class Processes:
             process.node = process.node or node
             process.ip = process.ip or report.ip
             process.is_oom |= report.is_oom
-            if (
-                report.kind is ReportKind.STOPPED
-                and process.signal
-                and process.signal == report.signal
-            ):
-                # its launcher's signal
-                process.exit_code, process.signal, process.stopped = (
-                    None,
-                    "",
-                    LAUNCHER_STOPPED,
-                )
-            elif report.kind is ReportKind.STOPPED and not process.has_ended:
-                # srun prints the first task that SIGTERM ended before it ends all others
-                is_one = len(report.tasks or report.ranks) == 1
-                is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
-                process.signal, process.stopped = (
-                    ("SIGTERM", "") if is_first else ("", LAUNCHER_STOPPED)
-                )
-                process.launcher_time_ns = report.time_ns if is_first else None
-            elif report.kind is not ReportKind.STOPPED and not process.has_ended:
-                is_after = (
-                    bool(report.tasks)
-                    and report.signal == "SIGKILL"
-                    and self._rest_stopped_before(report)
-                )
-                process.stopped = LAUNCHER_STOPPED if is_after else ""
-                process.exit_code = None if is_after else report.exit_code
-                process.signal = (
-                    "" if is_after else report.signal or ("SIGKILL" if report.is_oom else "")
-                )
-                process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
+            if report.kind is ReportKind.STOPPED:
+                self._take_stop(process, report)
+            elif not process.has_ended:
+                self._take_end(process, report, node)
+
+    def _take_stop(self, process: Process, report: LauncherReport) -> None:
+        if process.has_ended and process.signal != report.signal:
+            return
+        # srun prints the first task that SIGTERM ended before it ends all others
+        is_one = len(report.tasks or report.ranks) == 1
+        is_first = bool(report.tasks) and is_one and self.attempt.reports[0][2] is report
+        if is_first and not process.has_ended:
+            process.signal, process.stopped = "SIGTERM", ""
+            process.launcher_time_ns = report.time_ns
+            return
+        if process.has_ended:
+            process.exit_code = None  # its launcher's signal
+        else:
+            process.launcher_time_ns = None
+        process.signal, process.stopped = "", LAUNCHER_STOPPED
+        process.stop_signal = report.signal
+
+    def _take_end(self, process: Process, report: LauncherReport, node: str) -> None:
+        is_after = (
+            bool(report.tasks) and report.signal == "SIGKILL" and self._rest_stopped_before(report)
+        )
+        if is_after:
+            is_lost = any(
+                other.kind is ReportKind.LOST and other.node == node
+                for _, _, other in self.attempt.reports
+            )
+            process.stopped = LOST_WITH_NODE if is_lost and node else LAUNCHER_STOPPED
+            process.stop_signal = "" if is_lost else report.signal
+            process.exit_code, process.signal = None, ""
+        else:
+            process.stopped = ""
+            process.exit_code = report.exit_code
+            process.signal = report.signal or ("SIGKILL" if report.is_oom else "")
+        process.launcher_text, process.launcher_time_ns = report.text, report.time_ns
 
     def _find_reported(self, file: str, node: str, report: LauncherReport) -> list[Process]:
         """Return the processes that a report is about."""
@@ -341,6 +355,10 @@ class Processes:
             ]
         if report.tasks:
             return []
+        spawned = self.attempt.find_spawned(report.pid) if report.pid is not None else None
+        if spawned is not None and report.local_rank is None:
+            rank, local = spawned
+            return [self.find(rank=rank, pid=report.pid, local_rank=local, node=node)]
         if report.pid is not None or report.local_rank is not None:
             return [self.find(pid=report.pid, local_rank=report.local_rank, node=node)]
         is_end = report.kind is ReportKind.ENDED and self._is_of_job(node)

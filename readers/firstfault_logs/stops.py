@@ -18,8 +18,8 @@ from firstfault.model.failure import LAST_LINES_OF_SUCCESS
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.attempts import AGENT_LOG_LINE
 from firstfault_logs.causes.blocked_tasks import mark_blocked_tasks
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.launchers import ReportKind
-from firstfault_logs.outcome import is_success_report
 from firstfault_logs.processes import (
     LAUNCHER_STOPPED,
     NO_EXIT_STATUS,
@@ -53,9 +53,12 @@ def mark_stops(attempt: Attempt, processes: Processes) -> None:
 def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
     """Mark processes with all lines below the scheduler's announcement that it ends the job."""
     announced: dict[str, int] = {}
+    signals: set[str] = set()
     for file, _, report in attempt.reports:
         if report.kind is ReportKind.TERMINATED and report.reason:
             announced[file] = min(announced.get(file, report.number), report.number)
+        if report.kind in {ReportKind.TERMINATED, ReportKind.STOPPED}:
+            signals |= {report.signal} - {""}
     for process in processes.all:
         files = {file for file, _, _ in process.lines}
         is_later = all(first > announced.get(file, first) for file, first, _ in process.lines)
@@ -68,6 +71,7 @@ def _mark_stopped_by_scheduler(attempt: Attempt, processes: Processes) -> None:
         ):
             process.raised, process.exit_code, process.signal = None, None, ""
             process.own_error, process.stopped = "", SCHEDULER_STOPPED
+            process.stop_signal = min(signals) if len(signals) == 1 else ""
 
 
 def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
@@ -82,6 +86,7 @@ def _mark_killed_with_the_rest(attempt: Attempt, processes: Processes) -> None:
     ]
     has_crashed = first is not None and first.signal not in {"", "SIGABRT", "SIGKILL", "SIGTERM"}
     for process in killed if has_crashed and len(killed) > 1 and not attempt.is_torchrun else ():
+        process.stop_signal = process.signal if process.signal == "SIGKILL" else ""
         process.signal, process.stopped = "", LAUNCHER_STOPPED
 
 
@@ -99,7 +104,7 @@ def _mark_terminated(attempt: Attempt, processes: Processes) -> None:
             process.pid is not None and process.pid not in signaled and process.node in listed_nodes
         )
         if process.signal == "SIGTERM" and process.raised is None and not is_unlisted:
-            process.signal, process.stopped = "", LAUNCHER_STOPPED
+            process.signal, process.stopped, process.stop_signal = "", LAUNCHER_STOPPED, "SIGTERM"
 
 
 @dataclass(slots=True)
@@ -110,6 +115,8 @@ class _AgentList:
     """By process id, the line that reports its signal."""
     failed: set[int] = field(default_factory=set)
     """Process ids."""
+    signals: set[str] = field(default_factory=set)
+    """With which it stopped them."""
 
 
 def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
@@ -126,7 +133,9 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
         if report.pid is None or not (agent or attempt.size.nodes <= 1):
             continue
         if report.kind is ReportKind.STOPPED:
-            lists[file, node, agent].stopped.setdefault(report.pid, report.number)
+            listed = lists[file, node, agent]
+            listed.stopped.setdefault(report.pid, report.number)
+            listed.signals.add(report.signal)
         elif report.kind is ReportKind.ENDED and report.local_rank is not None:
             lists[file, node, agent].failed.add(report.pid)
     workers = attempt.size.workers_per_node
@@ -149,6 +158,7 @@ def _mark_listed_by_agents(attempt: Attempt, processes: Processes) -> None:
             process = processes.find(rank=rank, node=failed[0].node)
             if not process.has_failed and not process.has_ended:
                 process.stopped = LAUNCHER_STOPPED
+                process.stop_signal = min(listed.signals) if len(listed.signals) == 1 else ""
                 process.lines |= {
                     (file, listed.stopped[pid], listed.stopped[pid]) for pid in stopped
                 }
@@ -261,6 +271,24 @@ def mark_remaining(attempt: Attempt, processes: Processes, failed: Sequence[Proc
             is_reachable = not lost or (bool(process.node) and process.node not in lost)
             is_known = is_reachable and (stopped_all or process.node in stopped_on - {""})
             process.stopped = LAUNCHER_STOPPED if is_known else NO_EXIT_STATUS
+            if is_known:
+                _cite_stop(attempt, processes, process)
+
+
+def _cite_stop(attempt: Attempt, processes: Processes, process: Process) -> None:
+    """Refer to the line in which a launcher reports that it ended the rest of the job."""
+    stops = [
+        (file, report)
+        for file, node, report in attempt.reports
+        if report.kind is ReportKind.REST_STOPPED
+        or (
+            report.kind is ReportKind.STOPPED
+            and processes.resolve_node(report.node or node) in {process.node, ""}
+        )
+    ]
+    signals = {report.signal for _, report in stops} - {""}
+    process.stop_signal = min(signals) if len(signals) == 1 else ""
+    process.lines = {(file, report.number, report.number) for file, report in stops[:1]}
 
 
 def _reports_own_fault(process: Process) -> bool:

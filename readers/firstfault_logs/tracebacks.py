@@ -15,16 +15,17 @@ from firstfault.exceptions.traceback_format import format_exception
 from firstfault.model import ExceptionInfo
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.causes.resources import ends_resource
-from firstfault_logs.completion.noise import HANDLED_ERROR
-from firstfault_logs.completion.words import is_crash_report, is_noise
+from firstfault_logs.completion.noise import HANDLED_ERROR, is_at_exit
+from firstfault_logs.completion.words import is_crash_report, is_noise, is_success_report
 from firstfault_logs.framing.labels import GLOG_STAMP
 from firstfault_logs.framing.lines import EXCEPTION_LINE, TRACEBACK
-from firstfault_logs.outcome import is_success_report
 
 if TYPE_CHECKING:
-    from firstfault_logs.collector import Stream
+    from firstfault_logs.collector import Excerpt, Stream
     from firstfault_logs.framing.labels import LogRecord
 
+MAX_LINES_AFTER_END = 10
+"""A process that printed more lines after its traceback was still alive."""
 _LINES_TO_QUOTED = 2
 """From the message of an exception to the traceback that it quotes below an empty line."""
 
@@ -54,7 +55,16 @@ SPARK_TASK_ERROR = LazyPattern(r"""
 """)
 
 # The level of a logged error.
-ERROR_LEVEL = LazyPattern(r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)")
+ERROR_LEVEL = LazyPattern(
+    r"(?:^|[\s\[|:])(?:ERROR|FATAL|CRITICAL)(?:[\s\]|:]|$)"
+    r"|^\[?\d{4}-\d\d-\d\d[ T][\d:.,]+:?[ ][EF][ ]"
+)
+
+# The line of a logger above the traceback that it logs
+LOGGED_ERROR = LazyPattern(r"""
+  (?:^|[\s\[|:(-])(?:ERROR|CRITICAL|WARNING|WARN|EXCEPTION)(?:[\s\]|:)-]|$)
+| ^\[?[EW]\d{4}[ ]\d\d:\d\d:\d\d
+""")
 
 _LAUNCHER_EXCEPTIONS = (
     "ChildFailedError",
@@ -86,6 +96,8 @@ class Traceback:
     """Whether the lines around it show that the program continued."""
     is_before_success: bool = False
     """Whether a later line of the same stream reports success."""
+    is_uncaught: bool = False
+    """Whether Python printed it because nothing had caught it, so it ended its process."""
     heading: str = ""
     """The line above."""
     lines_around: tuple[str, ...] = ()
@@ -190,20 +202,57 @@ def _read_excerpts(stream: Stream) -> Iterator[Traceback]:
             not (is_noise(line) or is_crash_report(line)) for line in (*later, *below)
         )
         around = (*(record.text for record in above), *(*later, *below)[:1])
+        is_uncaught = (
+            starts_at_program(printed.exception)
+            and later_lines <= MAX_LINES_AFTER_END
+            and not is_in_thread
+            and not _is_caught(stream, excerpt, (*later, *below)[:1])
+        )
         yield Traceback(
             printed.exception,
             "\n".join(record.text for record in own),
             stream,
             (lines[0].number, own[max(len(own) - len(more) - 1, 0)].number),
             later_lines,
-            is_handled=any(map(HANDLED_ERROR.search, around)) and later_lines > 0,
-            is_before_success=any(map(is_success_report, (*later, *below))),
+            is_handled=(
+                not is_uncaught and later_lines > 0 and any(map(HANDLED_ERROR.search, around))
+            ),
+            # a job's script prints its last words also below the exception of its program
+            is_before_success=not is_uncaught and any(map(is_success_report, (*later, *below))),
+            is_uncaught=is_uncaught,
             heading=above[-1].text if above else "",
             lines_around=around,
             is_mixed=excerpt.is_mixed,
             is_in_thread=is_in_thread,
             time_ns=_find_time(above, lines),
         )
+
+
+_PROGRAM_FRAMES = ("<module>", "_run_module_as_main")
+"""Outermost frames of a program that Python runs as a script or a module."""
+
+
+def starts_at_program(exception: ExceptionInfo) -> bool:
+    """Whether an exception came through all frames of a program, from its outermost one on.
+
+    A program that prints an exception which it caught has only the frames below the handler. A
+    teardown may raise after the program has succeeded.
+    """
+    frames = exception.frames
+    if not frames or frames[0].function not in _PROGRAM_FRAMES:
+        return False
+    return not is_at_exit([frame.function for frame in frames])
+
+
+def _is_caught(stream: Stream, excerpt: Excerpt, below: Sequence[str]) -> bool:
+    """Whether a logger printed a traceback, a line below is about its handling,
+    or a training went on.
+    """
+    above = (record.text for record in excerpt.lines[: excerpt.at])
+    is_logged = any(map(LOGGED_ERROR.search, above))
+    last = excerpt.lines[-1].number
+    has_later_steps = stream.progress is not None and stream.progress.number > last
+    return is_logged or has_later_steps or any(map(HANDLED_ERROR.search, below))
 
 
 def _cut_at_crash(lines: Sequence[LogRecord]) -> Sequence[LogRecord]:

@@ -157,3 +157,40 @@ def test_the_last_step_of_the_last_epoch(run: Callable[..., Ran], tmp_path: Path
     out = run("show", str(tmp_path / "bad"), "--against", str(tmp_path / "good")).out
     assert "  last step: epoch 2, step 50, there epoch 2, step 150" in out
     assert "    a.log:" in out.partition("  new:\n")[2]
+
+
+def test_fractional_epochs(compare: Compare) -> None:
+    """Trainers that print parts of an epoch are compared by them."""
+
+    def train(count: int, *, wrong_from: int) -> list[str]:
+        losses = ["nan" if step >= wrong_from else f"{step / 8:.3f}" for step in range(count)]
+        return [
+            f"{{'loss': {loss}, 'learning_rate': 3e-05, 'epoch': {step / 20:.2f}}}"
+            for step, loss in enumerate(losses)
+        ]
+
+    found = compare(train(30, wrong_from=19), train(40, wrong_from=99))
+    assert (found["last_step"], found["last_epoch"], found["other_last_epoch"]) == (
+        None,
+        1.45,
+        1.95,
+    )
+    wrong = found["first_not_a_number"]
+    assert (wrong["epoch"], wrong["step"], wrong["here"]) == (0.95, None, "nan")
+
+
+@pytest.mark.parametrize(
+    "form", ["Epoch: [2] [ {step:3}/900] loss: {loss}", "Epoch 2 it {step} loss: {loss}"]
+)
+def test_steps_within_an_epoch(compare: Compare, form: str) -> None:
+    """A counter behind the epoch is the step, whatever its name."""
+
+    def train(wrong_from: int) -> list[str]:
+        return [
+            form.format(step=step, loss="nan" if step >= wrong_from else step / 8)
+            for step in range(0, 300, 20)
+        ]
+
+    found = compare(train(240), train(999))
+    assert (found["last_epoch"], found["last_step"]) == (2, 280)
+    assert found["first_not_a_number"]["step"] == 240

@@ -30,6 +30,12 @@ FINALIZED = [
     "    os.unlink(name)",
     "OSError: [Errno 39] Directory not empty: 'pymp-x81'",
 ]
+UNCAUGHT = [
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 40, in <module>',
+    "    main()",
+    *RAISED[1:],
+]
 ABORTED = "srun: error: cell-7: task 3: Aborted (core dumped)"
 STATUS = '{"event": "run_end", "time": 1900000000, "status": "success"}'
 
@@ -96,6 +102,11 @@ def test_words_of_a_completion(line: str, kind: CompletionKind) -> None:
         '│   88 │   log.info("training is done")   │',
         "# training finished: write the weights",
         "+ echo 'job finished'",
+        "Validation completed successfully for epoch 2",
+        "Warmup completed successfully",
+        "Successfully finished epoch 2",
+        "All done with data loading",
+        "rendezvous succeeded",
     ],
 )
 def test_the_end_of_a_part_is_none_of_the_job(line: str) -> None:
@@ -144,6 +155,19 @@ def test_a_success_is_proven(shown: Callable[..., Ran], end: list[str]) -> None:
     assert "reports its end: " in ran.out
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["calibration completed successfully"],
+        ["calibration completed successfully", "step 0 loss 2.9"],
+    ],
+)
+def test_a_phase_before_the_training(shown: Callable[..., Ran], lines: list[str]) -> None:
+    """A success that names neither the training nor the job proves nothing above all steps."""
+    assert shown(["loading the configuration", *lines]).code == EXIT.NOTHING_FOUND
+    assert shown([*STEPS, "calibration completed successfully"]).code == EXIT.OK
+
+
 def test_noise_is_quoted(shown: Callable[..., Ran]) -> None:
     """What a success ignores below its completion is printed in the same line."""
     assert "ignored below it: \"OSError: [Errno 39] Directory not empty: 'pymp-x81'\"" in " ".join(
@@ -176,6 +200,9 @@ def test_all_ranks_end_alike(shown: Callable[..., Ran]) -> None:
         ["checkpoint saved successfully"],
         ["evaluation finished", "download completed"],
         ["ERROR: could not run the task", "RESULT,ranker,8812,s"],
+        ["training finished", "epoch 7 it 0 loss 1.9", "epoch 7 it 50 loss 1.8"],
+        ["training finished", "Epoch: [7][ 10/900] loss 1.9", "Epoch: [7][ 20/900] loss 1.8"],
+        ["calibration completed successfully", "step 6 loss 1.9"],
     ],
 )
 def test_no_proof(shown: Callable[..., Ran], end: list[str]) -> None:
@@ -226,6 +253,49 @@ def test_an_ordinary_failure(shown: Callable[..., Ran], lines: list[str]) -> Non
     ran = shown(lines, "--json")
     assert ran.code in {EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE}
     assert '"category":"teardown"' not in ran.out
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "Job finished at Fri Mar  7 03:10:12 UTC 2031",
+        "Training finished",
+        "Training job finished successfully",
+        "=== JOB COMPLETED ===",
+        "Final dev score: none",
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "0: "])
+@pytest.mark.parametrize("above", [[], ["skipped iterations: 0", "Continuing from step 5"]])
+def test_the_script_goes_on_below_an_exception(
+    shown: Callable[..., Ran], echo: str, prefix: str, above: list[str]
+) -> None:
+    """A job's script prints its last line also if an exception has ended its program."""
+    ran = shown([*(f"{prefix}{line}" for line in (*STEPS, *above, *UNCAUGHT)), f"{prefix}{echo}"])
+    assert ran.code == EXIT.ROOT_CAUSE
+    assert "no labels in shard 9" in ran.out
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["ERROR training failed", *UNCAUGHT],
+        RAISED,
+    ],
+)
+def test_a_printed_exception_above_the_end(shown: Callable[..., Ran], lines: list[str]) -> None:
+    """A program that logs an exception and exits prints the same as one that goes on."""
+    assert shown([*STEPS, *lines, "Job finished"]).code == EXIT.NOTHING_FOUND
+    resumed = [f"step {step} loss 1.{step}" for step in range(6, 12)]
+    assert shown([*STEPS, *lines, *resumed, "Job finished"]).code == EXIT.OK
+    chatter = [f"shard {'x' * at} is written" for at in range(20)]
+    assert shown([*STEPS, *lines, *chatter, "Job finished"]).code == EXIT.OK
+
+
+def test_an_exception_far_above_the_end(shown: Callable[..., Ran]) -> None:
+    """A program that printed more than is kept below its exception had handled it."""
+    lines = ["ERROR no tracker", *UNCAUGHT, f"metrics: {'x' * 40_000}", "score: 3", "Job finished"]
+    assert shown(lines).code == EXIT.OK
 
 
 def test_an_earlier_step_that_failed(shown: Callable[..., Ran]) -> None:

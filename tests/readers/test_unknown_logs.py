@@ -214,3 +214,22 @@ def test_a_log_that_is_cut(
     assert f": {said}; can't tell whether the job succeeded: " in ran.err
     log.write_text("\n".join(STEPS), encoding="utf-8")
     assert "is cut" not in run("show", str(log)).err
+
+
+def test_last_lines_with_a_level(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Lines of a level below error are the last lines of a rank that reported no failure."""
+    lines = [
+        f"{rank}: 2031-03-07 08:00:0{step},000 | INFO | [step {step}] loss=2.{step}"
+        for step in range(6)
+        for rank in range(2)
+    ]
+    raised = [
+        "1: Traceback (most recent call last):",
+        '1:   File "/job/train.py", line 12, in main',
+        "1:     step(batch)",
+        "1: ValueError: no labels in shard 9",
+    ]
+    (tmp_path / "job.out").write_text("\n".join((*lines, *raised)) + "\n")
+    run("show", "--html", str(tmp_path / "page.html"), str(tmp_path / "job.out"))
+    page = (tmp_path / "page.html").read_text()
+    assert "[step 5] loss=2.5" in page.partition("Last lines of the logs")[2]

@@ -96,16 +96,16 @@ class Comparison:
         }
         return {
             "other": self.other,
-            "last_step": self.last_place[-1] if self.last_place else None,
+            "last_step": _find_step(self.last_place),
             "last_epoch": _find_epoch(self.last_place),
-            "other_last_step": self.other_last_place[-1] if self.other_last_place else None,
+            "other_last_step": _find_step(self.other_last_place),
             "other_last_epoch": _find_epoch(self.other_last_place),
             **{
                 name: (
                     None
                     if found is None
                     else {
-                        "step": found.place[-1],
+                        "step": _find_step(found.place),
                         "epoch": _find_epoch(found.place),
                         "name": found.name,
                         "here": found.here,
@@ -156,12 +156,21 @@ def compare(here: LogDigest, there: LogDigest, other: str) -> Comparison:
 
 
 def _format_place(place: Place) -> str:
+    if isinstance(place[0], float):
+        return f"epoch {place[0]:g}"
     return str(place[0]) if len(place) == 1 else f"epoch {place[0]}, step {place[1]}"
 
 
-def _find_epoch(place: Place | None) -> int | None:
-    """Return the epoch of a step that is counted from the begin of its epoch; None: it isn't."""
-    return place[0] if place and len(place) > 1 else None
+def _find_step(place: Place | None) -> float | None:
+    """Return the step; None: only a part of an epoch is known."""
+    return None if not place or isinstance(place[-1], float) else place[-1]
+
+
+def _find_epoch(place: Place | None) -> float | None:
+    """Return the epoch of a step that is counted anew in each epoch, or a part of an epoch;
+    None: it's neither.
+    """
+    return place[0] if place and (len(place) > 1 or isinstance(place[0], float)) else None
 
 
 def _main_counter(common: Sequence[tuple[str, str, Place]]) -> str:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 LineRanges = dict[str, list[tuple[int, int]]]
 """By file, the numbers of the first and the last line of places that a brief quotes."""
-Place = tuple[int, ...]
-"""The number of a step, or those of an epoch and of a step in it."""
+Place = tuple[float, ...]
+"""The number of a step, those of an epoch and of a step in it, or a fractional epoch."""
 LINES_AROUND = 8
 """Lines before and after such a place that are quoted, too."""
 

@@ -650,7 +650,9 @@ def _classify_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         and log.is_specific
         and log.signature not in {"killed", "crashed"}
     ):
-        why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
+        # a job's log doesn't show which of its lines were written to stderr
+        printed_to = "printed" if failure.place.engine == OF_LOGS else "wrote to stderr"
+        why = f"{printed_to} before it ended ({log.signature}): {log.why}"
         return _classify_by_role(failure, log, why, signature=log.signature)
     # the cgroup counts OOM kills per node, so this may have been another process, but it explains a
     # SIGKILL best

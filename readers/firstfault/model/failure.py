@@ -142,6 +142,7 @@ class SentSignal:
     """A signal that the agent sent to one of its workers."""
 
     signal: str
+    """`UNSEEN`, or empty if a log reports that its launcher ended it, without the signal."""
     reason: str
     """The agent's reason: free text, or `TERMINATED`."""
 
@@ -598,9 +599,10 @@ def explain_end(failure: WorkerError) -> str:
     # `sh -c "python train.py"`: the shell, not Python, is the agent's child, and turns the signal
     # into an exit code
     signal = get_shell_signal(failure.exit_code)
-    return "exited without an exception" + (
-        f" (a shell's exit code for {signal})" if signal else ""
-    )
+    # a log may have its exception in a line that names no process
+    is_of_log = failure.place.engine == OF_LOGS
+    end = "exited, for an unknown reason" if is_of_log else "exited without an exception"
+    return end + (f" (a shell's exit code for {signal})" if signal else "")
 
 
 def _without_agent(explained: str) -> str:

@@ -71,7 +71,8 @@ def summarize_failure(failure: WorkerError) -> str:
         return failure.sent_signals[0].reason
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
-        return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
+        signal = failure.signal or sent.signal
+        return one_line(f"{signal}: {sent.reason}" if signal else sent.reason, _LINE)
     what = find_message(failure).what
     text = describe_failure(failure)
     if failure.subject is Subject.AGENT and failure.exception is None:

@@ -192,7 +192,8 @@ def _describe_victim(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         signal = failure.sent_signals[0]
         sender = "launcher" if failure.place.engine == OF_LOGS else "agent"
-        return one_line(f"{signal.signal} from its {sender}: {signal.reason}")
+        stop = f"{signal.signal} from its {sender}" if signal.signal else f"stopped by its {sender}"
+        return one_line(f"{stop}: {signal.reason}")
     message = find_message(failure)
     text = one_line(message.text or (failure.message if failure.exception is None else ""), 120)
     return one_line(f"{message.what}: {text}" if text else message.what)

@@ -12,6 +12,7 @@ from firstfault.exceptions.source_files import is_library_file
 from firstfault_logs.attempts import is_substantial
 from firstfault_logs.causes.resources import ends_resource, find_specific_category
 from firstfault_logs.own_reports import COLLECTIVE_TIMEOUT
+from firstfault_logs.tracebacks import LOGGED_ERROR
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo
@@ -24,15 +25,6 @@ _MIN_LINES_AFTER_LOGGED = 10
 
 _MAX_LINES_BETWEEN = 5
 """Lines between the exception of a thread and that of the main thread that waited for it."""
-
-
-@cache
-def _logged_error() -> re.Pattern[str]:
-    """Match the line of a logger above the traceback that it logs."""
-    return re.compile(
-        r"(?:^|[\s\[|:(-])(?:ERROR|CRITICAL|WARNING|WARN|EXCEPTION)(?:[\s\]|:)-]|$)"
-        r"|^\[?[EW]\d{4} \d\d:\d\d:\d\d"
-    )
 
 
 @cache
@@ -125,7 +117,7 @@ def _has_later_steps(attempt: Attempt, found: Traceback) -> bool:
 
 def _is_logged_and_left(found: Traceback) -> bool:
     """Whether a logger printed a traceback, and its stream went on with something else."""
-    if not any(map(_logged_error().search, found.lines_around[:1])):
+    if not any(map(LOGGED_ERROR.search, found.lines_around[:1])):
         return False
     below = (record for record in found.stream.tail if record.number > found.lines[1])
     return sum(map(is_substantial, below)) >= _MIN_LINES_AFTER_LOGGED

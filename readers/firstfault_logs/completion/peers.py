@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _NOT_OF_TRAINING = LazyPattern(
     r"""(?i)
-        \b(?:eval\w*|valid\w*|test\w*|infer\w*|predict\w*|best)\b
+        \b(?:eval\w*|val|valid\w*|test\w*|infer\w*|predict\w*|best)\b
         [^\n]{0,40}?(?:step|iter\w*|epoch|batch)\W{0,3}\d
     """
 )

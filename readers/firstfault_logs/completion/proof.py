@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from firstfault.credentials import redact
 from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault.utils.text import one_line
-from firstfault_logs.attempts import VARYING_PART, progress_in
+from firstfault_logs.attempts import VARYING_PART, find_place, progress_in
 from firstfault_logs.completion.later_starts import is_started_again
 from firstfault_logs.completion.noise import (
     drop_ignored_exceptions,
     drop_teardown_noise,
     find_doubts,
+    is_at_exit,
 )
 from firstfault_logs.completion.peers import drop_steps_of_peers, find_training_step
 from firstfault_logs.completion.rounds import (
@@ -33,15 +34,18 @@ from firstfault_logs.completion.words import (
     find_completion_kind,
     is_early_stop,
     is_noise,
+    is_success_of_anything,
     shows_more_work,
 )
 from firstfault_logs.framing.lines import EXCEPTION_LINE, FINISHED_BAR
 from firstfault_logs.launchers import ReportKind
+from firstfault_logs.tracebacks import MAX_LINES_AFTER_END, find_tracebacks, starts_at_program
 
 if TYPE_CHECKING:
     from firstfault_logs.collector import Attempt, Stream
     from firstfault_logs.completion.loops import Loop
     from firstfault_logs.framing.labels import LogRecord
+    from firstfault_logs.tracebacks import Traceback
 
 MIN_STEPS_RESUMED = 2
 """Steps that a training prints if it goes on; a line below its end may name one,
@@ -168,6 +172,10 @@ def _weigh(attempt: Attempt, streams: Sequence[Stream]) -> CompletionProof | Non
                 continue
         if is_started_again(opening, tail, last.number):
             continue
+        if least < CompletionKind.STATUS and _has_raised_before(streams, last_step, last.number):
+            continue
+        if is_success_of_anything(last.text) and not _is_below_training(streams, tail, last):
+            continue
         if least is CompletionKind.STATUS or _is_near_end(tail, last.number):
             last_number = max(
                 record.number
@@ -217,13 +225,30 @@ def _find_last_step(streams: Sequence[Stream], tail: Sequence[LogRecord]) -> int
         for one in streams
         if one.progress is not None and one.progress.number < begin
     ]
-    found: set[int] = set()
+    found: set[tuple[float, ...]] = set()
     for record in reversed(tail):
-        if (step := find_training_step(record)) is not None:
-            found.add(step.step)
+        step = find_training_step(record)
+        if step is not None:
+            found.add(find_place(step, record.text))
             if len(found) >= MIN_STEPS_RESUMED:
                 return record.number
     return max(above, default=0)
+
+
+def _is_below_training(
+    streams: Sequence[Stream], tail: Sequence[LogRecord], end: LogRecord
+) -> bool:
+    """Whether a line is below all steps of a training: a phase before or between steps may succeed,
+    too.
+    """
+    has_trained = any(stream.progress is not None for stream in streams)
+    return has_trained and not any(
+        one.number > end.number and _is_step_of_training(one) for one in tail
+    )
+
+
+def _is_step_of_training(record: LogRecord) -> bool:
+    return find_training_step(record) is not None
 
 
 def _list_candidates(
@@ -363,6 +388,46 @@ def _has_failed_before(
         for of, _, report in attempt.reports
     )
     return has_end or bool(attempt.entries) or bool(find_doubts(above))
+
+
+def _has_raised_before(streams: Sequence[Stream], last_step: int, number: int) -> bool:
+    """Whether a traceback is above a line and below the last step, and nothing shows
+    that the program went on.
+
+    A program that logs its exception and exits, and one that goes on to its end, print the same.
+    The script that started it may print the line.
+    """
+    return any(
+        last_step < found.lines[0] < number
+        and not found.is_handled
+        and not is_at_exit([frame.function for frame in found.exception.frames])
+        and not _has_handled(found, streams)
+        and not _goes_on(found.stream, found.lines[1], number)
+        for stream in streams
+        for found in find_tracebacks(stream)
+    )
+
+
+def _has_handled(found: Traceback, streams: Sequence[Stream]) -> bool:
+    """Whether the same process caught an exception and then reported its success,
+    or another process trained on without it.
+    """
+    if not found.stream.label.is_process:
+        return False
+    trained_on = any(
+        one.label.is_process and one.progress is not None and one.progress.number > found.lines[1]
+        for one in streams
+    )
+    return trained_on or (found.is_before_success and not starts_at_program(found.exception))
+
+
+def _goes_on(stream: Stream, begin: int, end: int) -> bool:
+    """Whether a process printed steps or many other lines between two lines."""
+    # of more lines than are kept, the last ones are
+    if stream.has_steps_after(begin) or (stream.tail and stream.tail[0].number > begin):
+        return True
+    between = (record for record in stream.tail if begin < record.number < end)
+    return sum(not is_noise(record.text) for record in between) > MAX_LINES_AFTER_END
 
 
 def _is_near_end(tail: Sequence[LogRecord], number: int) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs.completion.noise import drop_teardown_noise, find_doubts, is_at_exit
 from firstfault_logs.completion.proof import MAX_LATER_LINES, CompletionProof
 from firstfault_logs.completion.words import CompletionKind, is_noise
+from firstfault_logs.framing.outputs import are_outputs_of_one_job
 from firstfault_logs.launchers import LauncherReport, ReportKind
 
 if TYPE_CHECKING:
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from firstfault_logs.processes import Process
     from firstfault_logs.tracebacks import Traceback
 
-# "job-77.out" and "job-77.err", "stdout.log" and "stderr.log", "train.o77" and "train.e77"
-_OUTPUT_FILE = LazyPattern(
-    r"""
-            (?P<before>(?:[^\n]*(?:/|[-_.]))?)
-            (?:std)?(?:out|err|o(?=\d)|e(?=\d))
-            (?P<after>\d*(?:[-_.][^/\n]*)?)
-        """
-)
 _ENDS = {ReportKind.ENDED, ReportKind.LOST, ReportKind.TERMINATED, ReportKind.OOM}
 
 
@@ -76,16 +68,6 @@ def _is_elsewhere(file: str, first: int, completion: CompletionProof) -> bool:
     if file == completion.file:
         return first < completion.number
     return not are_outputs_of_one_job(file, completion.file)
-
-
-def are_outputs_of_one_job(file: str, other: str) -> bool:
-    """Whether two files are the standard output and the standard error of one job,
-    by their names.
-    """
-    names = [_OUTPUT_FILE.fullmatch(name) for name in (file, other)]
-    if file == other or names[0] is None or names[1] is None:
-        return False
-    return all(names[0][part] == names[1][part] for part in ("before", "after"))
 
 
 def has_outlived(

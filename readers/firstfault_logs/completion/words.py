@@ -177,6 +177,9 @@ _FINAL_RESULT = LazyPattern(
           | (?i:\breached[ ](?:the[ ])?max(?:imum)?[ _](?:\w+[ _](?:of[ ])?)?(?:steps|epochs|iter\w*)\b)
         """.replace("{WEIGHTS}", "(?:model|checkpoint|weights|ckpt|adapters?|policy)")
 )
+
+# Words of a success that any part of a job may have
+_SUCCESS_OF_ANY = LazyPattern(r"(?i)successfully|\bsucceeded\b|\ball[ ]done\b")
 _STOPPED_EARLY = LazyPattern(r"(?i)\bearly[ -]?stop")
 
 # The process ended without an exception
@@ -222,6 +225,7 @@ _MORE_WORK = LazyPattern(
         """
 )
 
+_CLAUSE_BREAK = re.compile(r"[.;!\]|:>]\s")
 _BELOW_ERROR = re.compile(
     r"^\s*(?:\[(?:rank)?\d+\]:?\s?)?(?:\[?[WID]\d{3,4}[ ]|\[?(?:W|I|D)\s[\w/.]+\.\w+:\d+\])"
     r"|\bNCCL"
@@ -280,6 +284,12 @@ def find_completion_kind(text: str) -> CompletionKind | None:
     return CompletionKind.RESULT if _has_result(text) else None
 
 
+def is_success_report(text: str) -> bool:
+    """Whether a line reports that a training, a process or a job has succeeded."""
+    kind = find_completion_kind(text)
+    return kind is not None and kind >= CompletionKind.WORD
+
+
 def _has_result(text: str) -> bool:
     """Whether a line has a result of the whole job, and not of an epoch,
     a step or an evaluation.
@@ -326,7 +336,7 @@ def _has_sentence(text: str) -> bool:
         if found is None:
             continue
         before, after = text[: found.start()], text[found.end() :]
-        clause = re.split(r"[.;!\]|:>]\s", before)[-1]
+        clause = _CLAUSE_BREAK.split(before)[-1]
         of_stage = _STAGE_WORD.search
         if of_stage(found["between"]) or of_stage(clause[-40:]) or _ONE_OF_MANY.search(after):
             continue
@@ -341,6 +351,31 @@ def _has_sentence(text: str) -> bool:
         and NEGATION.search(text[: found.end()]) is None
         and _PENDING_WORD.search(text[: found.end()]) is None
         and _is_whole(text)
+        and not _is_success_of_stage(text, found)
+    )
+
+
+def is_success_of_anything(text: str) -> bool:
+    """Whether a line reports a success without naming the training or the job:
+    "calibration completed successfully".
+    """
+    names_whole = _END_SENTENCE.search(text) or _INVERTED_END_SENTENCE.search(text)
+    found = None if names_whole else _SUCCESS_REPORT.search(text)
+    return found is not None and _SUCCESS_OF_ANY.search(found[0]) is not None
+
+
+def _is_success_of_stage(text: str, success: re.Match[str]) -> bool:
+    """Whether words of a success are in a clause about a part of the job:
+    "Warmup completed successfully", "all done with data loading".
+    """
+    if _SUCCESS_OF_ANY.search(success[0]) is None:
+        return False
+    before = _CLAUSE_BREAK.split(text[: success.start()])[-1]
+    after = _CLAUSE_BREAK.split(text[success.end() :])[0]
+    return any(
+        pattern.search(part) is not None
+        for pattern in (_STAGE_WORD, _COUNTED_STAGE)
+        for part in (before, after)
     )
 
 

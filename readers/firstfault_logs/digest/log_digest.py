@@ -22,14 +22,13 @@ from firstfault.brief.digest import (
 from firstfault.brief.folding import make_template
 from firstfault.evidence.signatures import Pattern
 from firstfault.evidence.texts import classify
-from firstfault.utils.lazy_pattern import LazyPattern
 from firstfault_logs import read_sources
-from firstfault_logs.attempts import TRAINING_STEP, Progress, progress_in
+from firstfault_logs.attempts import find_place, progress_in
 from firstfault_logs.collector import LogCollector
+from firstfault_logs.completion.words import is_success_report
 from firstfault_logs.framing.labels import Label, LogRecord
 from firstfault_logs.framing.lines import TRACEBACK
 from firstfault_logs.launchers import parse_report
-from firstfault_logs.outcome import is_success_report
 
 _HEAD_LINES = 40
 _MAX_RANGE_LINES = 400
@@ -129,7 +128,7 @@ class _DigestCollector(LogCollector):
         progress = progress_in(record) if weight is not Weight.FATAL else None
         step = line if progress is not None else None
         if progress is not None and len(self.digest.steps) < _MAX_STEPS:
-            place = _find_place(progress, text)
+            place = find_place(progress, text)
             self.digest.steps.setdefault((line.process, progress.what.lower(), place), line)
         if step is not None:
             digest.first_step = digest.first_step or step
@@ -232,22 +231,6 @@ class _DigestCollector(LogCollector):
         for lines in self._open.values():
             self._close_traceback(lines)
         self._open.clear()
-
-
-# A counter in brackets below that of the epochs: "Epoch: [3][ 120/5005]".
-_BATCH_OF_EPOCH = LazyPattern(
-    r"(?i)\bepoch\b\W{0,3}\d{1,9}(?:/\d{1,9})?\]?[ ]?\[\s{0,12}(?P<step>\d{1,9})\s{0,3}[/\]]"
-)
-
-
-def _find_place(progress: Progress, text: str) -> tuple[int, ...]:
-    """Return the step of a line, behind the epoch if the line counts the steps of each epoch."""
-    if progress.what.lower() != "epoch":
-        return (progress.step,)
-    batch = _BATCH_OF_EPOCH.search(text)
-    inner = (found for found in TRAINING_STEP.finditer(text) if found["what"].lower() != "epoch")
-    found = batch or next(inner, None)
-    return (progress.step,) if found is None else (progress.step, int(found["step"]))
 
 
 def _weigh(line: QuotedLine) -> Weight | None:

@@ -14,6 +14,7 @@ _FIELD = r"\s{0,4}(?P<name>max_nodes|nproc_per_node)\s{1,20}:\s{1,4}(?P<number>\
 _RANKS = r"\s{0,4}global_ranks=\[(?P<ranks>\d[\d, ]*)\]$"
 _DEEPSPEED = r"\bnnodes=\d{1,5}, num_local_procs=(?P<count>\d{1,3}), node_rank=(?P<rank>\d{1,5})\b"
 _DEEPSPEED_RANKS = r"\bglobal_rank_mapping=.*?\{(?P<lists>[^}]*)\}"
+_SPAWNED = r"\bprocess (?P<pid>\d{1,10}) spawned with command: .*--local[_-]rank[=', ]{1,4}(?P<rank>\d{1,3})\b"
 _LOCAL_RANK = r"(?i:\blocal[_ ]?rank)\W{1,3}(?P<rank>\d{1,3})\b"
 _MAX_WORKERS = 64
 """Per node."""
@@ -25,6 +26,10 @@ class FirstRanks:
 
     first: int | None = None
     """Rank of the worker with local rank 0; None: not known."""
+    workers: int = 0
+    """Of the node; 0: no line states it."""
+    local_rank_by_pid: dict[int, int] = field(default_factory=dict)
+    """Of the processes that the launcher started."""
     local_ranks: set[int] = field(default_factory=set)
     """Those that workers printed."""
     _node: int = 0
@@ -40,6 +45,8 @@ class FirstRanks:
             self._take_banner(found["name"], int(found["number"]))
         elif "global_rank" in text or "num_local_procs" in text:
             self._take_ranks(text)
+        if "spawned" in text and (spawned := _compile(_SPAWNED).search(text)):
+            self.local_rank_by_pid[int(spawned["pid"])] = int(spawned["rank"])
         if "ank" in text and "ocal" in text:
             ranks = (int(found["rank"]) for found in _compile(_LOCAL_RANK).finditer(text))
             self.local_ranks.update(rank for rank in ranks if rank < _MAX_WORKERS)
@@ -64,7 +71,8 @@ class FirstRanks:
             return
         number = int(rank["rank"]) if rank is not None else 0
         if workers is not None:
-            self.first = int(workers["count"]) * number
+            self.workers = int(workers["count"])
+            self.first = self.workers * number
         elif processes is not None and nodes is not None and int(processes["count"]) % count == 0:
             self.first = int(processes["count"]) // count * number
 
@@ -81,7 +89,8 @@ class FirstRanks:
             self.first = ranks[0] if is_in_order else None
         elif found := _compile(_DEEPSPEED).search(text):
             self._node = int(found["rank"])
-            self.first = int(found["count"]) * self._node
+            self.workers = int(found["count"])
+            self.first = self.workers * self._node
         elif found := _compile(_DEEPSPEED_RANKS).search(text):
             firsts = re.findall(r"\[(\d{1,6})", found["lists"])
             # nodes may have different numbers of workers

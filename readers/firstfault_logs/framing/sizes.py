@@ -21,9 +21,10 @@ _STATED_RANKS = r"""
 """How many ranks the job has, in a line that means all of them: not those of one group."""
 _STATED_NODES = r"""
   --(?:nnodes|nodes|num[-_]nodes)[ =]["']?(\d{1,5})(?![\d:])
+| \bnnodes=(\d{1,5}),[ ]num_local_procs=\d
 | \b(?:SLURM_(?:JOB_)?(?:NUM_NODES|NNODES)|NNODES)["']?[=:][ ]?["']?(\d{1,5})(?![\d:])
 """
-_WORKERS_PER_NODE = r"--nproc[-_]per[-_]node[ =][\"']?(\d{1,3})\b"
+_WORKERS_PER_NODE = r"(?:--nproc[-_]per[-_]node[ =][\"']?|\bnum_local_procs=)(\d{1,3})\b"
 _NAMED_RANK = (
     r"(?<![a-z] )(?<![a-z_-])(?:global_)?[Rr](?:ank|ANK)(?:[ =:]{1,3}|\b\W{0,2}=\W{0,2})(\d{1,6})\b"
 )
@@ -86,7 +87,7 @@ class SizeMarks:
             self.nodes = max(self.nodes, _largest(_STATED_NODES, text))
         if "NCCL " in text and (of_nccl := _compile(_NCCL_LINE).match(text)):
             self.machines.add(of_nccl[1])
-        if "nproc" in text:
+        if "nproc" in text or "num_local_procs" in text:
             self.workers_per_node = max(self.workers_per_node, _largest(_WORKERS_PER_NODE, text))
 
     def _name_ranks(self, numbers: str) -> None:

@@ -94,7 +94,8 @@ def _describe_stop(failure: WorkerError, count: int) -> str:
     sent = failure.sent_signals[0]
     if failure.place.engine != OF_LOGS:
         return f"{sent.signal} from {'its agent' if count == 1 else 'their agents'}"
-    return f"{sent.signal} from {'its' if count == 1 else 'their'} launcher"
+    launcher = f"{'its' if count == 1 else 'their'} launcher"
+    return f"{sent.signal} from {launcher}" if sent.signal else f"by {launcher}"
 
 
 def build_groups_without_documents(
