@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from firstfault.cli._support import EXIT, debug_option, echo, fail
-from firstfault.layout import RUN_MARK
 from firstfault.utils.text import counted
 
 _OWN = re.compile(r"firstfault\.run|inputs\.pb|logs|raw|report\.html|requeues-[\d_]+\.json|\d+")
@@ -62,6 +61,7 @@ def prune(folder: Path, keep: int) -> int:
       firstfault prune
       firstfault prune --keep 5 /shared/runs
     """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.layout import RUN_MARK  # noqa: PLC0415 - as below
     from firstfault.run_folder import (  # noqa: PLC0415 - `--help` needs none of it
         PRUNED,
         find_fallback_folders,
