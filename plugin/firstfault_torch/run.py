@@ -32,12 +32,18 @@ from firstfault.model import NodePresence, Phase, Place, RestartRecord
 from firstfault.recorder.termination_message import write_termination_message
 from firstfault.wire.documents import unpack
 from firstfault_torch import time_limits
-from firstfault_torch.agent.launch import Job, RoundEnd, build_job, launch_agent
+from firstfault_torch.agent.launch import (
+    Job,
+    RoundEnd,
+    build_job,
+    launch_agent,
+    name_root_cause,
+)
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stop_processes import kill_orphans
-from firstfault_torch.agent.torch_error import log_failure, name_root_cause
+from firstfault_torch.compat.torch_agent import log_failure
 from firstfault_torch.conclusion import sealed_verdict
 from firstfault_torch.conclusion.conclude_on_node import (
     Wait,
@@ -204,7 +210,7 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
                     peers.confirm_verdict()
             root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
             with suppress_internal_errors("logging a failure"):
-                log_failure(end.report, root_ranks)
+                log_failure(end.report.failure_lines, root_ranks)
             _report(publication, engine)
             is_finished = publication is not None and engine.takes_results(publication.sealed)
             seconds = options.stop_seconds

@@ -8,8 +8,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from firstfault_torch.agent.deaths import WorkerExit
+from firstfault_torch.agent.launch import name_root_cause
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.agent.torch_error import keep_failure_lines, log_failure, name_root_cause
+from firstfault_torch.compat.torch_agent import log_failure
 
 VICTIM = ChildFailedError("t.py", {2: ProcessFailure(0, 20, 1, "")})
 
@@ -23,7 +24,7 @@ def _report(*codes: int) -> NodeReport:
             for local_rank, code in enumerate(codes)
         }
     )
-    keep_failure_lines(report, [(rank, f"rank {rank}") for rank in report.exits])
+    report.failure_lines.update({rank: f"rank {rank}" for rank in report.exits})
     return report
 
 
@@ -38,7 +39,7 @@ def test_torchs_line(
     """One line is logged, once: about the root cause, else about the node's first failure."""
     report = _report(1, 3)
     for _ in range(2):
-        log_failure(report, root_ranks)
+        log_failure(report.failure_lines, root_ranks)
     assert [record.getMessage() for record in caplog.records] == [logged]
 
 

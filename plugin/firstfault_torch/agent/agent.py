@@ -25,7 +25,6 @@ from firstfault_torch.agent.node_round import AGENT_FAILED, NEW_RENDEZVOUS, Node
 from firstfault_torch.agent.observed_logs import ObservedLogsSpecs
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.agent.signals import suppress_internal_errors_in_main
-from firstfault_torch.agent.torch_error import keep_failure_lines, log_failure
 from firstfault_torch.compat import torch_agent
 from firstfault_torch.guard import try_call
 from firstfault_torch.node.fork_gate import hold_forked_workers
@@ -218,7 +217,7 @@ class ReportingAgent(LocalElasticAgent):
             # After the last round the line waits for the verdict.
             if self._remaining_restarts > 0:
                 with suppress_internal_errors_in_main("logging a failure"):
-                    log_failure(node.reporter.report)
+                    torch_agent.log_failure(node.reporter.report.failure_lines)
         elif result.state is WorkerState.HEALTHY:
             self._handle_peer_failure(worker_group)
         return result
@@ -346,13 +345,11 @@ class ReportingAgent(LocalElasticAgent):
         first = ordered[0]
         if stopped is None or first.local_rank in reported:
             with suppress_internal_errors_in_main("describing a failure"):
-                keep_failure_lines(
-                    self.node.reporter.report,
-                    [
-                        (self.node.places.rank_of(death.local_rank) or 0, self._describe(death))
-                        for death in ordered
-                    ],
-                )
+                # logged when the root cause is known
+                lines = self.node.reporter.report.failure_lines
+                lines.clear()
+                for death in ordered:
+                    lines[self.node.places.rank_of(death.local_rank) or 0] = self._describe(death)
         file = files.get(first.local_rank, "")
         failure = torch_agent.process_failure(first.local_rank, first.pid, first.exit_code, file)
         return RunResult(

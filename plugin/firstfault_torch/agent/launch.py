@@ -8,7 +8,7 @@ import inspect
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from firstfault_torch.agent.deaths import describe_agent_failure
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.settings import AgentSettings
 from firstfault_torch.compat import warn_once
+from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.failures.failure_records import ErrorClass, classify_error
 from firstfault_torch.guard import call_with_timeout, suppress_internal_errors
 from firstfault_torch.node_context import Moment, NodeContext, environment_set
@@ -263,6 +264,21 @@ def run_agent(agent: LocalElasticAgent) -> dict[int, Any]:
             name=getattr(entrypoint, "__name__", str(entrypoint)), failures=result.failures
         )
     return dict(result.return_values)
+
+
+def name_root_cause(error: Exception, report: NodeReport, root_ranks: Sequence[int]) -> Exception:
+    """Return torch's error about the root cause if that was a worker of this node,
+    else the error itself.
+    """
+    rank = next((rank for rank in root_ranks if rank in report.exits), None)
+    if not isinstance(error, ChildFailedError) or rank is None or rank in error.failures:
+        return error
+    ended = report.exits[rank]
+    if not ended.exit_code:
+        return error  # torch takes it for a success
+    file = report.error_files.get(ended.local_rank, "")
+    failure = process_failure(ended.local_rank, ended.pid, ended.exit_code, file)
+    return ChildFailedError(error.name, {rank: failure})
 
 
 def _record(event: Callable[[], Any], config: LaunchConfig) -> None:

@@ -41,7 +41,7 @@ _LOGGERS = (
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.elastic.multiprocessing.api",
 )
-FAILURE_LOGGER = _LOGGERS[-1]
+_FAILURES = logging.getLogger(_LOGGERS[-1])
 """Where torch logs which worker failed."""
 _formatter = logging.Formatter()
 _BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
@@ -256,6 +256,24 @@ def describe_failure(context: Any, local_rank: int, pid: int, exit_code: int) ->
     text = read_traceback(traceback_files(context).get(local_rank, ""))
     more = f"\n{text}" if text else ""
     return f"failed (exitcode: {exit_code}) local_rank: {local_rank} (pid: {pid}) of {what}{more}"
+
+
+def log_failure(lines: dict[int, str], root_ranks: Sequence[int] = ()) -> None:
+    """Log one line of `describe_failure` through torch's logger, and drop all: about the root
+    cause, else about the first failure.
+
+    torch names the failure that it sees first. A worker may see a peer's broken connection, and
+    exit, while the peer still runs its exit handlers.
+
+    Args:
+        lines: by global rank, in the order of the failures.
+        root_ranks: the root cause, of any node; empty: unknown.
+    """
+    named = next((rank for rank in (*root_ranks, *lines) if rank in lines), None)
+    line = lines[named] if named is not None else ""
+    lines.clear()
+    if line:
+        _FAILURES.error("%s", line)
 
 
 def format_exceptions_early() -> None:

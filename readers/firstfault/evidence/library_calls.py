@@ -53,7 +53,7 @@ def classify_by_library_call(exception: ExceptionInfo, found: Classification) ->
     )
 
 
-def is_of_loader_process(exception: ExceptionInfo) -> bool:
+def is_about_loader_process(exception: ExceptionInfo) -> bool:
     """Whether an exception is about a process of the rank's data loader: it was raised in torch's
     code for these.
     """

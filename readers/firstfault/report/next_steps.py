@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from firstfault.evidence.certain_bugs import find_advice_on_bug, find_missing_program
-from firstfault.evidence.library_calls import is_of_loader_process
+from firstfault.evidence.library_calls import is_about_loader_process
 from firstfault.evidence.texts import find_message, has_reached_end, is_unsendable_result
 from firstfault.exceptions.stack_position import PositionKind, locate_main_thread
 from firstfault.model import JobErrors, Scope
@@ -186,7 +186,7 @@ def _advise_on_end(case: Case, code: str) -> str:
             " return"
         )
     raised = root.exception if root is not None else None
-    if case.verdict.category == "signal" and raised is not None and is_of_loader_process(raised):
+    if case.verdict.category == "signal" and raised is not None and is_about_loader_process(raised):
         return (
             "check the memory and /dev/shm of its node, which a killed data loader process has often"
             " used up"
