@@ -442,11 +442,10 @@ def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Gro
 
 def _describe_stop(failure: WorkerError, count: int) -> str:
     """Return by what processes were stopped: "SIGTERM from their agents"."""
-    sent = failure.sent_signals[0]
+    signal = failure.sent_signals[0].signal
     if failure.place.engine != OF_LOGS:
-        return f"{sent.signal} from {'its agent' if count == 1 else 'their agents'}"
-    launcher = f"{'its' if count == 1 else 'their'} launcher"
-    return f"{sent.signal} from {launcher}" if sent.signal else f"by {launcher}"
+        return f"{signal} from {'its agent' if count == 1 else 'their agents'}"
+    return f"{f'{signal} from' if signal else 'by'} {'its' if count == 1 else 'their'} launcher"
 
 
 def _groups_without_documents(
