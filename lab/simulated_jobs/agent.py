@@ -22,9 +22,9 @@ from firstfault_torch.protocol.messages import (
     Instruction,
     KeySet,
     Lead,
+    NoVerdictReason,
     Publish,
     Published,
-    Reason,
     SetOnce,
     ShutdownRequested,
     Started,
@@ -360,7 +360,7 @@ class Agent:
             self.rank, document, float(seconds), lambda value: self.do(lambda: answer(value))
         )
 
-    def _give_up(self, reason: Reason) -> None:
+    def _give_up(self, reason: NoVerdictReason) -> None:
         if self._own_conclusion:
             self.note(f"{reason.value}: publishes its own conclusion unless there is one")
             self.state = State.ALONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from firstfault_torch.protocol.election import Election, Phase
+from firstfault_torch.protocol.election import Election, ElectionPhase
 from firstfault_torch.protocol.messages import Instruction, Lead, Publish
 
 
@@ -10,8 +10,8 @@ class FormerElection(Election):
     """The election before its rules were repaired."""
 
     def _take_silence(self) -> list[Instruction]:
-        if self.phase is Phase.ANNOUNCING:
-            self.phase = Phase.PUBLISHING
+        if self.phase is ElectionPhase.ANNOUNCING:
+            self.phase = ElectionPhase.PUBLISHING
             return [Publish(is_allowed=True)]  # no answer was a yes
         return super()._take_silence()
 

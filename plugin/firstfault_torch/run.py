@@ -205,13 +205,8 @@ def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
             # Verdict and report come before leftovers are killed, because that may take
             # `stop_seconds`.
             publication = reach_verdict(end, exit_settings)
-            with suppress_internal_errors("confirming the verdict"):
-                if peers is not None and publication is not None:
-                    peers.confirm_verdict()
             root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
-            with suppress_internal_errors("logging a failure"):
-                log_failure(end.report.failure_lines, root_ranks)
-            _report(publication, engine)
+            _report(publication, engine, end.report.failure_lines)
             is_finished = publication is not None and engine.takes_results(publication.sealed)
             seconds = options.stop_seconds
             if signals.shutdown_requested.is_set():
@@ -269,6 +264,9 @@ def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
             publication = _conclude_alone(end, settings)
             if publication is not None:
                 publication = _hand_over(publication, end, settings)
+    if publication is not None and end.peers is not None:
+        with suppress_internal_errors("confirming the verdict"):
+            end.peers.confirm_verdict()
     return publication
 
 
@@ -493,8 +491,14 @@ def _publish(publication: Publication, settings: ExitSettings) -> Publication:
     return publication
 
 
-def _report(publication: Publication | None, engine: Engine) -> None:
-    """Log a published verdict, and pass it on to an outer launcher and to notifiers."""
+def _report(publication: Publication | None, engine: Engine, failure_lines: dict[int, str]) -> None:
+    """Log a published verdict, and pass it on to an outer launcher and to notifiers.
+
+    `failure_lines` are torch's, by rank.
+    """
+    root_ranks = publication.sealed.verdict.ranks if publication is not None else ()
+    with suppress_internal_errors("logging a failure"):
+        log_failure(failure_lines, root_ranks)
     if publication is None:
         return
     with suppress_internal_errors("printing what failed"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from firstfault_torch.protocol.election import LOST_KEY, Election, Phase
+from firstfault_torch.protocol.election import LOST_KEY, Election, ElectionPhase
 from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
     Adopt,
@@ -21,10 +21,10 @@ from firstfault_torch.protocol.messages import (
     Interrupted,
     KeySet,
     Lead,
+    NoVerdictReason,
     Publish,
     Published,
     Read,
-    Reason,
     ShutdownRequested,
     Started,
     Swap,
@@ -59,7 +59,7 @@ class Node:
         self.asked: list[AskStore] = []
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ElectionPhase:
         return self.election.phase
 
     def take(self, event: Event) -> list[Instruction]:
@@ -90,7 +90,7 @@ class Node:
 
 def test_the_last_agent_to_report_publishes_the_order() -> None:
     node = Node(2).report(b"0 1 2 ")
-    assert node.phase is Phase.CLOSING
+    assert node.phase is ElectionPhase.CLOSING
     operation = node.asked[-1].operations[0]
     assert operation == Swap("firstfault/leader", b"", b"0")
 
@@ -117,16 +117,16 @@ def test_a_signal_is_announced_when_it_comes() -> None:
 def test_a_deadline_reads_the_order_in_the_store() -> None:
     node = Node(1).report(b"1 ")
     node.take(TimePassed())
-    assert node.phase is Phase.LOOKING
+    assert node.phase is ElectionPhase.LOOKING
     assert Read("firstfault/order") in node.asked[-1].operations
     node.answer(ORDER, b"0 1 2 ", b"0 1 2 ", b"")
-    assert node.phase is Phase.FOLLOWING
+    assert node.phase is ElectionPhase.FOLLOWING
 
 
 def test_a_broken_waiting_connection_is_no_lost_store() -> None:
     node = Node(1).report(b"1 ")
     assert node.take(WaitingConnectionBroke()) == []
-    assert node.phase is Phase.LOOKING
+    assert node.phase is ElectionPhase.LOOKING
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_agent_is_lost_only_if_its_connection_broke(lost: bytes, is_complete:
     node = Node(0).report(b"0 ")
     node.take(TimePassed())
     node.answer(b"", b"0 1 ", b"0 1 ", lost)
-    assert node.phase is Phase.CLOSING
+    assert node.phase is ElectionPhase.CLOSING
     assert b'"complete": ' + is_complete in node.asked[-1].operations[1].value  # type: ignore[union-attr]
     assert Read(LOST_KEY) in node.asked[-2].operations
 
@@ -145,7 +145,7 @@ def test_no_answer_is_no_permission_to_publish() -> None:
     node = Node(0).report(b"0 ").lead()
     node.take(Concluded())
     found = node.take(Unanswered(node.asked[-1].request))
-    assert found == [Publish(is_allowed=False), GiveUp(Reason.STORE_LOST)]
+    assert found == [Publish(is_allowed=False), GiveUp(NoVerdictReason.STORE_LOST)]
 
 
 def test_a_leader_takes_a_verdict_that_arrives_while_it_concludes() -> None:
@@ -158,7 +158,7 @@ def test_a_leader_that_was_replaced_publishes_nothing() -> None:
     node = Node(0).report(b"0 ").lead()
     node.take(Concluded())
     assert node.answer(b"1") == [Publish(is_allowed=False)]
-    assert node.phase is Phase.FOLLOWING
+    assert node.phase is ElectionPhase.FOLLOWING
 
 
 def test_the_first_verdict_in_the_store_counts() -> None:
@@ -174,7 +174,7 @@ def test_a_leader_that_publishes_has_more_time_and_then_a_successor() -> None:
     node.take(KeySet("order", ORDER))
     node.take(TimePassed())
     node.answer(b"", b"0!")
-    assert node.phase is Phase.FOLLOWING
+    assert node.phase is ElectionPhase.FOLLOWING
     assert node.election.deadline == node.now + build_limits(3).publishing
     node.take(TimePassed())
     node.answer(b"", b"0!")
@@ -184,41 +184,41 @@ def test_a_leader_that_publishes_has_more_time_and_then_a_successor() -> None:
     assert leading.is_successor
 
 
-def _reach(phase: Phase) -> Node:  # noqa: C901 - one case for each phase
+def _reach(phase: ElectionPhase) -> Node:  # noqa: C901 - one case for each phase
     """Return a node in a phase."""
     node = Node(0)
     match phase:
-        case Phase.REPORTING:
+        case ElectionPhase.REPORTING:
             node.take(Started(b"report", 10.0))
-        case Phase.COLLECTING:
+        case ElectionPhase.COLLECTING:
             node.report(b"0 ")
-        case Phase.LOOKING:
+        case ElectionPhase.LOOKING:
             node.report(b"0 ").take(TimePassed())
-        case Phase.CLOSING:
+        case ElectionPhase.CLOSING:
             node.report(b"0 1 2 ")
-        case Phase.FOLLOWING | Phase.ASKING:
+        case ElectionPhase.FOLLOWING | ElectionPhase.ASKING:
             node = Node(1).report(b"1 ")
             node.take(KeySet("order", ORDER))
-            if phase is Phase.ASKING:
+            if phase is ElectionPhase.ASKING:
                 node.take(TimePassed())
-        case Phase.TAKING:
+        case ElectionPhase.TAKING:
             node.report(b"0 ").take(KeySet("order", ORDER))
-        case Phase.ENDED:
+        case ElectionPhase.ENDED:
             node.report(b"0 ").take(Interrupted())
         case _:
             node.report(b"0 ").lead()
-            if phase is not Phase.LEADING:
+            if phase is not ElectionPhase.LEADING:
                 node.take(Concluded())
-            if phase in {Phase.PUBLISHING, Phase.SHARING}:
+            if phase in {ElectionPhase.PUBLISHING, ElectionPhase.SHARING}:
                 node.answer(b"0!")
-            if phase is Phase.SHARING:
+            if phase is ElectionPhase.SHARING:
                 node.take(Published(b"own"))
     assert node.phase is phase
     return node
 
 
-def _pairs() -> Iterator[tuple[Phase, Event]]:
-    for phase in Phase:
+def _pairs() -> Iterator[tuple[ElectionPhase, Event]]:
+    for phase in ElectionPhase:
         for event in EVENTS:
             yield phase, event
 
@@ -226,17 +226,13 @@ def _pairs() -> Iterator[tuple[Phase, Event]]:
 @pytest.mark.parametrize(
     ("phase", "event"),
     list(_pairs()),
-    ids=lambda item: item.value if isinstance(item, Phase) else type(item).__name__,
+    ids=lambda item: item.value if isinstance(item, ElectionPhase) else type(item).__name__,
 )
-def test_each_phase_accepts_each_event(phase: Phase, event: Event) -> None:
+def test_each_phase_accepts_each_event(phase: ElectionPhase, event: Event) -> None:
     """It raises nothing, and afterwards something will happen: a deadline, a request, or an end."""
-    if phase is Phase.REPORTING and isinstance(event, Answered):
+    if phase is ElectionPhase.REPORTING and isinstance(event, Answered):
         pytest.skip("the answer of the report, tested above")
     node = _reach(phase)
     node.take(event)
-    waits_for_caller = {Phase.LEADING, Phase.PUBLISHING, Phase.ENDED}
-    waits_for_store = {
-        Phase.REPORTING, Phase.LOOKING, Phase.CLOSING, Phase.ASKING, Phase.TAKING,
-        Phase.ANNOUNCING, Phase.SHARING,
-    }  # fmt: skip
-    assert node.phase in waits_for_caller | waits_for_store or node.election.deadline is not None
+    waits_for_agents = {ElectionPhase.COLLECTING, ElectionPhase.FOLLOWING}
+    assert node.phase not in waits_for_agents or node.election.deadline is not None

@@ -5,11 +5,11 @@ import pytest
 from firstfault import evidence, exceptions, retry
 from firstfault.evidence import (
     classification,
-    diagnosis,
     hangs,
     library_calls,
     progress,
     texts,
+    unreported,
     watchdogs,
 )
 from firstfault.evidence.signatures import Pattern
@@ -17,6 +17,15 @@ from firstfault.utils.lazy_pattern import LazyPattern
 from tests.readers.any_pattern import find_all
 
 _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
+    (
+        texts._UNSENDABLE_RESULT,
+        (
+            '  File "/x/torch/distributed/elastic/multiprocessing/api.py", line 700, in _wrap\n'
+            "    ret_vals[local_rank].put(ret)\n"
+            '  File "/usr/lib/python3.11/multiprocessing/queues.py", line 371, in put\n'
+        ),
+        {},
+    ),
     (
         classification._CONTAINER_ENDED,
         "train-worker-0   0/1     CrashLoopBackOff   5 (10s ago)   10m",
@@ -29,7 +38,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         {"type": "OSError"},
     ),
     (classification._LOG_NOTICE, "06-May-31 07:08:09 [Worker:1] [INFO] step 1", {}),
-    (diagnosis._WAIT_EXCEPTION, "TimeoutError", {}),
+    (unreported._WAIT_EXCEPTION, "TimeoutError", {}),
     (hangs._COLLECTIVES_FILE, "/x/site-packages/torch/distributed/distributed_c10d.py", {}),
     (hangs._SUBGROUP_CALL, "dist.barrier(group=PAIR) barrier", {}),
     (hangs._EQUAL_SIZES_OPERATION, "nccl:all_reduce", {}),

@@ -17,9 +17,8 @@ from firstfault_logs import (
     torchrun_folder,
     tracebacks,
 )
-from firstfault_logs.completion import loops, noise, proof, rounds, summary, teardown, words
-from firstfault_logs.digest import log_digest
-from firstfault_logs.framing import exports, labels, lines
+from firstfault_logs.completion import loops, noise, peers, proof, rounds, summary, words
+from firstfault_logs.framing import exports, files, labels, lines, named_ranks, outputs
 from tests.readers.any_pattern import find_all
 
 _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
@@ -55,12 +54,12 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (labels._ACTOR_RANK, "Trainer(rank=3)", {"rank": "3"}),
     (labels._FAILURE_LEVEL, "error", {}),
     (labels._TRACEBACK_LINE, "ValueError: no labels", {}),
-    (firstfault_logs._JOB_IN_NAME, "slurm-4711.out", {"job": "4711"}),
-    (firstfault_logs._SYSTEM_LOG, "dmesg-gpu-7", {"node": "gpu-7"}),
-    (firstfault_logs._NODE_FILE, "node0", {"index": "0"}),
-    (firstfault_logs._LOG_NAME, "job-master-0.log", {}),
-    (firstfault_logs._NO_LOG_NAME, "changelog.md", {}),
-    (firstfault_logs._NO_LOG_BEGIN, "<!DOCTYPE html>", {}),
+    (files._JOB_IN_NAME, "slurm-4711.out", {"job": "4711"}),
+    (files._SYSTEM_LOG, "dmesg-gpu-7", {"node": "gpu-7"}),
+    (files._NODE_FILE, "node0", {"index": "0"}),
+    (files._LOG_NAME, "job-master-0.log", {}),
+    (files._NO_LOG_NAME, "changelog.md", {}),
+    (files._NO_LOG_BEGIN, "<!DOCTYPE html>", {}),
     (processes.POD_NUMBER, "train-worker-0", {}),
     (processes._POD_SUFFIX, "train-worker-0-x7k2p", {}),
     (tracebacks.LAUNCHER_FILE, "/x/site-packages/torch/distributed/elastic/rendezvous/api.py", {}),
@@ -141,7 +140,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (own_reports._STALL_REPORT, "waiting for remainder of ranks for more than 60 seconds.", {}),
     (launchers.MAYBE_CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {}),
     (launchers._CODE_BELOW, "=   KILLED BY SIGNAL: 4 (Illegal instruction)", {"signal": "4"}),
-    (collector._DECLARED_RANK, "Rank 3: step 0 loss 2.5904", {"rank": "3"}),
+    (named_ranks.DECLARED_RANK, "Rank 3: step 0 loss 2.5904", {"rank": "3"}),
     (collector._CHAINED_TRACEBACK, "Original Traceback (most recent call last):", {}),
     (collector._FILE_HEADER, "==> w-0.log <==", {"path": "w-0.log"}),
     (collector._SHELL_COMMAND, "$ python train.py --epochs 30 --lr 3", {}),
@@ -174,7 +173,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
         "[Rank 3] Watchdog caught collective operation timeout",
         {"rank": "3"},
     ),
-    (collector._LOGGED_RANK, "06-May-31 07:08:09 [Worker:0] [INFO] step 1", {"rank": "0"}),
+    (named_ranks.LOGGED_RANK, "06-May-31 07:08:09 [Worker:0] [INFO] step 1", {"rank": "0"}),
     (collector._INLINE_PID, "[ERROR] RUNTIME(PID: 4711, Device: 3) failed", {"pid": "4711"}),
     (
         collector._NCCL_LINE_START,
@@ -235,7 +234,7 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (proof._MEASURE, "step 20, loss: 0.2", {}),
     (proof._OPEN_COUNTER, "epoch: 4, loss: 0.2", {"what": "epoch"}),
     (proof._LAST_WORDS, "rank 3 done", {}),
-    (proof._NOT_OF_TRAINING, "New best model found at epoch 11: acc 0.61", {}),
+    (peers._NOT_OF_TRAINING, "New best model found at epoch 11: acc 0.61", {}),
     (proof._TEST_METRIC, "Test loss: 0.31, test accuracy: 0.82", {}),
     (proof._ONE_OF_SEVERAL, "fold 3 of the cross-validation", {}),
     (proof._METRIC, "loss on the test set: 1.8", {}),
@@ -247,8 +246,17 @@ _EXAMPLES: list[tuple[LazyPattern, str, dict[str, str]]] = [
     (summary._PASSING_RESULT, "New best model found at epoch 11: acc 0.61", {}),
     (summary._TEST_RESULT, "Test loss: 0.31, test accuracy: 0.82", {}),
     (summary._MENTIONED_STEP, "New best model found at epoch 11: acc 0.61", {}),
-    (teardown._OUTPUT_FILE, "train.o77", {"before": "train.", "after": "77"}),
-    (log_digest._BATCH_OF_EPOCH, "Epoch: [0][ 100/5005]\tLoss 2.100", {"step": "100"}),
+    (outputs._OUTPUT_FILE, "train.o77", {"before": "train.", "after": "77"}),
+    (attempts._COUNTER_IN_EPOCH, "][ 100/5005]\tLoss 2.100", {"bracket": "100"}),
+    (attempts._FRACTION_OF_EPOCH, ".95, 'loss': 2.1", {}),
+    (
+        files._KERNEL_LINE,
+        "[  811.123456] Out of memory: Killed process 413 (python)",
+        {},
+    ),
+    (files._KERNEL_WORDS, "[  811.123456] Out of memory: Killed process 413 (python)", {}),
+    (words._SUCCESS_OF_ANY, "Warmup completed successfully", {}),
+    (tracebacks.LOGGED_ERROR, "2026-11-30 05:00:00 - trainer - ERROR - step failed", {}),
     (flight._DUMP_NAME, "nccl_trace_rank_3.pkl", {"digits": "3"}),
     (flight._TORCH_DUMP_NAME, "_dump_6", {}),
     (exports._FRAME_START, 'File "<frozen runpy>", line 88, in _run_code', {}),

@@ -31,6 +31,7 @@ _CLASSES_WITH_TWO_MEANINGS = {
     "Wrapper",  # NVIDIA's name, for its class and for the adapter to it
     "State",  # of a rank within in-process restart; of a line in a report
     # the readers of logs have names of their own
+    "Attempt",
     "Worker",
     "Progress",
 }

@@ -184,7 +184,7 @@ def _reported(prefix: Prefix, end: RoundEnd) -> Publication | None:
     publication = run.reach_verdict(
         end, run.ExitSettings(engine, Options(settle_seconds=0.1), threading.Event())
     )
-    run._report(publication, engine)
+    run._report(publication, engine, {})
     return publication
 
 

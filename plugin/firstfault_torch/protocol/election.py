@@ -45,11 +45,11 @@ from firstfault_torch.protocol.messages import (
     Interrupted,
     KeySet,
     Lead,
+    NoVerdictReason,
     Operation,
     Publish,
     Published,
     Read,
-    Reason,
     SetOnce,
     ShutdownRequested,
     Started,
@@ -69,7 +69,7 @@ _LEAVING = b"!"
 """Behind a group rank: the agent's process has to end. Behind the leader's: it publishes."""
 
 
-class Phase(Enum):
+class ElectionPhase(Enum):
     """What an agent does in an election; the table above describes each."""
 
     REPORTING = "reporting"
@@ -84,6 +84,16 @@ class Phase(Enum):
     PUBLISHING = "publishing"
     SHARING = "sharing"
     ENDED = "ended"
+
+
+_ASKS_STORE = {
+    ElectionPhase.REPORTING,
+    ElectionPhase.LOOKING,
+    ElectionPhase.CLOSING,
+    ElectionPhase.ASKING,
+    ElectionPhase.TAKING,
+}
+"""Phases in which an agent can't go on without the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ class Election:
     """
 
     def __init__(self, own: int, nodes: int, limits: Limits, topic: str = "") -> None:
-        self.phase = Phase.REPORTING
+        self.phase = ElectionPhase.REPORTING
         self.deadline: float | None = None
         """Monotonic time; None: an answer comes by another event."""
         self.arrival_number = 0
@@ -183,7 +193,7 @@ class Election:
     ) -> list[Instruction]:
         """Return what an event leads to, at this monotonic time."""
         match event:
-            case _ if self.phase is Phase.ENDED:
+            case _ if self.phase is ElectionPhase.ENDED:
                 return []
             case Started(report, settle_seconds):
                 return self._begin(report, now + settle_seconds)
@@ -204,13 +214,13 @@ class Election:
             case Published(verdict):
                 return self._share(verdict)
             case Interrupted():
-                return self._give_up(Reason.INTERRUPTED)
+                return self._give_up(NoVerdictReason.INTERRUPTED)
 
     # --- the store ----------------------------------------------------------------------------
 
     def _ask(
         self,
-        phase: Phase,
+        phase: ElectionPhase,
         purpose: str,
         *operations: Operation,
         is_optional: bool = False,
@@ -222,42 +232,46 @@ class Election:
 
     def _take_answer(self, values: tuple[bytes, ...], now: float) -> list[Instruction]:
         match self.phase:
-            case Phase.REPORTING:
+            case ElectionPhase.REPORTING:
                 return self._collect(values, now)
-            case Phase.LOOKING:
+            case ElectionPhase.LOOKING:
                 return self._take_look(values, now)
-            case Phase.CLOSING:
+            case ElectionPhase.CLOSING:
                 return self._take_order(values[-1], now)
-            case Phase.ASKING:
+            case ElectionPhase.ASKING:
                 return self._take_turn_state(values, now)
-            case Phase.TAKING:
+            case ElectionPhase.TAKING:
                 return self._take_leadership(values, now)
-            case Phase.ANNOUNCING:
+            case ElectionPhase.ANNOUNCING:
                 return self._take_permission(values[-1], now)
-            case Phase.SHARING:
+            case ElectionPhase.SHARING:
                 return self._adopt(values[-1])
             case _:
                 return []  # the message about leaving, whose answer nobody needs
 
     def _take_silence(self) -> list[Instruction]:
         match self.phase:
-            case Phase.SHARING:
+            case ElectionPhase.SHARING:
                 return self._adopt(self._own_verdict)  # it is published where users read it
-            case Phase.ANNOUNCING:
+            case ElectionPhase.ANNOUNCING:
                 # A verdict that has arrived counts; else the caller looks where it is published.
                 is_known = bool(self._verdict)
                 return [
                     Publish(is_allowed=False),
-                    *(self._adopt(self._verdict) if is_known else self._give_up(Reason.STORE_LOST)),
+                    *(
+                        self._adopt(self._verdict)
+                        if is_known
+                        else self._give_up(NoVerdictReason.STORE_LOST)
+                    ),
                 ]
-            case Phase.REPORTING | Phase.LOOKING | Phase.CLOSING | Phase.ASKING | Phase.TAKING:
-                return self._give_up(Reason.STORE_LOST)
+            case _ if self.phase in _ASKS_STORE:
+                return self._give_up(NoVerdictReason.STORE_LOST)
             case _:
                 return []
 
     def _take_key(self, name: str, value: bytes, now: float) -> list[Instruction]:
-        waits_for_order = {Phase.COLLECTING, Phase.LOOKING, Phase.CLOSING}
-        waits_for_verdict = {Phase.FOLLOWING, Phase.ASKING, Phase.TAKING}
+        waits_for_order = {ElectionPhase.COLLECTING, ElectionPhase.LOOKING, ElectionPhase.CLOSING}
+        waits_for_verdict = {ElectionPhase.FOLLOWING, ElectionPhase.ASKING, ElectionPhase.TAKING}
         if name == "order" and self.phase in waits_for_order:
             return self._take_order(value, now)
         if name == "verdict":
@@ -268,11 +282,11 @@ class Election:
 
     def _look_up(self) -> list[Instruction]:
         """Read in the store what this agent waits for."""
-        if self.phase is Phase.COLLECTING:
+        if self.phase is ElectionPhase.COLLECTING:
             return self._look()
-        if self.phase is Phase.FOLLOWING:
+        if self.phase is ElectionPhase.FOLLOWING:
             return self._ask(
-                Phase.ASKING,
+                ElectionPhase.ASKING,
                 "looking for a verdict, and whose turn it is",
                 Read(self.key("verdict")),
                 Read(self.key("leader")),
@@ -288,7 +302,7 @@ class Election:
     def _begin(self, report: bytes, closes_at: float) -> list[Instruction]:
         self._closes_at = closes_at
         return self._ask(
-            Phase.REPORTING,
+            ElectionPhase.REPORTING,
             "handing in this node's report",
             Append(self.key("reports"), report),
             Append(self.key("arrived"), self._name_self()),
@@ -315,7 +329,7 @@ class Election:
         return [*before, *self._await_order(first_look, now)]
 
     def _await_order(self, look_at: float, now: float) -> list[Instruction]:
-        self.phase = Phase.COLLECTING
+        self.phase = ElectionPhase.COLLECTING
         self._waits_since = now
         self.deadline = min(look_at, self._hurried(self._limits.hurried_settle, self._closes_at))
         self.deadline = max(self.deadline, now)
@@ -329,7 +343,7 @@ class Election:
 
     def _look(self) -> list[Instruction]:
         return self._ask(
-            Phase.LOOKING,
+            ElectionPhase.LOOKING,
             "looking which nodes live",
             Read(self.key("order")),
             *self._read_agents(),
@@ -346,7 +360,7 @@ class Election:
             return self._close(is_complete=False)
         pause = self._pause
         self._pause = min(2 * pause, self._limits.longest_pause)
-        self.phase = Phase.COLLECTING
+        self.phase = ElectionPhase.COLLECTING
         self.deadline = now + pause
         return []
 
@@ -354,7 +368,7 @@ class Election:
         leaders = self._agents.order_leaders()
         order = json.dumps({"leaders": leaders, "complete": is_complete})
         return self._ask(
-            Phase.CLOSING,
+            ElectionPhase.CLOSING,
             "publishing who may lead",
             Swap(self.key("leader"), b"", str(leaders[0]).encode()),
             SetOnce(self.key("order"), order.encode()),
@@ -378,12 +392,12 @@ class Election:
         if self._verdict:
             return self._adopt(self._verdict)
         if self._turn >= len(self._leaders):
-            return self._give_up(Reason.UNDECIDED)
+            return self._give_up(NoVerdictReason.UNDECIDED)
         if self._leaders[self._turn] != self._own:
             return self._follow(self._limits.leader, now)
         self._is_taking = False
         return self._ask(
-            Phase.TAKING,
+            ElectionPhase.TAKING,
             "asking for the current turn",
             Read(self.key("verdict")),
             Read(self.key("leader")),
@@ -396,7 +410,7 @@ class Election:
         limits = self._limits
         is_publishing = seconds == limits.publishing
         hurried = limits.hurried_publishing if is_publishing else limits.hurried_leader
-        self.phase = Phase.FOLLOWING
+        self.phase = ElectionPhase.FOLLOWING
         self._waits_since = now
         self.deadline = max(self._hurried(hurried, now + seconds), now)
         return []
@@ -413,7 +427,7 @@ class Election:
             self._overdue = leader
             return self._follow(self._limits.publishing, now)
         if self._shutdown_at is not None and now >= self._walk_ends_at(now):
-            return self._give_up(Reason.UNDECIDED)
+            return self._give_up(NoVerdictReason.UNDECIDED)
         return self._next_turn(now)
 
     def _walk_ends_at(self, now: float) -> float:
@@ -429,7 +443,7 @@ class Election:
         leader, reports, *joined = values
         if leader != str(self._own).encode():
             return self._follow(self._limits.leader, now)  # another agent has taken over
-        self.phase = Phase.LEADING
+        self.phase = ElectionPhase.LEADING
         self.deadline = None
         agents = self._agents
         return [
@@ -454,7 +468,7 @@ class Election:
         self._is_taking = True
         is_someone_missing = len(self._agents.arrived) < self._nodes
         return self._ask(
-            Phase.TAKING,
+            ElectionPhase.TAKING,
             "collecting the nodes' reports",
             Swap(self.key("leader"), leader, str(self._own).encode()),
             Read(self.key("reports")),
@@ -464,12 +478,12 @@ class Election:
     # --- the leader ---------------------------------------------------------------------------
 
     def _announce(self) -> list[Instruction]:
-        if self.phase is not Phase.LEADING or self._verdict:
+        if self.phase is not ElectionPhase.LEADING or self._verdict:
             adopted = self._adopt(self._verdict) if self._verdict else []
             return [Publish(is_allowed=False), *adopted]
         mine = str(self._own).encode()
         return self._ask(
-            Phase.ANNOUNCING,
+            ElectionPhase.ANNOUNCING,
             "announcing that this node publishes",
             Swap(self.key("leader"), mine, mine + _LEAVING),
             is_optional=True,
@@ -477,14 +491,14 @@ class Election:
 
     def _take_permission(self, leader: bytes, now: float) -> list[Instruction]:
         if leader == b"%d%s" % (self._own, _LEAVING):
-            self.phase = Phase.PUBLISHING
+            self.phase = ElectionPhase.PUBLISHING
             return [Publish(is_allowed=True)]
         return [Publish(is_allowed=False), *self._follow(self._limits.leader, now)]
 
     def _share(self, verdict: bytes) -> list[Instruction]:
         self._own_verdict = verdict
         return self._ask(
-            Phase.SHARING,
+            ElectionPhase.SHARING,
             "handing the verdict to all nodes",
             SetOnce(self.key("verdict"), verdict),
         )
@@ -497,13 +511,13 @@ class Election:
         self._shutdown_at = now
         limits = self._limits
         if self.deadline is not None:
-            if self.phase is Phase.COLLECTING:
+            if self.phase is ElectionPhase.COLLECTING:
                 self.deadline = min(self.deadline, now + limits.hurried_settle)
-            elif self.phase is Phase.FOLLOWING:
+            elif self.phase is ElectionPhase.FOLLOWING:
                 is_publishing = bool(self._overdue)
                 hurried = limits.hurried_publishing if is_publishing else limits.hurried_leader
                 self.deadline = min(self.deadline, now + hurried)
-        return [] if self.phase is Phase.REPORTING else [self._announce_leaving()]
+        return [] if self.phase is ElectionPhase.REPORTING else [self._announce_leaving()]
 
     def _announce_leaving(self) -> AskStore:
         # Beside the outstanding request: nobody needs its answer, so it has no number of its own.
@@ -514,10 +528,10 @@ class Election:
         self._end()
         return [Adopt(verdict)]
 
-    def _give_up(self, reason: Reason) -> list[Instruction]:
+    def _give_up(self, reason: NoVerdictReason) -> list[Instruction]:
         self._end()
         return [GiveUp(reason)]
 
     def _end(self) -> None:
-        self.phase = Phase.ENDED
+        self.phase = ElectionPhase.ENDED
         self.deadline = None

@@ -190,7 +190,7 @@ class Adopt:
     verdict: bytes
 
 
-class Reason(Enum):
+class NoVerdictReason(Enum):
     """Why an election has ended without a verdict."""
 
     UNDECIDED = "no agent has published a verdict in time"
@@ -202,7 +202,7 @@ class Reason(Enum):
 class GiveUp:
     """The election is over without a verdict."""
 
-    reason: Reason
+    reason: NoVerdictReason
 
 
 Instruction: TypeAlias = AskStore | WatchKeys | Lead | Publish | Adopt | GiveUp

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from firstfault_torch import time_limits
 from firstfault_torch.guard import call_with_timeout, logger, start_late, try_call
-from firstfault_torch.protocol.election import JOINED_KEY, LOST_KEY, Agents, Election, Phase
+from firstfault_torch.protocol.election import JOINED_KEY, LOST_KEY, Agents, Election, ElectionPhase
 from firstfault_torch.protocol.limits import build_limits
 from firstfault_torch.protocol.messages import (
     Adopt,
@@ -156,7 +156,7 @@ class VerdictElection:
             outcome = self._outcomes.popleft()
             if isinstance(outcome, Lead):
                 yield _build_reports(outcome)
-                if self._election.phase is Phase.LEADING:
+                if self._election.phase is ElectionPhase.LEADING:
                     self._handle(ConclusionFailed())
             elif isinstance(outcome, Adopt):
                 yield unpack_verdict(outcome.verdict)

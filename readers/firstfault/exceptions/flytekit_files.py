@@ -27,7 +27,7 @@ def find_output_error(message: str) -> ExceptionInfo | None:
     if OUTPUT_CONVERSION not in message or (match := _TRACE.match(message)) is None:
         return None
     printed = find_printed_exception(textwrap.dedent(match["trace"]))
-    if printed is None or not _is_of_outputs(printed.exception):
+    if printed is None or not _converts_outputs(printed.exception):
         return None
     exception = printed.exception
     reason = _CONVERSION_ERROR.match(exception.message)
@@ -36,10 +36,10 @@ def find_output_error(message: str) -> ExceptionInfo | None:
 
 def is_output_error(exception: ExceptionInfo | None) -> bool:
     """Whether an exception is one that `find_output_error` returns."""
-    return exception is not None and _is_of_outputs(exception)
+    return exception is not None and _converts_outputs(exception)
 
 
-def _is_of_outputs(exception: ExceptionInfo) -> bool:
+def _converts_outputs(exception: ExceptionInfo) -> bool:
     return any(
         frame.function == OUTPUT_CONVERSION and "flytekit" in frame.file
         for frame in exception.frames
