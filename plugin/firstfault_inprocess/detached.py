@@ -182,7 +182,8 @@ def reap_adopted_helpers() -> None:
 class DetachedProcess:
     """A process that isn't necessarily a child, and that can be waited for and signalled.
 
-    Process ids are used again, so `started`, its start time, identifies it; None: read it now.
+    Process ids are used again, so `started`, the start time, is needed to identify the process. It
+    is read now if `started` is None.
     """
 
     def __init__(self, number: int, started: int | None = None) -> None:
@@ -252,11 +253,11 @@ class DetachedProcess:
 
 
 def read_start_time(process: int) -> int:
-    """Return when a process started, in ticks since the boot; 0: it has ended.
+    """Return when a process started, in clock ticks since boot, or 0 if it has ended.
 
     Raises:
-        OSError: it can't be read, such as for want of a descriptor. That proves nothing about the
-            process.
+        OSError: the time can't be read, for example because the descriptors are used up. That
+            proves nothing about the process.
     """
     try:
         # proc(5): the name in parentheses may contain spaces and parentheses, so count from the

@@ -129,9 +129,7 @@ class RecordedFaults:
 
     @staticmethod
     def collectives_begun() -> int | None:
-        """Return how many collectives this rank has begun, by torch's flight recorder; None:
-        it has none.
-        """
+        """Return how many collectives this rank has begun, or None without a flight recorder."""
         from firstfault_torch.worker.process_state import (  # noqa: PLC0415 - as below
             collective_progress,
         )

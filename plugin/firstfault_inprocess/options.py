@@ -53,8 +53,8 @@ class InProcessOptions:
     hosts it, else a process that the first rank starts.
     """
     store_kwargs: dict[str, Any] | None = None
-    """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR,
-    MASTER_PORT).
+    """Arguments of `store_factory`. Without a factory, ``host_name`` and ``port`` (by default,
+    MASTER_ADDR and MASTER_PORT).
     """
     initialize: Callable[[State], Any] | None = None
     """Called on each rank before each iteration. `RetryController` limits the iterations."""
@@ -97,8 +97,8 @@ class InProcessOptions:
     barrier_timeout: dt.timedelta | float = 120.0
     """How long the ranks wait for each other, to begin and between two iterations."""
     completion_timeout: dt.timedelta | float | None = None
-    """How long a rank that has returned waits for the remaining ones. None: without a limit,
-    because the last may still write a checkpoint.
+    """How long a rank that has returned waits for the remaining ranks. None means no limit, because
+    the last rank may still be writing a checkpoint.
     """
     last_call_wait: dt.timedelta | float = 0.2
     """How long further ranks may report their own faults, before the collectives are aborted."""
@@ -107,7 +107,7 @@ class InProcessOptions:
     monitor_process_logfile: str | None = None
     """Absolute path of the monitor process's log; ``{rank}`` is replaced by the initial rank."""
     enabled: bool = True
-    """False: the function is called as it is."""
+    """Whether to restart the function after faults; if False, it is called as is."""
     completion: Callable[[State], Any] | None = None
     """Called with the state when all ranks have completed."""
     terminate: Callable[[State], Any] | None = None

@@ -53,7 +53,7 @@ class RankPhase(enum.IntEnum):
 class SharedProgress(ctypes.Structure):
     """What a worker writes and its monitor process reads, without a system call.
 
-    Times are seconds of the monotonic clock; 0: none.
+    Times are seconds of the monotonic clock, and 0 if there is none.
     """
 
     _fields_: ClassVar = [

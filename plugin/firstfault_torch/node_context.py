@@ -60,18 +60,17 @@ class Identity:
     namespace: str = ""
     """The Kubernetes namespace; empty without one."""
     task: str = ""
-    """The task's full name; empty: unknown."""
+    """The task's full name; empty if unknown."""
     image: str = ""
-    """The container image; empty: unknown."""
+    """The container image; empty if unknown."""
     handover_uri: str = ""
-    """Where this attempt writes its verdict for the next one; empty: nowhere."""
+    """Where this attempt writes its verdict for the next attempt; empty if it doesn't."""
     previous_handover_uri: str = ""
-    """Where the attempt before wrote its verdict; empty: there was none, or it isn't known."""
+    """Where the previous attempt wrote its verdict; empty for a first attempt, or if unknown."""
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine wants in its workers."""
     is_folder_shared: bool = True
-    """False: only this node writes and reads there, and the nodes hand each other what they wrote.
-    """
+    """Whether all nodes read and write there. If not, the nodes send each other what they wrote."""
     owns_process: bool = False
     """Whether the agent's process ends with the run: then signals after the run are ignored."""
 
@@ -91,7 +90,7 @@ class NodeContext:
     too long for a failing worker.
     """
     node_folder: str = ""
-    """The folder of the node's recorder and spool; empty: no recorder runs."""
+    """The folder of the node's recorder and spool; empty if no recorder runs."""
 
     @property
     def output_prefix(self) -> str:

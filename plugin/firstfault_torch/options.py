@@ -34,9 +34,7 @@ _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
 DEFAULT_HANG = "warn:60"
 PORT_VARIABLE = "FIRSTFAULT_PORT"
-"""The port of the first agent, for networks that allow only listed ones. Not set:
-the kernel chooses one.
-"""
+"""Port of the first agent, for networks that allow only listed ports; by default, any free port."""
 _MAX_PORT = 65535
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
@@ -55,7 +53,7 @@ def parse_port(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What the agents do if no rank makes progress in its collectives. None: not that.
+    """What the agents do if no rank makes progress in its collectives. None turns an action off.
 
     Raises:
         firstfault.errors.UsageError: a field isn't a number of seconds above 0.
@@ -70,7 +68,7 @@ class Hang:
     unless a rank that is waited for shows that it works.
     """
     busy_seconds: float | None = None
-    """After so long they end it also if that rank shows that it works. None: never."""
+    """Seconds after which they end it even if the straggler is busy. None means never."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -117,27 +115,27 @@ class Options:
     stop_seconds: float = STOP_GRACE_SECONDS
     """Time for workers to end after SIGTERM before they are killed."""
     terminated_stop_seconds: float | None = None
-    """The same after a signal to the launcher, when the scheduler's own time limit counts; None:
-    `stop_seconds`.
+    """The same after a signal to the launcher, when the scheduler's own time limit counts; by
+    default, `stop_seconds` applies as well.
     """
     retry_policy: RetryPolicy | None = None
-    """None: firstfault's default."""
+    """If None, firstfault's default applies."""
     in_process_restart: InProcessRestart | None = None
-    """How workers restart in their processes after a fault; None: they don't. Its folder is
+    """How workers restart in their processes after a fault, or None if they don't. Its package is
     optional: only the user's option imports it.
     """
     retries: int | None = None
-    """How often the engine may run the job again; None: unknown."""
+    """How often the engine may run the job again, or None if unknown."""
     restarts_follow_policy: bool = True
-    """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch
-    restarts after any failure.
+    """Whether the retry policy also decides on each of torch's `max_restarts`. If not, torch
+    restarts the workers after any failure.
     """
     stops_repeats: bool = False
     """As `RetryContext.stops_repeats`; for schedulers that retry without limit."""
     watchdog: Watchdog | None = None
-    """Deadlines for the workers; None: off."""
+    """Deadlines for the workers; None if off."""
     hang: Hang | None = Hang()
-    """What the agents do if no rank makes progress; None: they don't look."""
+    """What the agents do if no rank makes progress; None if they don't check."""
 
 
 # --- torchrun's -----------------------------------------------------------------------------------
@@ -154,7 +152,8 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
         workers: of one node.
 
     Raises:
-        firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.
+        firstfault.errors.UsageError: `value` is none of these, or names a local rank that no worker
+        has.
     """
     found: int | dict[int, int] | None = None
     if isinstance(value, str) and _STREAMS.fullmatch(value):
@@ -182,12 +181,13 @@ def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int
 
 
 def parse_ranks(value: object, name: str, workers: int) -> frozenset[int] | None:
-    """Return local ranks; None: all. The arguments are those of `parse_streams`.
+    """Return local ranks, or None for all. The arguments are those of `parse_streams`.
 
     `value` is "0,1" as torchrun takes it, a collection of numbers, or None or "" for all.
 
     Raises:
-        firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.
+        firstfault.errors.UsageError: `value` is none of these, or names a local rank that no worker
+        has.
     """
     if value is None or value == "":
         return None
@@ -298,8 +298,7 @@ def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
 
 
 def with_node(template: str, values: Mapping[str, object]) -> str:
-    """Return a template of ``string.Template`` for log lines, with `values` in place of
-    ``${group_rank}``, ``${node}``.
+    """Return a ``string.Template`` for log lines with ``${group_rank}``, ``${node}`` replaced.
 
     torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it doesn't know a
     node's rank and name.

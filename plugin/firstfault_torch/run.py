@@ -173,9 +173,7 @@ def build_node_context(engine: Engine, options: Options) -> NodeContext:
 
 
 def run_node(job: Job, *, engine: Engine, options: Options) -> dict[int, Any]:
-    """Run as `launch` does; the workers themselves record
-    (`firstfault_torch.worker.worker_monitor.recorded`).
-    """
+    """Run like `launch`, with workers that record themselves (`worker.worker_monitor.recorded`)."""
     node_context = with_previous_verdict(build_node_context(engine, options))
     with (
         # The recorder ends before the signal handlers do: its last uploads must not be cut off by a

@@ -39,9 +39,7 @@ class Observer(Protocol):
         """All ranks that are left call the function again."""
 
     def collectives_begun(self) -> int | None:
-        """Return how many collectives this rank has begun; None:
-        unknown. Runs in another thread.
-        """
+        """Return how many collectives this rank has begun, or None. Runs in another thread."""
 
 
 def report_recovery(

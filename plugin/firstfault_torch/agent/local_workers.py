@@ -90,7 +90,7 @@ class LocalWorkers:
         self.expired: dict[int, ExpiredWorker] = {}
         """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: WorkerStop | None = None
-        """Why this agent stopped the workers of the round; None: it didn't."""
+        """Why this agent stopped the workers of the round, or None if it didn't."""
         self.grace = GracePeriod()
         """Of the healthy workers in this round: after a signal to a node they keep the time
         that torch gives them.
@@ -124,8 +124,8 @@ class LocalWorkers:
             self._channel.begin(self._reporter.node_context.round)
 
     def open_timers(self) -> TimerServer | None:
-        """Make the FIFO for the workers' deadlines, before the workers start; None:
-        no watchdog is configured.
+        """Make the FIFO for the workers' deadlines before the workers start. Return None if no
+        watchdog is configured.
         """
         if self._watchdog is not None:
             node_context = self._reporter.node_context

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from firstfault_torch.hang.watch import StallWatch
 
 HANG_ENTRY_POINTS = "firstfault.hang"
-"""Entry-point group of watches for stalls: callables with the parameters of
-`firstfault_torch.hang.StallWatch`.
-"""
+"""Entry-point group of stall watches: callables like `firstfault_torch.hang.StallWatch`."""
 NEW_RENDEZVOUS = "a new rendezvous begins"
 AGENT_FAILED = "its agent had failed"
 _SIBLING_FAILED = "another worker of this node had failed"
@@ -83,7 +81,7 @@ class NodeRound:
             )
         self.restarts = Restarts(settings, self.reporter)
         self.peers: Peers | None = None
-        """None: this is the only node, or the round hasn't begun."""
+        """The agents of all other nodes, or None for a single node or before the round begins."""
         self._stalls: StallWatch | None = None
         self.waits_at_exit = False
         """Whether this node's workers have succeeded, and it waits for other nodes."""
@@ -273,8 +271,8 @@ class NodeRound:
         return self._settings.options.stop_seconds if self._has_failed else self._terminated_seconds
 
     def _find_grace(self) -> float:
-        """Return for how long workers may run that would be killed now; 0: no node got a signal,
-        as far as known.
+        """Return for how many seconds longer workers may run that would be killed now. That is 0 if
+        no node is known to have received a signal.
         """
         # A signal to one node ends its workers. Other nodes may see this before the signal's notice
         # arrives, as failures of ranks that have lost their peers.

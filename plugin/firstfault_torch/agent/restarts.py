@@ -46,7 +46,7 @@ class Restarts:
 
     @property
     def ask(self) -> bool:
-        """Whether the agents decide; False: torch does."""
+        """Whether the agents decide instead of torch."""
         return self._decide is not None
 
     def can_continue_without_node(self, nodes: int) -> bool:

@@ -40,9 +40,7 @@ _ANCESTORS = 8
 def resolve_watchdog(
     asked: Watchdog | None, environment: Mapping[str, str] = os.environ
 ) -> Watchdog | None:
-    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None:
-    none.
-    """
+    """Return the watchdog that the user requested, also by torch's variable, or None."""
     if asked is None and environment.get(TORCH_ENABLED_VARIABLE) == "1":
         return Watchdog()
     return asked
@@ -193,9 +191,7 @@ class TimerServer:
         return max(0.0, min(min(deadlines) - time.monotonic(), time_limits.WATCHDOG_POLL_SECONDS))
 
     def _postpone(self, seconds: float) -> None:
-        """Move all deadlines: while this process was frozen, its workers may have been frozen,
-        too.
-        """
+        """Move all deadlines, because the workers may have been frozen together with this agent."""
         logger.warning(
             "postponing the watchdog's deadlines by %.1f s: the agent was frozen", seconds
         )
@@ -254,8 +250,8 @@ class TimerServer:
         return expired
 
     def _find_worker(self, pid: int) -> int | None:
-        """Return the worker that is this process or one of its ancestors; None: no worker is,
-        or it has ended.
+        """Return the worker that is this process or one of its ancestors. Return None if no worker
+        is, or if it has ended.
         """
         for _ in range(_ANCESTORS):
             if pid in self._pids:

@@ -83,7 +83,7 @@ def find_previous_verdict(
 
     def read() -> SealedVerdict | None:
         document = get_file(where, VERDICT)
-        # None: its pods were lost, or it ran without firstfault
+        # None if its pods were lost, or if it ran without firstfault
         return read_sealed_verdict(document) if document is not None else None
 
     return call_with_timeout(

@@ -1,6 +1,4 @@
-"""What goes into an election and what comes out of it: events, operations of the store,
-and instructions.
-"""
+"""The inputs and outputs of an election: events, operations of the store, and instructions."""
 
 from __future__ import annotations
 

@@ -108,13 +108,13 @@ class VerdictElection:
         """The event that `settle` was given."""
         self._knows_of_shutdown = False
         self.thread: threading.Thread | None = None
-        """Waits in the store for the order and the verdict; None: `settle` hasn't begun."""
+        """Waits in the store for the order and the verdict; None before `settle` begins."""
         more = time_limits.ELECTION_STEP_TIMEOUT_SECONDS_PER_NODE * nodes
         self._step_seconds = time_limits.ELECTION_STEP_TIMEOUT_SECONDS + more
 
     @property
     def arrival_number(self) -> int:
-        """1 for the first agent that reported, and so on; 0: not reported yet."""
+        """1 for the first agent that reported, 2 for the second, and so on; 0 before the report."""
         return self._election.arrival_number
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
@@ -245,8 +245,8 @@ class VerdictElection:
         self._hints.put(Interrupted())
 
     def cancel(self, store: Any) -> ElectedVerdict | None:
-        """Publish an empty verdict unless there is one, so that no agent waits;
-        return the verdict that counts.
+        """Publish an empty verdict unless there is one, so that no agent waits. Return the verdict
+        that counts, or None if the store is lost.
 
         None: the store is lost.
         """

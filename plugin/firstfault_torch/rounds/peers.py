@@ -91,7 +91,7 @@ class Peers:
         self._listeners: list[PeerConnections | RosterPoller] = [self.liveness]
         self.broadcast = FailureBroadcast(self._store, own, wake, self._acknowledge)
         self.roster: RosterPoller | None = None
-        """None: the nodes have no shared folder."""
+        """None if the nodes have no shared folder."""
         if node_context.files is not None and node_context.identity.is_folder_shared:
             recorder = RecorderClient(node_context.files)
             self.roster = RosterPoller(

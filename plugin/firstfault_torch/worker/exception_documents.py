@@ -44,7 +44,7 @@ T = TypeVar("T")
 class ExceptionDocuments:
     """The documents about exceptions of this process.
 
-    `handled` lists the exceptions that the program handled before; None: unknown.
+    `handled` lists the exceptions that the program handled before, or is None if they are unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ExceptionDocuments:
         in_flight: bool = False,
         held: bool = False,
     ) -> tuple[bytes, Receipt]:
-        """Write a document about `error`, and torch's error.json; return the document and its
+        """Write a document about `error` and torch's error.json. Return the document and its
         receipt.
 
         Bounded by the upload deadline. Half of it may go into reading the exception: its

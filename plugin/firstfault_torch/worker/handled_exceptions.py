@@ -377,8 +377,7 @@ def list_within(
     *,
     is_ending: bool = True,
 ) -> tuple[HandledException, ...]:
-    """Return what `HandledExceptions.list` returns; `calls` are the times of the recorded
-    collectives.
+    """Return what `HandledExceptions.list` returns. `calls`: times of recorded collectives.
 
     It takes at most `seconds`, and no longer than `HANDLED_EXCEPTIONS_TIMEOUT_SECONDS`.
     """

@@ -1,6 +1,4 @@
-"""What only the worker itself can read: the progress of its collectives, its dead threads, its GPU,
-its limits.
-"""
+"""Reads what only the worker itself can: its collectives' progress, dead threads, GPU, limits."""
 
 from __future__ import annotations
 
@@ -112,8 +110,7 @@ def collective_progress(
 def collective_state(
     seconds: float = time_limits.FLIGHT_RECORDER_TIMEOUT_SECONDS,
 ) -> tuple[tuple[CollectiveProgress, ...], tuple[int, ...]]:
-    """Return what `collective_progress` does, and when the recorded collectives were called,
-    nanoseconds.
+    """Return `collective_progress`, and when the recorded collectives were called, in nanoseconds.
     """
     recorders = flight_recorders()
     # The thread stays behind if the dump blocks. It touches nothing but its own list.

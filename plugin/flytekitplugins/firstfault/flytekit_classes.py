@@ -29,9 +29,7 @@ class VerdictSealedError(Exception):
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
-    """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a
-    FlyteRecoverableException.
-    """
+    """A `VerdictSealedError` to retry; outside of a dispatch, also a FlyteRecoverableException."""
 
 
 def verdict_error(publication: Publication) -> VerdictSealedError:

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 
 def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
-    """Run the task function in this pod and record it; return and raise as
-    `PyTorchFunctionTask.execute` does.
-    """
+    """Run the task function in this pod and record it; like `PyTorchFunctionTask.execute`."""
     node_context = build_node_context(engine, options)
     # by the operator's RANK and WORLD_SIZE: each pod runs one process
     own = get_worker_place(node_context)

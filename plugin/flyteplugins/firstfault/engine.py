@@ -66,7 +66,7 @@ class Flyte2Engine(TorchrunEngine):
     checkpoint: str = ""
     """The task's checkpoint (URI), which Flyte gives to the next attempt, too."""
     previous_checkpoint: str = ""
-    """The previous attempt's; empty: there was none."""
+    """The previous attempt's; empty for a first attempt."""
     is_clustered: bool = False
     """Whether torchrun started this agent; else ``a0``, which gets an exception."""
 

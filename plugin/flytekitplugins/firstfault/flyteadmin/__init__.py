@@ -1,5 +1,5 @@
-"""Finds an attempt's output prefix by asking flyteadmin:
-``flyte://project/domain/execution/node/attempt``.
+"""Looks up the output prefix of an attempt (``flyte://project/domain/execution/node/attempt``) in
+flyteadmin.
 """
 
 from __future__ import annotations
