@@ -220,7 +220,7 @@ class DetachedProcess:
         return self._has_ended
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it has ended: its number may be another process's by now."""
+        """Send the process a signal unless it has ended, because its id may be reused by now."""
         if self.has_died(0):
             return
         if self._descriptor is not None:
@@ -246,7 +246,7 @@ class DetachedProcess:
         return self._has_ended
 
     def close(self) -> None:
-        """Hold no descriptor any more; nothing else may be called afterwards."""
+        """Close the descriptor. No other method may be called afterwards."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -189,7 +189,7 @@ class Iteration:
         return Iteration(connection, self._prefix.rpartition("/")[0], self.number, self.world_size)
 
     def close(self) -> None:
-        """Hold the connection no longer; nothing else may be called afterwards."""
+        """Drop the connection. No other method may be called afterwards."""
         self._store = self._base = None
 
     # --- outcome ----------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Iteration:
         self._store.set(_ENDED, "1")
 
     def outcome(self) -> IterationEnd | None:
-        """Return how the iteration has ended; None while it hasn't."""
+        """Return how the iteration has ended, or None while it runs."""
         return (
             IterationEnd(self._store.get(_OUTCOME).decode())
             if self._store.check([_OUTCOME])
@@ -251,7 +251,7 @@ class Iteration:
         return [Fault(**{**line, "kind": FaultKind(line["kind"])}) for line in lines]
 
     def put_position(self, rank: int, position: Position) -> None:
-        """Write a rank's position; call it before the rank arrives."""
+        """Write a rank's position. Call this before the rank arrives."""
         self._store.set(f"{_POSITION}{rank}", json.dumps(asdict(position)))
 
     def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
@@ -299,7 +299,7 @@ class Iteration:
         return frozenset(json.loads(self._store.get(_AGREED)))
 
     def agreed(self) -> frozenset[int] | None:
-        """Return the ranks that don't continue; None until that is decided."""
+        """Return the ranks that don't continue, or None until that is decided."""
         return (
             frozenset(json.loads(self._store.get(_AGREED)))
             if self._store.check([_AGREED])
@@ -319,8 +319,8 @@ class Iteration:
         value: str,
         ranks: Collection[int],
     ) -> dict[int, str]:
-        """Give a short text to the remaining ranks, and return theirs by rank;
-        all of them call it equally often.
+        """Exchange a short text with the remaining ranks, and return theirs by rank. All ranks have
+        to call this equally often.
 
         Raises:
             BarrierTimeout: one of them gave none.

@@ -63,7 +63,7 @@ class Publication:
     own: OwnConclusion | None = None
     """This node's conclusion, or None if another node concluded."""
     for_all: bool = False
-    """All nodes settled on it: only the node that concluded publishes it."""
+    """Whether all nodes agreed on the verdict, so only the node that concluded publishes it."""
     durable: bool = False
     """Whether the ``error.pb`` is in the storage."""
     bundle: bytes = b""
@@ -109,7 +109,7 @@ class Engine(Protocol):
         """
 
     def published_verdict(self) -> bytes | None:
-        """Return the ``error.pb`` that a node has published on this attempt; None if there is none.
+        """Return the ``error.pb`` that a node published on this attempt, or None without one.
 
         Raises:
             firstfault.errors.StoreError: it can't be read.
@@ -136,9 +136,7 @@ class Engine(Protocol):
         """
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether the engine carries out a decision on this attempt;
-        else the decision is advice.
-        """
+        """Whether the engine enforces a decision on this attempt instead of only printing it."""
 
 
 class RecoverableError(RuntimeError):

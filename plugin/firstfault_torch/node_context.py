@@ -20,9 +20,7 @@ from firstfault_torch.time_limits import UPLOAD_DEADLINE_SECONDS
 NODE_CONTEXT_VARIABLE = "FIRSTFAULT_RECORDING"
 """How a worker gets the `NodeContext` of its node: as JSON."""
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
-"""A worker's local rank; with torch's option ``virtual_local_rank``
-LOCAL_RANK is 0 in every worker.
-"""
+"""A worker's local rank, because LOCAL_RANK is 0 everywhere with torch's ``virtual_local_rank``."""
 WORKER_VARIABLE = "FIRSTFAULT_WORKER"
 """Set for a worker that is a program; `firstfault_start` takes it away."""
 
@@ -99,7 +97,7 @@ class NodeContext:
 
     @property
     def files(self) -> NodeFolder | None:
-        """The files in the node's folder; None without a folder."""
+        """The files in the node's folder, or None without a folder."""
         return NodeFolder(Path(self.node_folder)) if self.node_folder else None
 
     def environment(self) -> dict[str, str]:
@@ -116,7 +114,7 @@ class NodeContext:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> NodeContext | None:
-        """Return the recording that the agent passed to this worker; None if recording is off.
+        """Return the recording that the agent passed to this worker, or None if recording is off.
 
         A worker of an environment with another firstfault can't read its agent's: it logs that, and
         records nothing.

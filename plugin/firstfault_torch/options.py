@@ -41,7 +41,7 @@ _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
 
 def parse_port(text: str) -> int:
-    """Return a port; 0 for an empty text: any.
+    """Return a port, or 0 (any free port) for an empty text.
 
     Raises:
         firstfault.errors.UsageError: it isn't a number from 1 to 65535.
@@ -64,9 +64,7 @@ class Hang:
     they print to stderr which rank the rest of the job waits for.
     """
     end_seconds: float | None = None
-    """After so long they end the attempt with that verdict,
-    unless a rank that is waited for shows that it works.
-    """
+    """Seconds after which they end the attempt with that verdict, unless the straggler is busy."""
     busy_seconds: float | None = None
     """Seconds after which they end it even if the straggler is busy. None means never."""
 
@@ -109,15 +107,13 @@ class Options:
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause."""
     settle_seconds: float = SETTLE_SECONDS
-    """Longest wait for other nodes' reports after a failure on this node."""
+    """Longest wait for other nodes' reports after a failure on this node, in seconds."""
     upload_deadline_seconds: float = UPLOAD_DEADLINE_SECONDS
     """Longest time a failing process waits for its error document to be durable."""
     stop_seconds: float = STOP_GRACE_SECONDS
     """Time for workers to end after SIGTERM before they are killed."""
     terminated_stop_seconds: float | None = None
-    """The same after a signal to the launcher, when the scheduler's own time limit counts; by
-    default, `stop_seconds` applies as well.
-    """
+    """The same after a signal, under the scheduler's time limit; by default, `stop_seconds`."""
     retry_policy: RetryPolicy | None = None
     """If None, firstfault's default applies."""
     in_process_restart: InProcessRestart | None = None

@@ -83,8 +83,8 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
 _MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict that was sealed so long before this node failed, by clocks that may differ,
-is about something else.
+"""A verdict that was sealed this many seconds before this node failed is about another failure. The
+clocks of the nodes may differ.
 """
 
 
@@ -251,8 +251,8 @@ def _leave_with_results(results: dict[int, Any], settings: ExitSettings) -> dict
 
 
 def reach_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Settle on a verdict with other nodes, or conclude alone, and publish;
-    None if firstfault itself failed.
+    """Agree on a verdict with other nodes, or conclude alone, and publish. Return None if
+    firstfault itself failed.
     """
     publication: Publication | None = None
     with suppress_internal_errors("agreeing on a verdict with all nodes"):
@@ -284,7 +284,7 @@ def _hand_over(publication: Publication, end: RoundEnd, settings: ExitSettings) 
 
 
 def _settle_with_peers(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Return the verdict that one node reached for all; None if the nodes could not settle."""
+    """Return the verdict that one node reached for all, or None if the nodes could not agree."""
     peers = end.peers
     if peers is None:
         return None
@@ -418,8 +418,8 @@ def _synthesize_first_node_entry(end: RoundEnd) -> Mapping[str, bytes]:
 
 
 def _find_published_verdict(end: RoundEnd, settings: ExitSettings) -> Publication | None:
-    """Return the verdict that another node published on this failure; None if there is none,
-    or only an older one.
+    """Return the verdict that another node published on this failure. Return None if there is none,
+    or only an older verdict.
     """
     document = settings.engine.published_verdict()
     if document is None:
@@ -437,7 +437,7 @@ def _conclude_and_seal(
     settings: ExitSettings,
     wait: Wait,
 ) -> Publication | None:
-    """Conclude and seal; None if that fails."""
+    """Conclude and seal. Return None if that fails."""
     with suppress_internal_errors("concluding on the failure"):
         concluded = conclude_on_node(
             end.node_context,

@@ -30,13 +30,13 @@ class WorkerExit:
     local_rank: int
     pid: int
     exit_code: int
-    """As in multiprocessing: negative for a signal."""
+    """As in multiprocessing, the exit code is negative after a signal."""
     wall_ns: int
     monotonic_ns: int
 
     @property
     def signal(self) -> str:
-        """Name of the signal that killed it; empty if it exited."""
+        """Name of the signal that killed the worker; empty if the worker exited."""
         return signal_name(-self.exit_code) if self.exit_code < 0 else ""
 
 

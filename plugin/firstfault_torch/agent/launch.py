@@ -70,8 +70,7 @@ class RoundEnd:
     restart_refusal: RestartRecord | None = None
     """The decision against a restart that ended the attempt, or None if there was none."""
     finished_results: dict[int, Any] = field(default_factory=dict)
-    """On a failed node: what functions had returned before the failure was known, by global rank.
-    """
+    """On a failed node: what functions had returned before the failure was known, by rank."""
     peers: Peers | None = None
     """The agents of all other nodes, or None for a single node or before the round began."""
 
@@ -274,7 +273,7 @@ def name_root_cause(error: Exception, report: NodeReport, root_ranks: Sequence[i
         return error
     ended = report.exits[rank]
     if not ended.exit_code:
-        return error  # torch takes it for a success
+        return error  # torch treats it as a success
     file = report.error_files.get(ended.local_rank, "")
     failure = process_failure(ended.local_rank, ended.pid, ended.exit_code, file)
     return ChildFailedError(error.name, {rank: failure})

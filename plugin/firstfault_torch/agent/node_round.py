@@ -60,8 +60,7 @@ class NodeRound:
     ) -> None:
         options = settings.options
         self.wake = threading.Event()
-        """Set when the main thread has to look: a worker failed, or the round's outcome is known.
-        """
+        """Set to wake the main thread: a worker failed, or the round's outcome is known."""
         self.places = PlaceFactory(group, node_context)
         self.reporter = Reporter(node_context, self.places.of)
         watchdog = resolve_watchdog(options.watchdog)
@@ -178,7 +177,7 @@ class NodeRound:
 
     @property
     def finished_results(self) -> dict[int, Any]:
-        """What functions of this node returned before it knew of a failure, by global rank."""
+        """What functions of this node returned before a failure was known, by global rank."""
         results: dict[int, Any] = {}
         with suppress_internal_errors("reading the results of finished workers"):
             has_succeeded = self._group.state is WorkerState.SUCCEEDED  # it waited for other nodes
@@ -339,9 +338,7 @@ class NodeRound:
     # --- a failure of the agent itself ------------------------------------------------------------
 
     def report_signal(self, received: SignalReceived) -> None:
-        """Report at once that this node is terminated;
-        called from the thread that receives signals.
-        """
+        """Report at once that this node is terminated. Runs in the signal thread."""
         try:
             if self.finished:
                 return

@@ -29,4 +29,4 @@ class AgentSettings:
 
 
 DecideRestart = Callable[[NodeContext, CollectedReports, RestartContext], RestartRecord | None]
-"""Judges a round by the agents' reports; returns the decision, None if that failed."""
+"""Judges a round by the agents' reports. Returns the decision, or None if that failed."""

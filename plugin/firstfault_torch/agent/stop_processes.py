@@ -20,8 +20,8 @@ from firstfault_torch.node.stacks import ask_for_stacks
 from firstfault_torch.node_context import NodeContext
 
 worker_sessions: set[int] = set()
-"""Those that workers lead which are programs, by process id;
-workers that are functions are in this process's.
+"""Sessions led by workers that are programs, by process id. Workers that are functions are in this
+process's session.
 """
 
 

@@ -49,7 +49,7 @@ def resolve_watchdog(
 def open_timers(
     files: NodeFolder | None, round_: int, environment: Mapping[str, str] = os.environ
 ) -> TimerServer | None:
-    """Return a server for a round's workers; None, with a warning, if no FIFO could be made.
+    """Return a server for a round's workers, or warn and return None if no FIFO could be made.
 
     It tries the path that the user gave to torch, then the node's folder.
     """
@@ -135,9 +135,7 @@ class TimerServer:
                 self.path.unlink()
 
     def get_last_progress_time(self) -> int:
-        """Return when the watch last looked, seconds since the Unix epoch:
-        torch's health check asks for it.
-        """
+        """Return the Unix time of the watch's last check, in seconds, for torch's health check."""
         return int(self._progress if self._thread is not None else time.time())
 
     def forget(self) -> None:

@@ -129,7 +129,7 @@ def _list_backends() -> dict[str, list[Any]]:
 
 
 def group_teardown() -> types.FunctionType | None:
-    """Return ``torch.distributed.destroy_process_group``; None if its code can't be replaced."""
+    """Return ``torch.distributed.destroy_process_group``, or None if its code can't be replaced."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None:
         return None  # a program that has no group

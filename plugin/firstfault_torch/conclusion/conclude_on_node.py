@@ -41,7 +41,7 @@ class Wait:
     expected_nodes: int | None = None
     """Number of nodes in place of the number in the roster."""
     is_hurried: bool = False
-    """The process is about to end: nothing but the wait for the nodes may take long."""
+    """Whether the process is about to exit, so only the wait for the nodes may take long."""
     complete: bool = True
     """False if a live node is known not to have reported."""
     shutdown_requested: threading.Event | None = None
@@ -148,7 +148,7 @@ def _first_conclusion(
             logger.warning(text, name, type(error).__name__, error)
         logged = str(error)
         if isinstance(error, _TooLateError):
-            break  # it isn't known which of the two takes so long
+            break  # either of the two may be slow
     # The defaults last, without a thread and without a limit: they are this project's code, and
     # need no storage.
     return _conclude(job, *last, context)

@@ -77,9 +77,9 @@ MAX_INCOMPLETE_COLLECTIVES = 3
 SETTLED_STALLS_KEPT = 2
 """Stalls of which the round's store keeps what the nodes shared."""
 SETTLED_STALLS_DELETED = 3
-"""Stalls before those that are deleted each time."""
+"""Number of older stalls with observations to delete each time."""
 NEXT_LIMIT_FACTOR = 1.5
-"""How much longer than at the last look a stall has to be, at least, until the next one."""
+"""How much longer than at the last check a stall has to be, at least, for the next check."""
 MAX_REMEMBERED_STALLS = 1000
 """Stalls of different ranks or positions that are remembered; then the first is forgotten,
 on all nodes alike.
@@ -100,8 +100,7 @@ def _get_topic(number: int) -> str:
 
 
 def _get_next_limit(first: float, seconds: float) -> float:
-    """Return when to look next, after a look at `seconds`: at the first limit times 2, 4,
-    8 and so on.
+    """Return when to check next after `seconds`: at the first limit times 2, 4, 8 and so on.
 
     The nominal time is doubled. The measured time is longer by part of a poll, a different part on
     each node, and doubling would make the nodes drift apart.
@@ -677,8 +676,8 @@ class StallWatch:
 
 
 def _keep_incomplete(progress: CollectiveProgress) -> tuple[Collective, ...]:
-    """Return the first collectives of a group that haven't ended:
-    with those of 10,000 ranks one agent has to deal.
+    """Return only the first unfinished collectives of a group, because one agent may have to
+    process those of 10,000 ranks.
     """
     last = [entry for entry in progress.last if entry.sequence > (progress.completed or 0)]
     return tuple(last[:MAX_INCOMPLETE_COLLECTIVES] or progress.last[-1:])

@@ -53,7 +53,7 @@ class Started:
 
     report: bytes
     settle_seconds: float
-    """Most time for the others' reports."""
+    """Longest wait for the peers' reports, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """A signal has told this process to end."""
+    """This process got a signal to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class RoundOutcome:
     finished: bool = False
     """All nodes' workers have succeeded."""
     lost: str = ""
-    """Why the store can't be reached; empty if it can."""
+    """Why the store can't be reached; empty if it is reachable."""
 
 
 class FailureBroadcast:
@@ -267,7 +267,7 @@ class FailureBroadcast:
             self._wake()
 
     def _learn(self, outcome: RoundOutcome) -> None:
-        """Take an outcome as the round's; from now on the time counts that it leaves to workers."""
+        """Accept an outcome as the round's, and start the time limit that it sets for workers."""
         # The time first: whoever sees the outcome computes with it.
         self._known_at = time.monotonic()
         self.outcome = outcome
@@ -288,8 +288,8 @@ class FailureBroadcast:
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
-        """Return two connections to the store after a failure, one to use, one to wait with;
-        None if it is lost.
+        """Return two connections to the store after a failure, one to use and one to wait with, or
+        None if the store is lost.
 
         `to_agree`: for a vote on a restart; then None also after a fatal failure.
         """

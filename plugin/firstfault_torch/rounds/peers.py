@@ -311,11 +311,11 @@ class Peers:
             )
 
     def confirm_verdict(self) -> None:
-        """Tell the agent that hosts the store that this node has the verdict."""
+        """Notify the agent that hosts the store that this node has the verdict."""
         self.settlement.confirm()
 
     def await_confirmations(self) -> None:
-        """As the agent that hosts the store, wait until the others have the verdict."""
+        """As the agent that hosts the store, wait until the peers have the verdict."""
         if is_hosted_here(self._store):
             self.settlement.await_confirmations()
 

@@ -61,7 +61,7 @@ def given_folder() -> str:
 
 
 def root_folder() -> str:
-    """Return the folder below which runs lie: the user's, else one in the working folder.
+    """Return the folder that contains the runs: the user's, or a folder in the working folder.
 
     Raises:
         OSError: there is no working folder, and no folder for temporary files.

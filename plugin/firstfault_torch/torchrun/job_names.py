@@ -92,11 +92,11 @@ class JobNames(NamedTuple):
     run: str = ""
     """The name of the run's folder; empty if the job has no name."""
     step: str = ""
-    """Slurm's number of the step if Slurm counts the attempts; else empty."""
+    """Slurm's number of the step if Slurm counts the attempts, otherwise empty."""
 
     @property
     def number(self) -> str:
-        """The number of the attempt; 0 if nothing names it."""
+        """The number of the attempt, or 0 if it isn't set."""
         return self.attempt.value or "0"
 
     def describe(self, run: str) -> str:
@@ -111,7 +111,7 @@ class JobNames(NamedTuple):
 
 
 def _name_source(text: str, name: Name) -> str:
-    """Return a name with its source; without one, if firstfault made it."""
+    """Return a name with its source, or only the name if firstfault made it."""
     return f"{text} ({name.source})" if name.value else text
 
 

@@ -65,8 +65,7 @@ class ExceptionDocuments:
         in_flight: bool = False,
         held: bool = False,
     ) -> tuple[bytes, Receipt]:
-        """Write a document about `error` and torch's error.json. Return the document and its
-        receipt.
+        """Write a document about `error` and torch's error.json. Return document and receipt.
 
         Bounded by the upload deadline. Half of it may go into reading the exception: its
         ``__str__`` is the user's code and may block. An exception that is `in_flight` hasn't left
@@ -150,7 +149,7 @@ class ExceptionDocuments:
 
 
 def _asked(call: Callable[[], T], default: T, about: str) -> T:
-    """Return what `call` returns; the default if it raises."""
+    """Return what `call` returns, or the default if it raises."""
     with suppress_internal_errors(f"asking for {about}"):
         return call()
     return default

@@ -333,7 +333,7 @@ def handled_exception(thread: int) -> BaseException | None:
 
 
 def find_unwinding(thread: int) -> Unwinding | None:
-    """Return the innermost exception that is leaving a frame of a thread; None if there is none."""
+    """Return the innermost exception that is leaving a frame of a thread, or None."""
     closes = isinstance(handled_exception(thread), GeneratorExit)
     searches = 0
     above = sys._current_frames().get(thread)  # noqa: SLF001 - as above

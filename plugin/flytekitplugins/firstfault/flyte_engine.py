@@ -156,7 +156,7 @@ class FlyteEngine:
         return replace(publication, durable=durable)
 
     def published_verdict(self) -> bytes | None:
-        """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
+        """Return the ``error.pb`` that a pod has uploaded, or None for a local call."""
         return (
             get_file(self.output_prefix, sealed_name(self.output_prefix)) if self.in_pod else None
         )

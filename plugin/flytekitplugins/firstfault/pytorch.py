@@ -105,7 +105,7 @@ def _conclude(
 
 
 def _notify(publication: Publication) -> None:
-    """Notify others, if this is the one of the failed pods that does."""
+    """Call the notifiers if this failed pod is the one that has to."""
     from flytekitplugins.firstfault.deck import (  # noqa: PLC0415 - only a failure needs it
         is_elected,
     )

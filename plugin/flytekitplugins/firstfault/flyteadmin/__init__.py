@@ -1,5 +1,5 @@
-"""Looks up the output prefix of an attempt (``flyte://project/domain/execution/node/attempt``) in
-flyteadmin.
+"""Asks flyteadmin for an attempt's output prefix:
+``flyte://project/domain/execution/node/attempt``.
 """
 
 from __future__ import annotations

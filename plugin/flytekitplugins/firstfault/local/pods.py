@@ -55,7 +55,7 @@ class Pod:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code; None while the pod runs."""
+        """The exit code, or None while the pod runs."""
         return self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
