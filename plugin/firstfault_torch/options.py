@@ -60,8 +60,8 @@ class Hang:
     """
 
     warn_seconds: float | None = 60.0
-    """After this long, twice and four times as long,
-    they print to stderr which rank the rest of the job waits for.
+    """Seconds after which, and after twice and four times as long, they print to stderr which rank
+    the remaining ranks wait for.
     """
     end_seconds: float | None = None
     """Seconds after which they end the attempt with that verdict, unless the straggler is busy."""

@@ -83,8 +83,7 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
 _MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict that was sealed this many seconds before this node failed is about another failure. The
-clocks of the nodes may differ.
+"""A verdict sealed this long before this node failed is about another failure. Clocks may differ.
 """
 
 

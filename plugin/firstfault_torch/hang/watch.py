@@ -77,7 +77,7 @@ MAX_INCOMPLETE_COLLECTIVES = 3
 SETTLED_STALLS_KEPT = 2
 """Stalls of which the round's store keeps what the nodes shared."""
 SETTLED_STALLS_DELETED = 3
-"""Number of older stalls with observations to delete each time."""
+"""Number of older stalls for which the observations are deleted each time."""
 NEXT_LIMIT_FACTOR = 1.5
 """How much longer than at the last check a stall has to be, at least, for the next check."""
 MAX_REMEMBERED_STALLS = 1000

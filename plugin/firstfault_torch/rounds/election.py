@@ -273,8 +273,7 @@ class VerdictElection:
         return f"{self._prefix}{name}"
 
     def _call_store(self, call: Callable[[], _T], doing: str) -> _T | None:
-        """Return the result of a store operation, or None on timeout. Agents may call concurrently.
-        """
+        """Return a store operation's result, or None on timeout. Agents may call concurrently."""
         return call_with_timeout(call, self._step_seconds, doing)
 
     # --- events and instructions ------------------------------------------------------------------
