@@ -372,7 +372,7 @@ def ignore_worker_signals(*, handled_only: bool = False) -> Iterator[None]:
         yield
         return
     handlers = {number: signal.getsignal(number) for number in WORKER_SIGNALS}
-    # None: a handler installed in C, which Python can't restore
+    # None means a handler installed in C, which Python can't restore
     ignored = {
         number: handler
         for number, handler in handlers.items()

@@ -83,8 +83,7 @@ from firstfault_torch.worker.worker_monitor import run_recorded
 
 _MS = 1_000_000
 _MAX_VERDICT_AGE_NS = 120 * 1_000_000_000
-"""A verdict sealed this long before this node failed is about another failure. Clocks may differ.
-"""
+"""A verdict sealed this long before a node failed is about another failure. Clocks may differ."""
 
 
 class NodeFailedError(Exception):

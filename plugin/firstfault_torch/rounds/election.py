@@ -247,8 +247,6 @@ class VerdictElection:
     def cancel(self, store: Any) -> ElectedVerdict | None:
         """Publish an empty verdict unless there is one, so that no agent waits. Return the verdict
         that counts, or None if the store is lost.
-
-        None: the store is lost.
         """
 
         def end() -> ElectedVerdict:
